@@ -1,0 +1,1 @@
+"""Proof afterwards: redaction, records, the chain and its verification, retention."""

@@ -1,0 +1,1 @@
+"""Contracts, schemas, phases, states, results, errors and events: pure, no I/O."""

@@ -1,0 +1,1 @@
+"""The tools there are: admission, versions, compatibility, deprecation."""

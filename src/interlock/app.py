@@ -1,0 +1,354 @@
+"""The composition root: opens a home, chooses the parts, and offers them as one object."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from interlock.authority.policy import PolicyFile
+from interlock.core.canonical import derive_key
+from interlock.core.clock import Clock, Deadline, new_id
+from interlock.core.context import Caller
+from interlock.core.declare import Tool
+from interlock.core.errors import Failure
+from interlock.core.events import Listener
+from interlock.core.phases import Request, ToolOperation
+from interlock.core.redact import RedactionRules, Redactor
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.gateway import keys
+from interlock.gateway.batch import Batch, BatchPolicy
+from interlock.gateway.hooks import Hook
+from interlock.gateway.invoke import Gateway
+from interlock.registry import admission
+from interlock.registry.admission import Evidence, Verdict
+from interlock.registry.catalog import Catalog, contract_digest
+from interlock.registry.source import load
+from interlock.settings import Settings, load_settings
+from interlock.store.home import Home, Instance
+from interlock.store.journal import Journal
+from interlock.store.signing import Signer
+from interlock.trials import Trial, try_tool
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What became of a tool that was offered."""
+
+    tool: str
+    verdict: Verdict
+    new: bool
+    trial: Trial | None = None
+
+    @property
+    def admitted(self) -> bool:
+        return self.verdict.admitted
+
+
+class Interlock:
+    """Tools under control, over one home.
+
+    async with Interlock.open("data") as lock:
+        await lock.add(balance, post)
+        result = await lock.call("demo.post", account="cash", cents=250, key="order-17")
+    """
+
+    def __init__(self, home: Home, *, clock: Clock, store_clock: Clock, settings: Settings, caller: str | None) -> None:
+        self.home = home
+        self.settings = settings
+        self.clock = clock
+        self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
+        self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes))
+        self.catalog = Catalog(self.journal, clock)
+        self.policy = PolicyFile(home.policy)
+        self.redactor = Redactor(RedactionRules(strict=settings.strict_redaction, extra_names=settings.redact_names))
+        self.gateway = Gateway(
+            journal=self.journal,
+            catalog=self.catalog,
+            policy=self.policy,
+            redactor=self.redactor,
+            settings=settings,
+            clock=clock,
+            instance=self.instance,
+        )
+        self._caller_id = caller or f"local:{_user()}"
+
+    @classmethod
+    def open(
+        cls,
+        home: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        store_clock: Clock | None = None,
+        caller: str | None = None,
+        **settings: Any,
+    ) -> _Opening:
+        """Open a home, making it if need be. Use it in `async with`.
+
+        `clock` is this process's time, `store_clock` the store's; tests set them. Further arguments override settings.
+        """
+        return _Opening(cls, Home(home), clock or Clock(), store_clock or clock or Clock(), caller, settings)
+
+    async def close(self) -> None:
+        """Finish what is being written, anchor the chain, let go of the home."""
+        self.gateway.close()
+        await self.journal.close()
+        self.instance.close()
+
+    @property
+    def caller(self) -> Caller:
+        """The local user, with the scopes the policy grants."""
+        return Caller(id=self._caller_id, scopes=self.policy.current().scopes(self._caller_id))
+
+    # Calling
+
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        key: str | None = None,
+        session: str = "",
+        version: str | None = None,
+        timeout_s: float | None = None,
+        deadline: Deadline | None = None,
+        dry_run: bool = False,
+        caller: Caller | None = None,
+        trace_id: str | None = None,
+        native: Mapping[str, Any] | None = None,
+        on_progress: Callable[[Json], None] | None = None,
+        door: str = "library",
+        **named: Any,
+    ) -> Result:
+        """Call a tool through all six phases. Arguments by name, or as one mapping where names would clash.
+
+        A call that changes something needs a `key` of the caller's own: sent twice, it runs once.
+        """
+        name, _, spec = tool.partition("@")
+        return await self.gateway.invoke(
+            Request(
+                tool=name,
+                version=version or spec or None,
+                arguments={**(arguments or {}), **named},
+                caller=caller or self.caller,
+                key=key,
+                session=session,
+                trace_id=trace_id,
+                timeout_s=timeout_s,
+                deadline=deadline,
+                dry_run=dry_run,
+                native=native or {},
+                on_progress=on_progress,
+                door=door,
+            )
+        )
+
+    async def batch(self, requests: Sequence[Request], policy: BatchPolicy | None = None) -> list[Result]:
+        """Call several tools; results come in the order of the requests."""
+        return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests)
+
+    def request(self, tool: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> Request:
+        """A request of the local user, for `batch`."""
+        name, _, spec = tool.partition("@")
+        return Request(
+            tool=name,
+            version=options.pop("version", None) or spec or None,
+            arguments=dict(arguments or {}),
+            caller=options.pop("caller", None) or self.caller,
+            **options,
+        )
+
+    def cancel(self, invocation_id: str) -> str:
+        """Ask for a running call to end. Answers canceled, unsupported or finished."""
+        return self.gateway.cancel(invocation_id)
+
+    async def undo(self, invocation_id: str, *, key: str) -> Result:
+        """Run the compensation that a call stored when it succeeded. Governed like any call."""
+        rows = self.journal.read("SELECT body FROM payload WHERE ref = ?", (f"undo:{invocation_id}",))
+        if not rows or rows[0][0] is None:
+            raise Failure("E3702", f"nothing is stored that could undo call {invocation_id}")
+        stored: Json = orjson.loads(rows[0][0])
+        operation: ToolOperation = "compensate"
+        return await self.gateway.invoke(
+            Request(
+                tool=stored["tool"],
+                version=f"={stored['version']}",
+                arguments=stored["arguments"],
+                caller=self.caller,
+                key=key,
+                operation=operation,
+                parent=invocation_id,
+            )
+        )
+
+    def read_payload(self, ref: str, *, caller: Caller | None = None) -> bytes:
+        """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
+        who = caller or self.caller
+        rows = self.journal.read("SELECT body, owner, reason FROM payload WHERE ref = ?", (ref,))
+        if not rows or rows[0][1] != f"{who.tenant}/{who.id}" or not ref.startswith("payload:"):
+            raise Failure("E3702", f"no payload `{ref}`")
+        if rows[0][0] is None:
+            raise Failure("E3702", f"the payload `{ref}` is gone: {rows[0][2]}")
+        return rows[0][0]
+
+    def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str = "") -> str:
+        """An idempotency key that the same step always gives again, also after a restart."""
+        rows = self.journal.read("SELECT value FROM fact WHERE name = 'key_secret'")
+        if not rows:
+            raise Failure("E3108", "the home has no key secret yet")
+        secret = bytes.fromhex(rows[0][0])
+        return derive_key(secret, session_id=session, tool_id=tool, step_id=step, params=dict(params))
+
+    # Watching
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Hear of every event as it happens. Returns the way to stop."""
+        self.gateway.listeners.append(listener)
+        return lambda: self.gateway.listeners.remove(listener)
+
+    def hook(self, hook: Hook) -> None:
+        """Put a hook around calls."""
+        self.gateway.hooks.append(hook)
+
+    # Tools
+
+    async def add(self, *tools: Tool[..., Any]) -> list[Admission]:
+        """Admit tools of this program; raises with everything that is wrong if one is refused."""
+        admissions = [await self.offer(tool, "library:") for tool in tools]
+        for admission_ in admissions:
+            if not admission_.admitted:
+                raise admission_.verdict.failure(admission_.tool)
+        return admissions
+
+    async def add_from(self, target: str) -> list[Admission]:
+        """Offer every tool found in a .py file, a module or a manifest."""
+        origin, tools = load(target)
+        return [await self.offer(tool, origin) for tool in tools]
+
+    async def offer(self, tool: Tool[..., Any], origin: str) -> Admission:
+        """Judge a tool and publish it if all eight conditions hold."""
+        manifest = tool.manifest
+        digest = contract_digest(tool)
+        published = self.catalog.versions(manifest.address)
+        evidence = self.evidence(digest)
+        trial: Trial | None = None
+        if evidence is None:
+            before = admission.examine(manifest, digest, published, Evidence(digest, True, "pending", ""))
+            if before.admitted:
+                trial = await self.try_out(tool)
+                evidence = trial.evidence(digest)
+        verdict = admission.examine(manifest, digest, published, evidence)
+        if not verdict.admitted:
+            return Admission(f"{manifest.address}@{manifest.version}", verdict, False, trial)
+        assert evidence is not None
+        by = self._caller_id
+        new = await self.journal.commit(admission.publish(manifest, digest, origin, evidence, by))
+        self.catalog.forget()
+        self.catalog.attach(tool)
+        return Admission(f"{manifest.address}@{manifest.version}", verdict, new, trial)
+
+    def evidence(self, digest: str) -> Evidence | None:
+        """The contract tests that passed or failed on exactly this content, if they were ever run."""
+        rows = self.journal.read("SELECT digest, passed, mode, report FROM evidence WHERE digest = ?", (digest,))
+        found = admission.stored_evidence(rows)
+        return found if found is not None and found.passed else None
+
+    async def try_out(self, tool: Tool[..., Any], *, live: bool = False) -> Trial:
+        """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
+        async with _scratch(self.settings) as scratch:
+            digest = contract_digest(tool)
+            pretend = Evidence(digest, True, "trial", "")
+            manifest = tool.manifest
+            await scratch.journal.commit(admission.publish(manifest, digest, "library:", pretend, "trial"))
+            scratch.catalog.attach(tool)
+            trial = await try_tool(scratch.gateway, tool, scratch.request, live=live)
+        if live:
+            await self.journal.commit(lambda tx: admission.record_evidence(tx, trial.evidence(digest)))
+        return trial
+
+
+class _Opening:
+    """`Interlock.open(…)`, for `async with` or `await`."""
+
+    def __init__(
+        self,
+        cls: type[Interlock],
+        home: Home,
+        clock: Clock,
+        store_clock: Clock,
+        caller: str | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._cls = cls
+        self._home = home
+        self._clock = clock
+        self._store_clock = store_clock
+        self._caller = caller
+        self._settings = settings
+        self._lock: Interlock | None = None
+
+    async def start(self) -> Interlock:
+        """Open without a context manager; close it yourself."""
+        self._home.prepare()
+        settings = load_settings(self._home.settings, **self._settings)
+        lock = self._cls(
+            self._home, clock=self._clock, store_clock=self._store_clock, settings=settings, caller=self._caller
+        )
+        await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+        secret = self._clock.random_bytes(32).hex()
+        await lock.journal.commit(
+            lambda tx: (
+                tx.execute("INSERT OR IGNORE INTO fact (name, value) VALUES ('key_secret', ?)", (secret,)) and None
+            )
+        )
+        return lock
+
+    async def __aenter__(self) -> Interlock:
+        self._lock = await self.start()
+        return self._lock
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            await self._lock.close()
+
+    def __await__(self) -> Any:
+        return self.start().__await__()
+
+    def _self(self) -> Self:
+        return self
+
+
+_OPEN_POLICY = """
+[[rule]]
+id = "scratch"
+effect = "allow"
+"""
+
+
+@asynccontextmanager
+async def _scratch(settings: Settings) -> AsyncGenerator[Interlock]:
+    """A home for contract tests: everything is allowed there, and all of it is thrown away."""
+    with tempfile.TemporaryDirectory(prefix="interlock-") as directory:
+        home = Home(directory)
+        home.prepare()
+        home.policy.write_text(_OPEN_POLICY)
+        async with Interlock.open(directory, **settings.model_dump()) as lock:
+            yield lock
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,112 @@
+"""One byte form per JSON value, and what is derived from it: digests and idempotency keys.
+
+Canonical JSON here is UTF-8 without insignificant whitespace, keys sorted by code point, strings in Unicode NFC, and
+numbers in one spelling: a float that is a whole number is written as that whole number (`1.0`, `1e0` and `1` are one
+value). orjson does nearly all of it at once; the slow path runs only where its output shows that something is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import re
+import unicodedata
+from typing import Any, cast
+
+import orjson
+
+from interlock.core.errors import Failure
+
+_SORTED = orjson.OPT_SORT_KEYS
+_WHOLE_FLOAT = re.compile(rb"\.0(?!\d)|\de[+\d]")
+
+
+def canonical(value: Any) -> bytes:
+    """The canonical bytes of a JSON value. Refuses what JSON cannot hold (E3004)."""
+    try:
+        # Without PASSTHROUGH options orjson would quietly turn dataclasses, dates and str subclasses into JSON.
+        encoded = orjson.dumps(value, None, _STRICT)
+    except TypeError:
+        return _slow(value)
+    # `null` may stand for NaN or infinity, which JSON cannot say; a digit before `e` or `.0` may be a whole float.
+    if not encoded.isascii() or b"null" in encoded or _WHOLE_FLOAT.search(encoded):
+        return _slow(value)
+    return encoded
+
+
+_STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+def _slow(value: Any) -> bytes:
+    try:
+        plain = _normal(value, 0)
+        return json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None
+
+
+def _normal(value: Any, depth: int) -> Any:
+    """The value with numbers and text in their one spelling; refuses anything that is not JSON."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise Failure("E3004", f"`{value}` is not a JSON number")
+        return int(value) if value.is_integer() else float(value)
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if depth > 200:
+        raise Failure("E3004", "values are nested more than 200 deep")
+    if isinstance(value, list | tuple):
+        return [_normal(item, depth + 1) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return _normal_object(cast("dict[Any, Any]", value), depth)
+    raise Failure("E3004", f"a value of type {type(value).__name__} is not JSON")
+
+
+def _normal_object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
+    normal: dict[str, Any] = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise Failure("E3004", "object keys must be text")
+        name = unicodedata.normalize("NFC", key)
+        if name in normal:
+            raise Failure("E3004", f"the key `{name}` appears twice once its Unicode form is normalised")
+        normal[name] = _normal(item, depth + 1)
+    return normal
+
+
+def parse(raw: bytes | str) -> Any:
+    """Parse JSON text; refuses what is not JSON (E3004) instead of raising anything else."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Failure("E3004", f"not valid JSON: {error.msg} at character {error.pos}") from None
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical form, in hex."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def sealed_digest(*parts: str) -> bytes:
+    """SHA-256 over length-delimited parts, so that no two different tuples share an encoding."""
+    return hashlib.sha256(_delimited(parts)).digest()
+
+
+def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, params: Any) -> str:
+    """The idempotency key of one step, the same after a restart.
+
+    HMAC-SHA256 over length-delimited parts and the canonical params, under a tenant's secret. Callers make keys;
+    nothing on the server side calls this.
+    """
+    message = _delimited((session_id, tool_id, step_id)) + canonical(params)
+    return hmac.new(secret, message, hashlib.sha256).hexdigest()
+
+
+def _delimited(parts: tuple[str, ...]) -> bytes:
+    return b"".join(b"%d:%s" % (len(data), data) for data in (part.encode() for part in parts))

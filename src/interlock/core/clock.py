@@ -1,0 +1,64 @@
+"""Time, ids and randomness, passed in so that tests can replay them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Where time and randomness come from.
+
+    `now_ms` is wall time since 1970, `monotonic` never goes back and measures durations.
+    """
+
+    now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+    monotonic: Callable[[], float] = time.monotonic
+    random_bytes: Callable[[int], bytes] = os.urandom
+
+
+def new_id(now_ms: int, random_bytes: Callable[[int], bytes]) -> str:
+    """A ULID: 26 characters that sort by time."""
+    number = int.from_bytes(random_bytes(10), "big")
+    return _time_part(now_ms) + "".join([_PAIRS[number >> shift & 1023] for shift in _SHIFTS])
+
+
+_SHIFTS = tuple(range(70, -1, -10))
+
+
+@lru_cache(maxsize=4)
+def _time_part(now_ms: int) -> str:
+    return "".join([_PAIRS[now_ms >> shift & 1023] for shift in range(40, -1, -10)])
+
+
+def iso(now_ms: int) -> str:
+    """ISO 8601 in UTC with milliseconds."""
+    seconds, ms = divmod(now_ms, 1000)
+    return f"{_to_the_second(seconds)}.{ms:03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _to_the_second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point in monotonic time that children may bring nearer and never push away."""
+
+    at: float
+
+    def remaining_s(self, monotonic: float) -> float:
+        return self.at - monotonic
+
+    def sooner(self, at: float) -> Deadline:
+        # INVARIANT: a deadline only ever shrinks.
+        return self if at >= self.at else Deadline(at)

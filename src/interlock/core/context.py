@@ -1,0 +1,142 @@
+"""What a tool sees of the call it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from interlock.core.clock import Deadline
+from interlock.core.manifest import Operation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """On whose authority a call is made, and through which agent."""
+
+    id: str
+    tenant: str = "local"
+    agent: str | None = None
+    scopes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change to the world that a call made: which resource, what was done, and the values before and after."""
+
+    resource: str
+    operation: Operation
+    before: Any = None
+    after: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a call would do, for the agent or the reviewer to look at first."""
+
+    effects: tuple[Change, ...] = ()
+    preconditions: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    impact: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """A fact a tool states about its effect, and the way to check it independently."""
+
+    what: str
+    claimed: Any
+    observe: Callable[[], Any]
+
+
+class Context:
+    """Progress, cancellation, deadline, log, session, dry run, effects and compensation of one call.
+
+    Tools take it as their first argument; it never appears in their schema. Its methods may be called from the tool's
+    own thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        invocation_id: str,
+        caller: Caller,
+        deadline: Deadline,
+        monotonic: Callable[[], float],
+        session: MutableMapping[str, Any],
+        key: str | None,
+        dry_run: bool,
+        trace_id: str,
+        on_progress: Callable[[dict[str, Any]], None],
+        on_partial: Callable[[Any], None],
+        child: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.invocation_id = invocation_id
+        self.caller = caller
+        self.deadline = deadline
+        self.session = session
+        self.idempotency_key = key
+        self.dry_run = dry_run
+        self.trace_id = trace_id
+        self.log = logging.LoggerAdapter(logging.getLogger("interlock.tool"), {"trace_id": trace_id})
+        self.changes: list[Change] = []
+        self.attestations: list[Attestation] = []
+        self.compensation: dict[str, Any] | None = None
+        self.modifiers: dict[str, Any] = {}
+        self._monotonic = monotonic
+        self._on_progress = on_progress
+        self._on_partial = on_partial
+        self._child = child
+        self._cancelled = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left before the call is cut off."""
+        return self.deadline.remaining_s(self._monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled or has run out of time. Long loops in threads should look."""
+        return self._cancelled.is_set() or self.remaining_s <= 0
+
+    def progress(self, message: str = "", *, percent: float | None = None, **facts: Any) -> None:
+        """Report progress: a message, a percentage, and any of current_step, total_steps, bytes_read and the like."""
+        self._on_loop(self._on_progress, {"message": message, "percent": percent, **facts})
+
+    def partial(self, value: Any) -> None:
+        """Give an ordered part of the result early. It never replaces the final result."""
+        self._on_loop(self._on_partial, value)
+
+    def effect(self, resource: str, operation: Operation, *, before: Any = None, after: Any = None) -> None:
+        """Report a change that was made, for the record and for undoing it."""
+        self.changes.append(Change(resource=resource, operation=operation, before=before, after=after))
+
+    def compensate_with(self, **arguments: Any) -> None:
+        """State what undoing this call needs to know; without it, the result is what the compensation gets."""
+        self.compensation = arguments
+
+    def attest(self, what: str, claimed: Any, observe: Callable[[], Any]) -> None:
+        """State a fact about the effect (a file's hash, a row count) that is checked before anyone hears of success."""
+        self.attestations.append(Attestation(what, claimed, observe))
+
+    def modify_context(self, **modifiers: Any) -> None:
+        """Ask for changes to the conversation's context; the scheduler decides whether they are allowed."""
+        self.modifiers.update(modifiers)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> Any:
+        """Call another tool on the same authority and within the same deadline. Returns its result."""
+        return await self._child(self, tool, arguments, **options)
+
+    def cancel(self) -> None:
+        """Raise the flag that `cancelled` shows. Called by the gateway."""
+        self._cancelled.set()
+
+    def _on_loop(self, function: Callable[[Any], None], argument: Any) -> None:
+        if threading.get_ident() == self._thread:
+            function(argument)
+        else:
+            self._loop.call_soon_threadsafe(function, argument)

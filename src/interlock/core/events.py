@@ -1,0 +1,34 @@
+"""What happens to a call, told to whoever listens while it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from interlock.core.clock import iso
+from interlock.core.schema import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event of a call's life: its class (`tool.invocation.started`), which call, and the facts."""
+
+    type: str
+    invocation_id: str
+    tool: str
+    at_ms: int
+    data: Json = field(default_factory=dict[str, Any])
+
+    def document(self) -> Json:
+        return {
+            "schema_version": "0.2.0",
+            "event_type": self.type,
+            "invocation_id": self.invocation_id,
+            "tool_id": self.tool,
+            "timestamp": iso(self.at_ms),
+            "data": self.data,
+        }
+
+
+Listener = Callable[[Event], None]

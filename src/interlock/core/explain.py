@@ -1,0 +1,133 @@
+"""What is wrong with an input or a schema, in words a model or its developer can act on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from interlock.core.schema import MASK, Fault, Json, Schema, pointer, properties_of, resolve_ref
+
+SENSITIVITIES = frozenset({"pii", "secret", "credential", "confidential"})
+
+_TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def input_faults(schema: Schema, value: Any) -> list[Fault]:
+    """Everything wrong with an input, one actionable entry per fault."""
+    return sorted({fault for error in schema.errors(value) for fault in _explain(schema, error)})
+
+
+def output_faults(schema: Schema, value: Any) -> list[Fault]:
+    """Everything wrong with a result: the path and the broken rule, never the value."""
+    return sorted({Fault(pointer(error.instance_path), _rule(error)) for error in schema.errors(value)})
+
+
+def _explain(schema: Schema, error: Any) -> Iterator[Fault]:
+    where: list[Any] = list(error.instance_path)
+    kind: str = error.kind.name
+    part = schema.part(where)
+    secret = "x-sensitivity" in part or any(step in schema.sensitive for step in where)
+    shown = MASK if secret else f"`{brief(error.instance)}`"
+    if kind in {"additionalProperties", "unevaluatedProperties"}:
+        for name in error.kind.unexpected:
+            yield Fault(pointer([*where, name]), _unknown(schema, part, name))
+    elif kind == "required":
+        path = [*where, error.kind.property]
+        yield Fault(pointer(path), f"missing; {_hint(schema.part(path))}")
+    elif kind in {"type", "anyOf", "oneOfNotValid"}:
+        yield Fault(pointer(where), f"{shown} is not {type_words(part)}; {_hint(part)}")
+    elif kind == "enum":
+        choices = ", ".join(f"`{choice}`" for choice in part.get("enum", []))
+        yield Fault(pointer(where), f"{shown} is not one of {choices}" if choices else f"{shown} is not a listed value")
+    else:
+        yield Fault(pointer(where), "; ".join(filter(None, [f"{shown} {_rule(error)}", _example(part)])))
+
+
+def _unknown(schema: Schema, part: Json, name: str) -> str:
+    known = [known for known in properties_of(part) if known not in schema.internal]
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"`{brief(name)}` is not a parameter; did you mean `{near[0]}`?"
+    listing = "there are " + ", ".join(f"`{known}`" for known in known) if known else "the tool takes none"
+    return f"`{brief(name)}` is not a parameter; {listing}"
+
+
+def _rule(error: Any) -> str:
+    """The broken rule in the validator's words, without the value."""
+    message = str(error.message)
+    return message.removeprefix(MASK).strip() if message.startswith(MASK) else f"breaks the rule `{error.kind.name}`"
+
+
+def _hint(part: Json) -> str:
+    return _example(part) or f"send {type_words(part)}"
+
+
+def _example(part: Json) -> str:
+    examples = part.get("examples")
+    if "x-sensitivity" in part or not isinstance(examples, list) or not examples:
+        return ""
+    return f"for example `{brief(cast('list[Any]', examples)[0])}`"
+
+
+def type_words(part: Json) -> str:
+    """The type a schema asks for, in plain words."""
+    kind = part.get("type")
+    if isinstance(kind, list):
+        return " or ".join(_TYPES.get(str(one), str(one)) for one in cast("list[Any]", kind))
+    branches = part.get("anyOf") or part.get("oneOf")
+    if kind is None and isinstance(branches, list):
+        return " or ".join(type_words(cast("Json", branch)) for branch in cast("list[Any]", branches))
+    return _TYPES.get(str(kind), "a value of the documented form")
+
+
+def brief(value: Any) -> str:
+    """A value short enough to quote in a message."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def authoring_faults(document: Mapping[str, Any]) -> list[Fault]:
+    """What an input schema written for Interlock still lacks."""
+    root = dict(document)
+    faults: list[Fault] = []
+    if root.get("type") != "object":
+        faults.append(Fault("/type", "an input schema must have type `object`"))
+    for name, raw in properties_of(root).items():
+        part = resolve_ref(root, raw)
+        at = pointer(["properties", name])
+        if not str(part.get("description", "")).strip():
+            faults.append(Fault(at, f"`{name}` needs a description: Annotated[…, Field(description=…)]"))
+        faults.extend(_example_faults(root, name, part, at))
+        faults.extend(_extension_faults(name, part, at))
+    return faults
+
+
+def _example_faults(root: Json, name: str, part: Json, at: str) -> Iterator[Fault]:
+    examples = part.get("examples")
+    if not isinstance(examples, list) or not examples:
+        yield Fault(at, f"`{name}` needs an example: Annotated[…, Field(examples=[…])]")
+        return
+    inner = Schema({**part, "$defs": root.get("$defs", {})})
+    for example in cast("list[Any]", examples):
+        if not inner.valid(example):
+            yield Fault(f"{at}/examples", f"the example `{brief(example)}` of `{name}` does not fit its own schema")
+
+
+def _extension_faults(name: str, part: Json, at: str) -> Iterator[Fault]:
+    if "x-sensitivity" in part and part["x-sensitivity"] not in SENSITIVITIES:
+        choices = ", ".join(sorted(SENSITIVITIES))
+        yield Fault(f"{at}/x-sensitivity", f"x-sensitivity of `{name}` must be one of {choices}")
+    cost = part.get("x-token-cost", 0)
+    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
+        yield Fault(f"{at}/x-token-cost", f"x-token-cost of `{name}` must be a whole number of tokens")
+    if not isinstance(part.get("x-internal", False), bool):
+        yield Fault(f"{at}/x-internal", f"x-internal of `{name}` must be true or false")

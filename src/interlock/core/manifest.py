@@ -1,0 +1,280 @@
+"""The manifest: the document in which a tool is declared, whoever wrote it.
+
+Its fields, bounds and defaults follow the published manifest schema; the fields after `author` are what the contract
+needs beyond it. Parts that admission demands are optional here, so that an incomplete manifest can be kept as a draft
+and its refusal can name everything that is missing at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from datetime import date
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from interlock.core.errors import Failure
+from interlock.core.schema import Fault, Json, compile_validator, pointer
+from interlock.core.versions import parse_version
+
+MutationClass = Literal["read_only", "write_reversible", "write_irreversible"]
+TimeoutClass = Literal["interactive", "standard", "long_running", "async"]
+LifecycleState = Literal["active", "deprecated", "sunset", "removed"]
+Operation = Literal["CREATE", "UPDATE", "DELETE"]
+HandlerName = Literal["preview", "compensate", "check", "preflight", "verify", "fixture", "concurrent"]
+ToolKind = Literal[
+    "function", "mcp_tool", "openapi_operation", "native_tool", "browser_action", "shell_command", "code_execution",
+    "file_operation", "web_search", "retrieval", "model_task", "skill_tool", "peer_agent_tool", "policy_check",
+    "artifact_operation", "evidence_export", "custom",
+]  # fmt: skip
+
+_URI = compile_validator({"type": "string", "format": "uri"})
+_EMAIL = compile_validator({"type": "string", "format": "email"})
+_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z", re.IGNORECASE)
+
+
+def _uri(value: str) -> str:
+    if not _URI.is_valid(value):
+        raise ValueError(f"`{value}` is not a URI")
+    return value
+
+
+def _email(value: str) -> str:
+    if not _EMAIL.is_valid(value):
+        raise ValueError(f"`{value}` is not an e-mail address")
+    return value
+
+
+def _domain(value: str) -> str:
+    if len(value) > 253 or not _HOST.match(value):
+        raise ValueError(f"`{value}` is not a host name (one leading `*.` is allowed)")
+    return value
+
+
+def _version(value: str) -> str:
+    try:
+        parse_version(value)
+    except Failure as failure:
+        raise ValueError(failure.message) from None
+    return value
+
+
+def _json_schema(value: Json) -> Json:
+    try:
+        compile_validator(value)
+    except Failure as failure:
+        raise ValueError(failure.message) from None
+    return value
+
+
+Uri = Annotated[str, AfterValidator(_uri)]
+SchemaDocument = Annotated[dict[str, Any], AfterValidator(_json_schema)]
+ToolIdText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", min_length=3, max_length=255)]
+NamespaceText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", min_length=1, max_length=255)]
+Permission = Annotated[str, StringConstraints(pattern=r"^[a-z_]+:[^ ]+$")]
+
+
+class Part(BaseModel):
+    """A piece of a manifest: closed, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RetryPolicy(Part):
+    max_attempts: int = Field(3, ge=1, le=10)
+    backoff_multiplier: float = Field(2.0, ge=1.0, le=10.0)
+    backoff_max_seconds: int = Field(60, ge=1, le=300)
+    retry_on_status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = Field(
+        (429, 500, 502, 503, 504), strict=False
+    )
+
+
+class CircuitBreakerConfig(Part):
+    failure_threshold: int = Field(5, ge=1, le=100)
+    success_threshold: int = Field(3, ge=1, le=100)
+    timeout_seconds: int = Field(60, ge=1, le=3600)
+    half_open_max_calls: int = Field(10, ge=1, le=100)
+
+
+class CheckpointConfig(Part):
+    enabled: bool = False
+    micro_interval_seconds: int = Field(30, ge=10, le=300)
+    macro_events: tuple[str, ...] = Field((), strict=False)
+
+
+class ResourceLimits(Part):
+    cpu: str = Field("1", pattern=r"^\d+m?$")
+    memory: str = Field("512Mi", pattern=r"^\d+(Mi|Gi)$")
+    ephemeral_storage: str = Field("1Gi", pattern=r"^\d+(Mi|Gi)$")
+
+    @property
+    def cores(self) -> float:
+        return int(self.cpu[:-1]) / 1000 if self.cpu.endswith("m") else float(self.cpu)
+
+    @property
+    def memory_bytes(self) -> int:
+        return _bytes(self.memory)
+
+    @property
+    def storage_bytes(self) -> int:
+        return _bytes(self.ephemeral_storage)
+
+
+def _bytes(text: str) -> int:
+    return int(text[:-2]) * {"Mi": 2**20, "Gi": 2**30}[text[-2:]]
+
+
+class NetworkPolicy(Part):
+    allowed_domains: tuple[Annotated[str, AfterValidator(_domain)], ...] = Field((), strict=False)
+    allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field((80, 443), strict=False)
+    deny_all_egress: bool = False
+
+
+class Author(Part):
+    name: str | None = None
+    email: Annotated[str, AfterValidator(_email)] | None = None
+    url: Uri | None = None
+
+
+class Effect(Part):
+    """One change a write tool may make: a resource template over its input, what is done to it, and how far."""
+
+    resource: str = Field(min_length=1, max_length=1000)
+    operation: Operation
+    scope: str = "resource"
+
+    def __init__(self, resource: str, operation: Operation, scope: str = "resource") -> None:
+        super().__init__(resource=resource, operation=operation, scope=scope)  # pyright: ignore[reportCallIssue] - the base takes fields by name
+
+
+class IdempotencyPart(Part):
+    """Keys come from the caller; the window defaults to max(2 x class maximum, the configured minimum)."""
+
+    window_seconds: int | None = Field(None, ge=1, le=31_536_000)
+
+
+class ObservabilityPart(Part):
+    trace: bool = True
+    metrics: bool = True
+    audit: Literal[True] = True  # an unaudited tool does not exist
+
+
+class Execution(Part):
+    """How the tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code."""
+
+    kind: Literal["function"] = "function"
+    target: str = Field(min_length=1, max_length=2000)
+    implementation: str | None = None
+    handlers: dict[HandlerName, str] = Field(default_factory=dict[HandlerName, str])
+
+
+class Manifest(Part):
+    """A tool's declaration, checked field by field."""
+
+    tool_id: ToolIdText
+    version: Annotated[str, AfterValidator(_version)]
+    name: str = Field(min_length=3, max_length=255)
+    description: str = Field(min_length=10, max_length=2000)
+    provider: str
+    protocol: Literal["native", "mcp", "openapi", "langchain", "custom"]
+    parameters: SchemaDocument
+    result_schema: SchemaDocument | None = None
+    required_permissions: tuple[Permission, ...] | None = Field(None, strict=False)
+    timeout_default: int = Field(30, ge=1, le=7200)
+    timeout_max: int | None = Field(None, ge=1, le=86_400)
+    retry_policy: RetryPolicy = RetryPolicy()  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+    circuit_breaker_config: CircuitBreakerConfig = CircuitBreakerConfig()  # pyright: ignore[reportCallIssue] - as above
+    resource_limits: ResourceLimits = ResourceLimits()  # pyright: ignore[reportCallIssue] - as above
+    network_policy: NetworkPolicy = NetworkPolicy()  # pyright: ignore[reportCallIssue] - as above
+    external_service: str | None = None
+    checkpoint_config: CheckpointConfig = CheckpointConfig()  # pyright: ignore[reportCallIssue] - as above
+    lifecycle_state: LifecycleState = "active"
+    deprecation_date: date | None = Field(None, strict=False)
+    sunset_date: date | None = Field(None, strict=False)
+    migration_guide_url: Uri | None = None
+    replacement_tool_id: str | None = None
+    priority: int = Field(5, ge=1, le=10)
+    tags: tuple[str, ...] = Field((), strict=False)
+    changelog: str | None = None
+    breaking_changes: bool = False
+    documentation_url: Uri | None = None
+    source_code_url: Uri | None = None
+    license: str | None = None
+    author: Author | None = None
+
+    # Beyond the published schema: what the ten-part contract needs.
+    namespace: NamespaceText = "default"
+    mutation_class: MutationClass | None = None
+    timeout_class: TimeoutClass | None = None
+    effects: tuple[Effect, ...] = Field((), strict=False)
+    idempotency: IdempotencyPart | None = None
+    observability: ObservabilityPart | None = None
+    error_schema: SchemaDocument | None = None
+    required_scopes: tuple[str, ...] = Field((), strict=False)
+    tool_kind: ToolKind = "function"
+    title: str | None = None
+    aliases: tuple[ToolIdText, ...] = Field((), strict=False)
+    search_hint: str | None = None
+    examples: tuple[dict[str, Any], ...] = Field((), strict=False)
+    annotations: dict[str, Any] = Field(default_factory=dict)
+    compensable: bool = False
+    previews: bool = False
+    has_fixture: bool = False
+    concurrency_safe: bool = False
+    restart_safe: bool = False
+    external_io: bool = True
+    cancellable: bool = True
+    coerce_output: bool = False
+    tolerant_output: bool = False
+    behaviour_change: bool = False
+    redact_results: bool = True
+    max_inline_chars: int = Field(25_000, ge=100, le=10_000_000)
+    persist_output: bool = True
+    execution: Execution | None = None
+
+    @property
+    def address(self) -> str:
+        """The global name: namespace plus tool_id."""
+        return f"{self.namespace}.{self.tool_id}"
+
+    def document(self) -> Json:
+        """The manifest as JSON, only what was said."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+_KNOWN = tuple(Manifest.model_fields)
+
+
+def parse_manifest(document: Any) -> Manifest:
+    """Read a manifest; refuses with E3105 and a JSON pointer to each fault."""
+    if not isinstance(document, Mapping):
+        raise Failure("E3105", "a manifest is an object", details={"faults": [Fault("", "not an object").document()]})
+    try:
+        manifest = Manifest.model_validate(document)
+    except pydantic.ValidationError as error:
+        faults = [
+            _fault(entry) for entry in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        raise _refused(faults) from None
+    except RecursionError:
+        raise _refused([Fault("", "nested too deeply")]) from None
+    if manifest.timeout_max is not None and manifest.timeout_max < manifest.timeout_default:
+        raise _refused([Fault("/timeout_max", "timeout_max is below timeout_default")])
+    return manifest
+
+
+def _refused(faults: list[Fault]) -> Failure:
+    listing = "; ".join(f"{fault.pointer or '/'} {fault.message}" for fault in faults[:5])
+    return Failure("E3105", f"manifest refused: {listing}", details={"faults": [fault.document() for fault in faults]})
+
+
+def _fault(entry: Any) -> Fault:
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden":
+        name = str(entry["loc"][-1])
+        near = difflib.get_close_matches(name, _KNOWN, n=1)
+        message = f"not a field of a manifest; did you mean `{near[0]}`?" if near else "not a field of a manifest"
+    return Fault(pointer(entry["loc"]), message[0].lower() + message[1:])

@@ -1,0 +1,157 @@
+"""What a caller gets back: one terminal result per call, whatever happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from interlock.core.clock import iso
+from interlock.core.errors import Failure
+from interlock.core.phases import Source
+from interlock.core.schema import Json
+from interlock.core.states import HISTORY, State
+
+PREVIEW_CHARS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persistence:
+    """Where a result's payload went: inline with the envelope, or kept and referred to."""
+
+    decision: str  # inline | redact | persist | preview | link
+    ref: str | None = None
+    size: int = 0
+    reason: str = ""
+
+    def document(self, invocation_id: str) -> Json:
+        return {
+            "schema_version": "0.2.0",
+            "invocation_id": invocation_id,
+            "decision": self.decision,
+            "payload_ref": self.ref,
+            "size_chars": self.size,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of one call. `value` is the tool's result; `error` says why there is none."""
+
+    invocation_id: str
+    tool: str
+    state: State
+    created_ms: int
+    trace_id: str
+    value: Any = None
+    error: Failure | None = None
+    source: Source = "compute"
+    persistence: Persistence = Persistence(decision="inline")
+    redacted: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def replayed(self) -> bool:
+        return self.source == "replay"
+
+    def unwrap(self) -> Any:
+        """The value, or the failure raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def text(self) -> str:
+        """What a model reads: the value, a preview of it with a reference, or the reason there is none."""
+        if self.error is not None:
+            return f"{self.error.row.error_code}: {self.error.message}"
+        rendered = self.value if isinstance(self.value, str) else orjson.dumps(self.value).decode()
+        if self.persistence.ref is None:
+            return rendered
+        return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, kept as {self.persistence.ref})"
+
+    def summary(self) -> str:
+        """One line for people."""
+        if self.error is not None:
+            return f"{self.tool} {self.state}: {self.error.message}"
+        how = {"replay": " (replayed)", "preview": " (preview)", "synthetic": " (synthetic)"}.get(self.source, "")
+        return f"{self.tool} {self.state}{how}"
+
+    def envelope(self) -> Json:
+        """The success envelope: data apart from pagination, provenance and execution metadata."""
+        page: Mapping[str, Any] = self.metadata.get("pagination") or {}
+        at = iso(self.created_ms)
+        return {
+            "data": self.value,
+            "pagination": {key: page[key] for key in ("cursor", "hasMore", "totalCount") if key in page} or None,
+            "provenance": {
+                "source": self.tool.partition("@")[0],
+                "version": self.tool.partition("@")[2],
+                "executedAt": self.metadata.get("executed_at", at),
+                "retrievedAt": at,
+                "dataVersion": self.metadata.get("data_version"),
+                "invocationId": self.invocation_id,
+                "timestamp": at,
+                "freshness": self.source,
+                "confidence": self.metadata.get("confidence", 1.0),
+            },
+            "execution": {
+                "executionDurationMs": self.metadata.get("latency_ms", 0),
+                "latencyMs": self.metadata.get("latency_ms", 0),
+                "resourceCost": self.metadata.get("cost", 0),
+                "cost": self.metadata.get("cost", 0),
+            },
+        }
+
+    def document(self) -> Json:
+        """The tool_result of the standard, with the error envelope and metadata beside it."""
+        kept = self.persistence.ref is not None
+        content: list[Json]
+        if kept:
+            content = [{"type": "persisted_ref", "ref": self.persistence.ref, "preview": self.text()}]
+        else:
+            content = [{"type": "text", "text": self.text()}]
+        envelope = self.envelope() if self.ok else None
+        return {
+            "schema_version": "0.2.0",
+            "result_id": f"res_{self.invocation_id}",
+            "invocation_id": self.invocation_id,
+            "status": self.state,
+            "history_status": HISTORY.get(self.state, "error"),
+            "is_error": not self.ok,
+            "content": content,
+            "structured_content": None if kept or not self.ok else self.value,
+            "model_facing_content": self.text(),
+            "ui_facing_summary": self.summary(),
+            "resource_refs": [],
+            "artifact_refs": [],
+            "evidence_refs": [f"journal:{self.invocation_id}"],
+            "policy_refs": list(self.metadata.get("policy_refs", ())),
+            "telemetry_refs": [f"trace:{self.trace_id}"],
+            "persistence_refs": [self.persistence.ref] if kept else [],
+            "summary": self.summary(),
+            "transcript_search_text": self.summary(),
+            "redaction_state": {"redacted": bool(self.redacted), "paths": list(self.redacted)},
+            "created_at": iso(self.created_ms),
+            "error": None if self.error is None else self.error.envelope(self.trace_id),
+            "metadata": {
+                **self.metadata,
+                "replayed": self.replayed,
+                "source": self.source,
+                "synthetic": self.source == "synthetic",
+                "tool": self.tool,
+                "persistence": self.persistence.document(self.invocation_id),
+                **(
+                    {}
+                    if envelope is None
+                    else {"provenance": envelope["provenance"], "execution": envelope["execution"]}
+                ),
+                **({"pagination": envelope["pagination"]} if envelope and envelope["pagination"] else {}),
+            },
+        }

@@ -1,0 +1,204 @@
+"""JSON Schema as tool contracts use it: closed by default, compiled once, with the facts the lifecycle needs.
+
+A `Schema` is what a contract holds for its input and its output. It keeps the document and, compiled from it once: the
+validator, the defaults to fill, the fields that only the runtime may set, and the fields that are sensitive. Remote
+references are never fetched: a schema is data, and reading one must not open a connection.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import jsonschema_rs
+
+from interlock.core.errors import Failure
+
+Json = dict[str, Any]
+
+# What validators write in place of the offending value, so that no message carries it by accident.
+MASK = "the value"
+
+_UNFIT = (ValueError, TypeError, OverflowError, RecursionError)  # what jsonschema_rs raises for what JSON cannot hold
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """One thing wrong with a document, where, and in words that say what to do."""
+
+    pointer: str
+    message: str
+
+    def document(self) -> Json:
+        return {"pointer": self.pointer, "message": self.message}
+
+
+class Schema:
+    """A JSON Schema and everything compiled from it. Immutable after construction."""
+
+    def __init__(self, document: Mapping[str, Any], *, closed: bool = False) -> None:
+        source = copy.deepcopy(dict(document))
+        self.document: Json = close(source) if closed else source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.document == other.document
+
+    def __hash__(self) -> int:
+        return hash(repr(self.document))
+
+    def __repr__(self) -> str:
+        return f"Schema({self.document!r})"
+
+    @cached_property
+    def validator(self) -> Any:
+        """The compiled validator; formats are asserted, not merely noted."""
+        return compile_validator(self.document)
+
+    @cached_property
+    def fits(self) -> Any:
+        """The validator's own yes-or-no, for the hot path; raises for what JSON cannot hold."""
+        return self.validator.is_valid
+
+    @property
+    def properties(self) -> Json:
+        return properties_of(self.document)
+
+    @cached_property
+    def defaults(self) -> tuple[tuple[str, Any], ...]:
+        """Top-level properties to fill when they are absent."""
+        parts = {name: resolve_ref(self.document, part) for name, part in self.properties.items()}
+        return tuple((name, part["default"]) for name, part in parts.items() if "default" in part)
+
+    @cached_property
+    def internal(self) -> frozenset[str]:
+        """Top-level fields that callers may neither see nor set."""
+        return frozenset(name for name, part in self.properties.items() if part.get("x-internal") is True)
+
+    @cached_property
+    def sensitive(self) -> frozenset[str]:
+        """Names of fields marked x-sensitivity, at any depth."""
+        return frozenset(
+            name
+            for node in walk(self.document)
+            for name, part in properties_of(node).items()
+            if "x-sensitivity" in resolve_ref(self.document, part)
+        )
+
+    @cached_property
+    def model_facing(self) -> Json:
+        """The schema as discovery shows it: without the fields that callers may not set."""
+        shown = copy.deepcopy(self.document)
+        for name in self.internal:
+            del shown["properties"][name]
+        if "required" in shown:
+            shown["required"] = [name for name in shown["required"] if name not in self.internal]
+        return shown
+
+    def valid(self, value: Any) -> bool:
+        """Whether the value fits; a value JSON cannot hold does not."""
+        try:
+            return cast("bool", self.fits(value))
+        except _UNFIT:
+            return False
+
+    def errors(self, value: Any) -> list[Any]:
+        """The validator's errors; empty if and only if the value fits. None of their messages quotes the value."""
+        try:
+            return list(self.validator.iter_errors(value))
+        except _UNFIT:
+            return list(compile_validator(False).iter_errors(None))
+
+    def part(self, path: list[Any]) -> Json:
+        """The piece of schema that describes a path, as far as it can be followed."""
+        node: Json = resolve_ref(self.document, self.document)
+        for step in path:
+            child: Any = node.get("items") if isinstance(step, int) else properties_of(node).get(step)
+            if not isinstance(child, dict):
+                return {}
+            node = resolve_ref(self.document, cast("Json", child))
+        return node
+
+
+def _refuse_remote(uri: str) -> Any:
+    raise ValueError(f"remote references are not fetched: {uri}")
+
+
+def compile_validator(document: Mapping[str, Any] | bool) -> Any:
+    """A validator with formats on, draft 2020-12 unless the document names another; a bad schema is E3105."""
+    try:
+        named = isinstance(document, Mapping) and "$schema" in document
+        make = jsonschema_rs.validator_for if named else jsonschema_rs.Draft202012Validator
+        source = dict(document) if isinstance(document, Mapping) else document
+        return make(source, validate_formats=True, mask=MASK, retriever=_refuse_remote)
+    except jsonschema_rs.ValidationError as error:
+        at = pointer(error.instance_path) or "/"
+        raise Failure("E3105", f"not a valid JSON Schema: {error.message} at {at}") from None
+    except (*_UNFIT, jsonschema_rs.ReferencingError) as error:
+        raise Failure("E3105", f"not a valid JSON Schema: {error}") from None
+
+
+def close(schema: Json) -> Json:
+    """Close every object schema that does not say whether undeclared properties may come."""
+    for node in walk(schema):
+        is_object = "properties" in node or node.get("type") == "object"
+        # A schema with an allOf sees the properties of its parts too, so closing it would refuse them.
+        said = node.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"}
+        if is_object and not said:
+            node["additionalProperties"] = False
+    return schema
+
+
+_CHILD_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+_CHILD_LISTS = ("anyOf", "oneOf", "prefixItems")
+_CHILD_NODES = ("items", "additionalProperties", "contains", "propertyNames")
+
+
+def walk(schema: Any) -> Iterator[Json]:
+    """Every subschema that describes data on its own: not the parts of an allOf, nor conditions."""
+    if not isinstance(schema, dict):
+        return
+    node = cast("Json", schema)
+    yield node
+    for key in _CHILD_MAPS:
+        children = node.get(key)
+        if isinstance(children, dict):
+            for child in cast("Json", children).values():
+                yield from walk(child)
+    for key in _CHILD_LISTS:
+        children = node.get(key)
+        if isinstance(children, list):
+            for child in cast("list[Any]", children):
+                yield from walk(child)
+    for key in _CHILD_NODES:
+        yield from walk(node.get(key))
+
+
+def resolve_ref(root: Json, node: Json) -> Json:
+    """Follow local `$ref`s; what cannot be followed is returned as it is."""
+    seen: set[str] = set()
+    while isinstance(ref := node.get("$ref"), str) and ref.startswith("#/") and ref not in seen:
+        seen.add(ref)
+        target: Any = root
+        for step in ref[2:].split("/"):
+            name = step.replace("~1", "/").replace("~0", "~")
+            target = cast("Json", target).get(name) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            return node
+        node = {**cast("Json", target), **{key: value for key, value in node.items() if key != "$ref"}}
+    return node
+
+
+def properties_of(node: Json) -> dict[str, Json]:
+    """The properties a schema lists, those given as plain true or false left out."""
+    properties: Any = node.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {name: cast("Json", part) for name, part in cast("Json", properties).items() if isinstance(part, dict)}
+
+
+def pointer(path: Any) -> str:
+    """RFC 6901 form of a path."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)

@@ -1,0 +1,1 @@
+"""What tools change: side-effect manifests, prediction, session state."""

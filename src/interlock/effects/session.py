@@ -1,0 +1,62 @@
+"""Session state: what a tool remembers between calls, changed only together with the record of the change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import orjson
+
+from interlock.core.context import Change
+from interlock.core.errors import Failure
+
+
+class SessionState(MutableMapping[str, Any]):
+    """A session's values as one call sees them. Writes stay here until the call's closing record commits them."""
+
+    def __init__(self, version: int, stored: str) -> None:
+        self.version = version
+        # Read twice, so that changing a list in place is seen as a change.
+        self._before: dict[str, Any] = orjson.loads(stored)
+        self._now: dict[str, Any] = orjson.loads(stored)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._now[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        # Stored as JSON: what cannot be held in JSON is refused where it is written, and aliases are cut.
+        try:
+            self._now[name] = orjson.loads(orjson.dumps(value))
+        except TypeError:
+            raise Failure("E3906", f"the session value `{name}` is not JSON") from None
+
+    def __delitem__(self, name: str) -> None:
+        del self._now[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now)
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    @property
+    def changed(self) -> bool:
+        return self._now != self._before
+
+    def values_now(self) -> dict[str, Any]:
+        return self._now
+
+    def changes(self) -> tuple[Change, ...]:
+        """What this call changed, as records that replay to the same state."""
+        before, now = self._before, self._now
+        changes: list[Change] = []
+        for name in sorted(before.keys() | now.keys()):
+            if name not in now:
+                changes.append(Change(resource=f"session:{name}", operation="DELETE", before=before[name]))
+            elif name not in before:
+                changes.append(Change(resource=f"session:{name}", operation="CREATE", after=now[name]))
+            elif before[name] != now[name]:
+                changes.append(
+                    Change(resource=f"session:{name}", operation="UPDATE", before=before[name], after=now[name])
+                )
+        return tuple(changes)

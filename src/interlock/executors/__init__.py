@@ -1,0 +1,1 @@
+"""What runs tools. An executor takes a grant and nothing else."""

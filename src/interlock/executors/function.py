@@ -1,0 +1,83 @@
+"""Runs Python functions: async ones on the loop, sync ones in a thread, never blocking it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol, cast
+
+from interlock.core.context import Context
+from interlock.core.declare import Tool, convert
+from interlock.core.errors import Failure
+from interlock.core.phases import Granted, Handle
+from interlock.core.schema import Json
+
+THREADS = 64
+
+
+class FunctionHandle(Handle, Protocol):
+    """A registered version that is bound to a declared function."""
+
+    @property
+    def bound(self) -> Tool[..., Any]: ...
+
+
+class FunctionExecutor:
+    """Calls the function behind a grant. Refuses anything that does not carry the gateway's seal."""
+
+    def __init__(self, seal: object) -> None:
+        self._seal = seal
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-tool")
+        self._unfinished: dict[str, Future[Any]] = {}
+
+    async def run(self, granted: Granted, context: Context | None) -> Any:
+        # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
+        if granted.seal is not self._seal:
+            raise Failure("E3000", "a tool can only run under a grant")
+        tool = cast("FunctionHandle", granted.checked.requested.tool).bound
+        call = granted.checked.requested.call
+        operation = "preview" if call.request.dry_run else call.request.operation
+        function = tool.function if operation == "invoke" else tool.handlers[operation]
+        given = granted.checked.call_input
+        arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
+        positional = (context,) if operation == "invoke" and tool.takes_context else ()
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(*positional, **arguments)
+            return await self._in_thread(call.id, partial(function, *positional, **arguments))
+        except (SystemExit, KeyboardInterrupt):
+            # Left alone, either would end the event loop and every other call with it.
+            raise Failure("E3404", f"{call.request.tool} tried to end the process") from None
+
+    async def _in_thread(self, call_id: str, function: Callable[[], Any]) -> Any:
+        future = self._threads.submit(contextvars.copy_context().run, function)
+        self._unfinished[call_id] = future
+        future.add_done_callback(lambda _: self._unfinished.pop(call_id, None))
+        value = await asyncio.wrap_future(future)
+        return await value if inspect.isawaitable(value) else value
+
+    def unfinished(self, call_id: str) -> Future[Any] | None:
+        """The thread's outcome still to come of a call that was cut off; None when nothing of it runs any more."""
+        return self._unfinished.get(call_id)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def bind(tool: Tool[..., Any], call_input: Json) -> Json:
+    """The arguments as the function's own types."""
+    if not tool.arguments and not tool.whole_numbers:
+        return call_input
+    arguments = dict(call_input)
+    for name, as_type in tool.arguments:
+        if name in arguments:
+            arguments[name] = as_type(arguments[name])
+    for name in tool.whole_numbers:
+        # JSON has one kind of number: 5.0 is a whole number and Python should see it as one.
+        if type(arguments.get(name)) is float:
+            arguments[name] = int(arguments[name])
+    return arguments

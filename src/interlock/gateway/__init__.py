@@ -1,0 +1,1 @@
+"""The governed call: Request, Validate, Authorize, Execute, Verify, Return."""

@@ -1,0 +1,147 @@
+"""Batches: several calls at once, in parallel only where each says that it may.
+
+A call may overlap others only if its tool is declared concurrency-safe, for that very input where the tool decides by
+input; reading alone is not enough. Everything else runs alone. Results come in the order of the requests, whatever
+order the calls end in, and a call that is cut short for a sibling's sake still gets a result, labelled synthetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from interlock.core.errors import Failure
+from interlock.core.phases import Request
+from interlock.core.results import Result
+from interlock.gateway.invoke import Gateway
+from interlock.registry.catalog import Catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPolicy:
+    """What happens to the others when one fails or the user interrupts, and who may change the context."""
+
+    sibling_failure: Literal["ignore", "cancel_siblings", "cancel_dependent"] = "ignore"
+    interrupt: Literal["cancel", "block"] = "cancel"
+    concurrent_modifiers: bool = False
+    # For cancel_dependent: index of a request -> indexes it depends on.
+    depends_on: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+
+
+@dataclass(slots=True)
+class _Member:
+    """One call of a batch."""
+
+    index: int
+    request: Request
+    task: asyncio.Task[Result] | None = None
+    result: Result | None = None
+    overlapped: bool = False
+
+    @property
+    def id(self) -> str:
+        assert self.request.id is not None
+        return self.request.id
+
+
+class Batch:
+    """Runs one batch."""
+
+    def __init__(self, gateway: Gateway, catalog: Catalog, policy: BatchPolicy) -> None:
+        self._gateway = gateway
+        self._catalog = catalog
+        self._policy = policy
+        self._members: list[_Member] = []
+        self._active: set[asyncio.Task[Result]] = set()
+        self._interrupted = False
+
+    async def run(self, requests: Sequence[Request]) -> list[Result]:
+        """All results, in the order of the requests."""
+        self._members = [_Member(i, self._gateway.with_id(request)) for i, request in enumerate(requests)]
+        for member in self._members:
+            alone = not self._safe(member.request)
+            while alone and self._active:
+                await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
+            why = self._doomed(member)
+            if why is not None:
+                member.result = await self._gateway.decline(member.request, why)
+                continue
+            self._start(member)
+            while alone and member.result is None:
+                await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
+        while self._active:
+            await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
+        return [self._delivered(member) for member in self._members]
+
+    def interrupt(self) -> None:
+        """The user has had enough: running calls are cancelled or left to finish, as declared; no other starts."""
+        self._interrupted = True
+        if self._policy.interrupt == "cancel":
+            for member in self._members:
+                if member.task is not None and member.result is None:
+                    self._gateway.stop(member.id, "canceled")
+
+    def _safe(self, request: Request) -> bool:
+        """Whether this call, with this input, may overlap others. What cannot be resolved runs alone."""
+        try:
+            version = self._catalog.resolve(request.tool, request.version)
+            if version.contract.mutation.mutation_class == "write_irreversible":
+                return False
+            decide = version.handler("concurrent")
+            return version.contract.manifest.concurrency_safe if decide is None else bool(decide(**request.arguments))
+        except (Failure, TypeError):
+            return False
+
+    def _start(self, member: _Member) -> None:
+        task = asyncio.get_running_loop().create_task(self._gateway.invoke(member.request))
+        member.task = task
+        for other in self._members:
+            if other.task in self._active:
+                other.overlapped = member.overlapped = True
+        self._active.add(task)
+        task.add_done_callback(lambda done: self._ended(member, done))
+
+    def _ended(self, member: _Member, task: asyncio.Task[Result]) -> None:
+        self._active.discard(task)
+        if task.cancelled():
+            return
+        member.result = result = task.result()
+        if not result.ok and self._policy.sibling_failure != "ignore":
+            for other in self._members:
+                if other.task is not None and other.result is None and self._goes_with(other, member):
+                    self._gateway.stop(other.id, "sibling")
+
+    def _goes_with(self, other: _Member, failed: _Member) -> bool:
+        if self._policy.sibling_failure == "cancel_siblings":
+            return other is not failed
+        return failed.index in self._ancestors(other.index)
+
+    def _ancestors(self, index: int) -> set[int]:
+        found: set[int] = set()
+        pending = list(self._policy.depends_on.get(index, ()))
+        while pending:
+            one = pending.pop()
+            if one not in found:
+                found.add(one)
+                pending.extend(self._policy.depends_on.get(one, ()))
+        return found
+
+    def _doomed(self, member: _Member) -> Failure | None:
+        """Why a call that has not started must not start any more."""
+        if self._interrupted:
+            return Failure("E3703", "the batch was interrupted before this call started")
+        if self._policy.sibling_failure == "ignore":
+            return None
+        failed = [m for m in self._members if m.result is not None and not m.result.ok and self._goes_with(member, m)]
+        return Failure("E3412", "a sibling failed before this call started") if failed else None
+
+    def _delivered(self, member: _Member) -> Result:
+        assert member.result is not None
+        result = member.result
+        if "context_modifiers" not in result.metadata or not member.overlapped or self._policy.concurrent_modifiers:
+            return result
+        kept = {name: value for name, value in result.metadata.items() if name != "context_modifiers"}
+        warnings = [*result.metadata.get("warnings", ()), "CONTEXT_MODIFIERS_REFUSED"]
+        return replace(result, metadata={**kept, "warnings": warnings})

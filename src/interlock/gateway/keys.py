@@ -1,0 +1,160 @@
+"""Idempotency: reserve, execute, finalize, in the same writes as the journal's records.
+
+A key is looked up only within (tenant, caller, session, tool). Its row is `executing` from the intent on, then `done`
+with the outcome to replay, or gone when nothing happened and a retry may run, or `unknown` when nobody can say: the
+process died, or was cut off, between intent and outcome. An unknown row blocks its key until a person settles it, and
+no passage of time lifts it: silence is not proof that nothing happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from interlock.core.canonical import sealed_digest
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.store import records
+from interlock.store.journal import Transaction, Unit
+
+Settlement = Literal["done", "released", "unknown"]
+
+
+def scope_of(caller: Caller, session: str, tool: str, key: str) -> bytes:
+    """The row a key names. Nobody can reach another caller's row, whatever key they guess."""
+    return sealed_digest(caller.tenant, caller.id, session, tool, key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A wish to run under a key."""
+
+    scope: bytes
+    tool: str
+    version: str
+    key: str
+    caller: str
+    input_hash: str
+    call: str
+    owner: str
+    window_s: int
+    intent: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The key is ours; the intent is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """It ran before, in its window; this is what came of it."""
+
+    call: str
+    at_ms: int
+    outcome: Json
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """It is running now, here or in another process."""
+
+    call: str
+
+
+def reserve(claim: Claim, alive: Callable[[str], bool]) -> Unit[Reserved | Replay | Busy]:
+    """A unit that takes the key, or says who has it. E3306 on other arguments, E3409 on an unknown outcome."""
+
+    def unit(transaction: Transaction) -> Reserved | Replay | Busy:
+        row = transaction.one(
+            "SELECT version, input_hash, state, call, owner, reserved_ms, expires_ms, result FROM reservation"
+            " WHERE scope = ?",
+            (claim.scope,),
+        )
+        if row is not None:
+            found = _existing(transaction, claim, row, alive)
+            if found is not None:
+                return found
+        now = transaction.now_ms
+        transaction.execute(
+            "INSERT OR REPLACE INTO reservation (scope, tool, version, key, caller, input_hash, state, call, owner,"
+            " reserved_ms, expires_ms, result) VALUES (?, ?, ?, ?, ?, ?, 'executing', ?, ?, ?, ?, NULL)",
+            (claim.scope, claim.tool, claim.version, claim.key, claim.caller, claim.input_hash, claim.call, claim.owner,
+             now, now + claim.window_s * 1000),
+        )  # fmt: skip
+        transaction.append("intent", claim.call, claim.intent)
+        return Reserved()
+
+    return unit
+
+
+def _existing(tx: Transaction, claim: Claim, row: Any, alive: Callable[[str], bool]) -> Replay | Busy | None:
+    version, input_hash, state, call, owner, reserved_ms, expires_ms, result = row
+    if state == "done" and tx.now_ms >= expires_ms:
+        return None
+    if input_hash != claim.input_hash or version != claim.version:
+        raise Failure(
+            "E3306",
+            f"the key `{claim.key}` was used with other arguments or another version; a new action needs a new key",
+        )
+    if state == "done":
+        return Replay(call, reserved_ms, orjson.loads(result))
+    if state == "executing" and alive(owner):
+        return Busy(call)
+    raise unknown_outcome(claim.key, call)
+
+
+def unknown_outcome(key: str, call: str) -> Failure:
+    return Failure(
+        "E3409",
+        f"the call under key `{key}` was cut off and nobody can know whether it took effect; "
+        f"a person settles it with: interlock calls reconcile {call}",
+        details={"invocation_id": call},
+        evidence_refs=(f"journal:{call}",),
+    )
+
+
+def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settlement, outcome: Json | None) -> None:
+    """Finalize a reservation in the write that closes its call."""
+    if settlement == "released":
+        transaction.execute("DELETE FROM reservation WHERE scope = ? AND call = ?", (scope, call))
+        return
+    transaction.execute(
+        "UPDATE reservation SET state = ?, result = ? WHERE scope = ? AND call = ?",
+        (settlement, None if outcome is None else orjson.dumps(outcome), scope, call),
+    )
+
+
+def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[str]]:
+    """A unit that closes the calls of dead processes as failed with unknown outcome. Returns their ids."""
+
+    def unit(transaction: Transaction) -> list[str]:
+        rows = transaction.execute(
+            "SELECT scope, call, owner, tool, version, key, caller, input_hash FROM reservation"
+            " WHERE state = 'executing'"
+        ).fetchall()
+        orphans = [row for row in rows if not owner_alive(row[2])]
+        for scope, call, _owner, tool, version, key, caller, input_hash in orphans:
+            transaction.execute("UPDATE reservation SET state = 'unknown' WHERE scope = ? AND call = ?", (scope, call))
+            body = records.plain(
+                "closed", call, transaction.now_ms, toolId=tool, version=version, callerId=caller, inputHash=input_hash,
+                idempotencyKey=key, status="ERROR", errorCode="PRECONDITION_FAILED", error_code="E3409",
+                error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",
+            )  # fmt: skip
+            transaction.append("closed", call, body)
+        return [row[1] for row in orphans]
+
+    return unit
+
+
+def evict(transaction: Transaction, limit: int = 1000) -> int:
+    """Remove outcomes whose window has passed."""
+    return transaction.execute(
+        "DELETE FROM reservation WHERE scope IN (SELECT scope FROM reservation WHERE state = 'done' AND expires_ms <= ?"
+        " LIMIT ?)",
+        (transaction.now_ms, limit),
+    ).rowcount

@@ -1,0 +1,219 @@
+"""Admission: eight conditions, all of which hold, or the version does not become available.
+
+A refusal lists every condition that failed and what to do about each. Nothing is admitted in reduced form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import orjson
+
+from interlock.core.contract import Contract, class_faults, contract_of, infer_class
+from interlock.core.effects import manifest_faults
+from interlock.core.errors import Failure
+from interlock.core.explain import authoring_faults
+from interlock.core.manifest import Manifest
+from interlock.core.schema import compile_validator
+from interlock.core.versions import predecessor
+from interlock.registry.catalog import Version, bump_epoch
+from interlock.registry.compat import Surface, classify, require_bump
+from interlock.store import records
+from interlock.store.journal import Transaction, Unit
+
+Conjunct = Literal[
+    "schema_valid",
+    "version_registered",
+    "auth_policy_defined",
+    "timeout_class_assigned",
+    "idempotency_specified",
+    "mutation_class_labeled",
+    "observability_instrumented",
+    "contract_tests_passing",
+]
+CONJUNCTS: tuple[Conjunct, ...] = get_args(Conjunct)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Contract tests that passed on one exact content."""
+
+    digest: str
+    passed: bool
+    mode: str
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which conditions failed, and why; admitted if none did."""
+
+    refused: Mapping[Conjunct, tuple[str, ...]]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def admitted(self) -> bool:
+        return not self.refused
+
+    def failure(self, address: str) -> Failure:
+        listing = "; ".join(f"{name}: {', '.join(faults)}" for name, faults in self.refused.items())
+        return Failure(
+            "E3105",
+            f"{address} was refused: {listing}",
+            details={"conjuncts": {name: list(faults) for name, faults in self.refused.items()}},
+        )
+
+
+def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], evidence: Evidence | None) -> Verdict:
+    """Judge a manifest by all eight conditions at once."""
+    faults: dict[Conjunct, list[str]] = {
+        "schema_valid": _schema_faults(manifest),
+        "version_registered": _version_faults(manifest, digest, published),
+        "auth_policy_defined": _unless(
+            manifest.required_permissions is not None, "say required_permissions, [] if it needs none"
+        ),
+        "timeout_class_assigned": _timeout_faults(manifest),
+        "idempotency_specified": _unless(
+            manifest.idempotency is not None, "say idempotency: {} for caller's keys and the default window"
+        ),
+        "mutation_class_labeled": _mutation_faults(manifest),
+        "observability_instrumented": _unless(
+            manifest.observability is not None, "say observability: {} for traces, metrics and audit"
+        ),
+        "contract_tests_passing": _evidence_faults(digest, evidence),
+    }
+    warnings = ["tool_kind custom is a fallback; choose a named kind"] if manifest.tool_kind == "custom" else []
+    return Verdict({name: tuple(found) for name, found in faults.items() if found}, tuple(warnings))
+
+
+def _unless(holds: bool, words: str) -> list[str]:
+    return [] if holds else [words]
+
+
+def _schema_faults(manifest: Manifest) -> list[str]:
+    faults: list[str] = []
+    if manifest.result_schema is None:
+        faults.append("say result_schema: what the tool returns")
+    for schema in (manifest.parameters, manifest.result_schema, manifest.error_schema):
+        try:
+            compile_validator(schema if schema is not None else True)
+        except Failure as failure:
+            faults.append(failure.message)
+    if manifest.protocol == "native":
+        faults.extend(fault.message for fault in authoring_faults(manifest.parameters))
+    return faults
+
+
+def _version_faults(manifest: Manifest, digest: str, published: Mapping[str, Version]) -> list[str]:
+    same = published.get(manifest.version)
+    if same is not None:
+        if same.row.digest == digest:
+            return []
+        return [f"{manifest.version} is published with other content; give the change a new version"]
+    before = predecessor(manifest.version, published)
+    if before is None or manifest.result_schema is None:
+        return []
+    try:
+        difference = classify(_surface(published[before].contract.manifest), _surface(manifest))
+        require_bump(before, manifest.version, difference, manifest.breaking_changes)
+    except Failure as failure:
+        return [failure.message]
+    return []
+
+
+def _surface(manifest: Manifest) -> Surface:
+    return Surface(
+        input=manifest.parameters,
+        output=True if manifest.result_schema is None else manifest.result_schema,
+        tolerant_output=manifest.tolerant_output,
+        declared_behaviour_change=manifest.behaviour_change,
+    )
+
+
+def _timeout_faults(manifest: Manifest) -> list[str]:
+    timeout_class = manifest.timeout_class or infer_class(manifest.timeout_default)
+    said = manifest.timeout_class is None or "timeout_default" in manifest.model_fields_set
+    return class_faults(manifest, timeout_class, manifest.timeout_default if said else 0)
+
+
+def _mutation_faults(manifest: Manifest) -> list[str]:
+    if manifest.mutation_class is None:
+        return ["say mutation_class: read_only, write_reversible or write_irreversible"]
+    return manifest_faults(manifest)
+
+
+def _evidence_faults(digest: str, evidence: Evidence | None) -> list[str]:
+    if evidence is None or evidence.digest != digest:
+        return ["no contract tests have passed on this exact content"]
+    return [] if evidence.passed else [f"contract tests failed: {evidence.report}"]
+
+
+def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by: str) -> Unit[bool]:
+    """A unit that makes an admitted version available. False when exactly this content is there already."""
+    contract: Contract = contract_of(manifest)
+    document = orjson.dumps(manifest.document()).decode()
+
+    def unit(transaction: Transaction) -> bool:
+        # Looked at again inside the write: another process may have published since the examination.
+        row = transaction.one(
+            "SELECT digest FROM tool_version WHERE address = ? AND version = ?", (str(contract.id), contract.version)
+        )
+        if row is not None:
+            if row[0] == digest:
+                return False
+            raise Failure("E3103", f"{contract.ref} is published with other content; give the change a new version")
+        _refuse_collisions(transaction, contract)
+        transaction.execute(
+            "INSERT INTO tool_version (address, version, digest, state, manifest, origin, published_ms)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                str(contract.id),
+                contract.version,
+                digest,
+                manifest.lifecycle_state,
+                document,
+                origin,
+                transaction.now_ms,
+            ),
+        )
+        for alias in manifest.aliases:
+            transaction.execute(
+                "INSERT OR IGNORE INTO tool_alias (alias, address) VALUES (?, ?)",
+                (f"{manifest.namespace}.{alias}", str(contract.id)),
+            )
+        record_evidence(transaction, evidence)
+        bump_epoch(transaction)
+        body = records.plain(
+            "registry", contract.ref, transaction.now_ms, event="tool.declared", tool=contract.ref, digest=digest, by=by
+        )
+        transaction.append("registry", contract.ref, body)
+        return True
+
+    return unit
+
+
+def _refuse_collisions(transaction: Transaction, contract: Contract) -> None:
+    address, namespace = str(contract.id), contract.id.namespace
+    taken = transaction.one("SELECT address FROM tool_alias WHERE alias = ? AND address != ?", (address, address))
+    if taken is not None:
+        raise Failure("E3103", f"`{address}` is already an alias of {taken[0]}")
+    for alias in contract.manifest.aliases:
+        name = f"{namespace}.{alias}"
+        other = transaction.one("SELECT address FROM tool_alias WHERE alias = ? AND address != ?", (name, address))
+        tool = transaction.one("SELECT address FROM tool_version WHERE address = ?", (name,))
+        if other is not None or (tool is not None and name != address):
+            raise Failure("E3103", f"the alias `{name}` collides with {(other or tool)[0]}")
+
+
+def record_evidence(transaction: Transaction, evidence: Evidence) -> None:
+    transaction.execute(
+        "INSERT OR REPLACE INTO evidence (digest, mode, passed, report, at_ms) VALUES (?, ?, ?, ?, ?)",
+        (evidence.digest, evidence.mode, int(evidence.passed), evidence.report, transaction.now_ms),
+    )
+
+
+def stored_evidence(rows: list[Any]) -> Evidence | None:
+    """Evidence from a row of (digest, passed, mode, report)."""
+    return Evidence(rows[0][0], bool(rows[0][1]), rows[0][2], rows[0][3]) if rows else None

@@ -1,0 +1,270 @@
+"""The catalog: every version that was admitted, found by name and range.
+
+Versions live in the store; what a process has asked for is kept in memory, compiled. Other processes may publish,
+deprecate or remove at any time: the registry's epoch, looked at now and then, says when memory is stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import orjson
+
+from interlock.core.clock import Clock, iso
+from interlock.core.contract import Contract, parse_contract
+from interlock.core.declare import Tool
+from interlock.core.errors import Failure
+from interlock.core.manifest import LifecycleState
+from interlock.core.schema import Json, Schema
+from interlock.core.versions import common, resolve
+from interlock.registry.source import reload
+from interlock.store.journal import Journal, Transaction
+
+STALE_AFTER_S = 0.2
+
+Selected = Literal["active", "deprecated", "sunset", "removed"]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What callers of a deprecated version are told."""
+
+    deprecated_ms: int
+    removal_ms: int
+    successor: str | None
+    migration_guide: str | None
+
+    def document(self) -> Json:
+        return {
+            "deprecatedAt": iso(self.deprecated_ms),
+            "removalDate": iso(self.removal_ms),
+            "successor": self.successor,
+            "migrationGuide": self.migration_guide,
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A version as the store has it."""
+
+    address: str
+    version: str
+    digest: str
+    state: LifecycleState
+    manifest: str
+    origin: str
+    published_ms: int
+    notice: Notice | None
+
+
+class Version:
+    """A registered version, compiled: its contract, its state, and the function behind it."""
+
+    def __init__(self, row: Row, bind: Callable[[Row], Tool[..., Any]]) -> None:
+        self.row = row
+        self._bind = bind
+        self._contract: Contract | None = None
+        self._bound: Tool[..., Any] | None = None
+
+    @property
+    def contract(self) -> Contract:
+        if self._contract is None:
+            self._contract = parse_contract(orjson.loads(self.row.manifest))
+        return self._contract
+
+    @cached_property
+    def ref(self) -> str:
+        return self.contract.ref
+
+    @cached_property
+    def facing(self) -> Schema:
+        """The input schema as callers see it."""
+        schema = self.contract.input
+        return Schema(schema.model_facing) if schema.internal else schema
+
+    @property
+    def bound(self) -> Tool[..., Any]:
+        if self._bound is None:
+            self._bound = self._bind(self.row)
+        return self._bound
+
+    def handler(self, name: str) -> Callable[..., Any] | None:
+        return self.bound.handlers.get(name)
+
+    def refuse_if_gone(self, now_ms: int) -> None:
+        """Refuse a version whose removal date has passed (E3104)."""
+        notice = self.row.notice
+        gone = self.row.state in ("sunset", "removed") or (notice is not None and now_ms >= notice.removal_ms)
+        if gone:
+            successor = f"; use {notice.successor}" if notice and notice.successor else ""
+            details = None if notice is None else {"deprecation": notice.document()}
+            raise Failure("E3104", f"{self.row.address}@{self.row.version} was removed{successor}", details=details)
+
+
+class Catalog:
+    """Finds versions by name and range, and binds them to their functions."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._versions: dict[str, dict[str, Version]] = {}
+        self._resolved: dict[tuple[str, str | None], Version] = {}
+        self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
+        self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
+        self._epoch = -1
+        self._looked_at = -1.0
+
+    def resolve(self, name: str, spec: str | None = None) -> Version:
+        """The version a name and range stand for. E3101 unknown tool, E3102 no such version, E3104 past removal."""
+        self._refresh()
+        found = self._resolved.get((name, spec))
+        if found is None:
+            found = self._find(name, spec)
+            if len(self._resolved) > 100_000:
+                self._resolved.clear()
+            self._resolved[(name, spec)] = found
+        if found.row.notice is not None or found.row.state != "active":
+            found.refuse_if_gone(self._clock.now_ms())
+        return found
+
+    def resolve_within(self, name: str, specs: list[str | None]) -> Version:
+        """The highest version that every range admits (request, token, pin); E3103 when there is none."""
+        versions = self.versions(self.address(name))
+        chosen = common(specs, versions, self._deprecated(versions))
+        return self.resolve(name, f"={chosen}")
+
+    def _find(self, name: str, spec: str | None) -> Version:
+        address = self.address(name)
+        versions = self.versions(address)
+        if not versions:
+            raise Failure("E3101", f"no tool named `{name}`{self._suggest(name)}")
+        selectable = {v for v, version in versions.items() if version.row.state in ("active", "deprecated")}
+        pool = selectable if spec is None or not _is_exact(spec, versions) else versions.keys()
+        return versions[resolve(spec, pool, deprecated=self._deprecated(versions))]
+
+    def _deprecated(self, versions: dict[str, Version]) -> set[str]:
+        return {v for v, version in versions.items() if version.row.state != "active"}
+
+    def _suggest(self, name: str) -> str:
+        import difflib
+
+        near = difflib.get_close_matches(name, self.addresses(), n=3, cutoff=0.5)
+        return f"; did you mean {', '.join(f'`{one}`' for one in near)}?" if near else "; see interlock tools list"
+
+    def address(self, name: str) -> str:
+        """The address a name stands for: itself, an alias, or the one tool of that bare name."""
+        if len(name) > 600:
+            raise Failure("E3101", "no tool has a name that long")
+        if "." in name:
+            row = self._journal.read("SELECT address FROM tool_alias WHERE alias = ?", (name,))
+            return row[0][0] if row else name
+        suffix = f"%.{name.translate(_LIKE)}"
+        rows = self._journal.read(
+            "SELECT DISTINCT address FROM tool_version WHERE address LIKE ? ESCAPE '\\' UNION "
+            "SELECT address FROM tool_alias WHERE alias LIKE ? ESCAPE '\\' ORDER BY 1",
+            (suffix, suffix),
+        )
+        candidates = [row[0] for row in rows]
+        if len(candidates) > 1:
+            listing = ", ".join(f"`{one}`" for one in candidates[:10])
+            raise Failure(
+                "E3101", f"`{name}` is ambiguous; say which of {listing}", details={"candidates": candidates[:100]}
+            )
+        return candidates[0] if candidates else name
+
+    def versions(self, address: str) -> dict[str, Version]:
+        """Every version of a tool, as registered."""
+        self._refresh()
+        known = self._versions.get(address)
+        if known is None:
+            rows = self._journal.read(f"{_SELECT} WHERE address = ?", (address,))
+            known = {row.version: Version(row, self._bind) for row in map(_row, rows)}
+            if known:
+                self._versions[address] = known
+        return known
+
+    def rows(self) -> list[Row]:
+        """Everything registered, in order of name."""
+        return [_row(raw) for raw in self._journal.read(f"{_SELECT} ORDER BY address, published_ms")]
+
+    def addresses(self) -> list[str]:
+        return [
+            row[0] for row in self._journal.read("SELECT DISTINCT address FROM tool_version ORDER BY 1 LIMIT 20000")
+        ]
+
+    def attach(self, tool: Tool[..., Any]) -> None:
+        """Serve this version with a function of this process."""
+        manifest = tool.manifest
+        self._attached[(manifest.address, manifest.version)] = tool
+
+    def forget(self) -> None:
+        """Drop what is in memory; the store is asked again."""
+        self._versions.clear()
+        self._resolved.clear()
+        self._looked_at = -1.0
+
+    def _refresh(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._looked_at < STALE_AFTER_S and self._looked_at >= 0:
+            return
+        self._looked_at = now
+        rows = self._journal.read("SELECT value FROM fact WHERE name = 'registry_epoch'")
+        epoch = int(rows[0][0]) if rows else 0
+        if epoch != self._epoch:
+            self._versions.clear()
+            self._resolved.clear()
+            self._epoch = epoch
+
+    def _bind(self, row: Row) -> Tool[..., Any]:
+        tool = self._attached.get((row.address, row.version)) or self._loaded(row)
+        # INVARIANT: what runs is what was admitted, to the letter.
+        if contract_digest(tool) != row.digest:
+            raise Failure(
+                "E3103",
+                f"{row.address}@{row.version} has changed since it was admitted; publish the change as a new version",
+            )
+        return tool
+
+    def _loaded(self, row: Row) -> Tool[..., Any]:
+        if row.origin not in self._origins:
+            self._origins[row.origin] = {_name(tool): tool for tool in reload(row.origin)}
+        tool = self._origins[row.origin].get(f"{row.address}@{row.version}")
+        if tool is None:
+            raise Failure("E3108", f"{row.address}@{row.version} is no longer where it was added from")
+        return tool
+
+
+def bump_epoch(transaction: Transaction) -> None:
+    """Tell every process on this home that the registry changed."""
+    transaction.execute(
+        "INSERT INTO fact (name, value) VALUES ('registry_epoch', '1') "
+        "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
+    )
+
+
+def contract_digest(tool: Tool[..., Any]) -> str:
+    """The digest of a declared tool's content, without compiling its schemas."""
+    from interlock.core.canonical import digest
+
+    return digest(tool.manifest.document())
+
+
+_LIKE = str.maketrans({"%": "\\%", "_": "\\_", "\\": "\\\\"})
+_SELECT = "SELECT address, version, digest, state, manifest, origin, published_ms, notice FROM tool_version"
+
+
+def _name(tool: Tool[..., Any]) -> str:
+    return f"{tool.manifest.address}@{tool.manifest.version}"
+
+
+def _is_exact(spec: str, versions: Iterable[str]) -> bool:
+    return spec.lstrip("=v ") in versions
+
+
+def _row(raw: Any) -> Row:
+    address, version, digest, state, manifest, origin, published_ms, notice = raw
+    told = None if notice is None else Notice(**orjson.loads(notice))
+    return Row(address, version, digest, state, manifest, origin, published_ms, told)

@@ -1,0 +1,184 @@
+"""A home: the directory that holds the database, the keys, and the locks of the processes alive on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+from interlock.core.errors import Failure
+
+SCHEMA_HEAD = "0001"
+APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
+_INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
+
+
+class Home:
+    """Paths of one home, made on first use and readable by their owner alone."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.database = self.path / "interlock.db"
+        self.keys = self.path / "keys"
+        self.instances = self.path / "instances"
+        self.anchors = self.path / "anchors.jsonl"
+        self.policy = self.path / "policy.toml"
+        self.settings = self.path / "settings.toml"
+
+    def prepare(self) -> None:
+        """Make the directories; a home that cannot be written is refused at once (E3801)."""
+        try:
+            for directory in (self.path, self.keys, self.instances):
+                directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise Failure("E3801", f"the home cannot be used: {error.strerror}") from None
+
+    def open_database(self) -> sqlite3.Connection:
+        """A connection to a database that is ours and at the schema this program knows."""
+        self.prepare()
+        try:
+            self._migrate()
+            return connect(self.database)
+        except sqlite3.DatabaseError as error:
+            raise store_failure(error) from None
+        except OSError as error:
+            raise Failure("E3801", f"the home cannot be used: {error.strerror}") from None
+
+    def _migrate(self) -> None:
+        if self._current() == SCHEMA_HEAD:
+            return
+        # Several processes may start at once; one migrates, the others wait and find it done.
+        with open(self.path / "migrate.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = self._current()
+            if found == SCHEMA_HEAD:
+                return
+            if found is not None and found > SCHEMA_HEAD:
+                raise Failure("E3805", f"the store has schema {found}; this program knows up to {SCHEMA_HEAD}")
+            run_migrations(self.database)
+
+    def _current(self) -> str | None:
+        """The schema the file is at, None when it is new; refuses what is not ours (E3804)."""
+        if not self.database.exists() or self.database.stat().st_size == 0:
+            return None
+        connection = sqlite3.connect(self.database, timeout=10)
+        try:
+            if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+                raise Failure("E3804", "the database in this home was not made by Interlock")
+            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        finally:
+            connection.close()
+        return row[0] if row else None
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256)
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
+        _persist(connection, f"PRAGMA {pragma}")
+    connection.set_authorizer(_append_only)
+    return connection
+
+
+def _persist(connection: sqlite3.Connection, statement: str) -> None:
+    """Run a pragma that may meet another process's lock for a moment."""
+    connection.execute("PRAGMA busy_timeout=10000")
+    connection.execute(statement)
+    connection.execute("PRAGMA busy_timeout=0")
+
+
+_LEDGER = frozenset({"journal", "anchor", "segment"})
+_REWRITES = frozenset(
+    {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_TRIGGER}
+)
+
+
+def _append_only(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    # INVARIANT: the running program has no right to change or remove a record, whatever code asks it to.
+    table = second if action == sqlite3.SQLITE_DROP_TRIGGER else first
+    return sqlite3.SQLITE_DENY if action in _REWRITES and table in _LEDGER else sqlite3.SQLITE_OK
+
+
+def run_migrations(path: Path) -> None:
+    """Bring the schema to its head: a new file appears whole or not at all, an old one changes in one transaction."""
+    if path.exists() and path.stat().st_size > 0:
+        _upgrade(path)
+        return
+    fresh = path.with_suffix(".new")
+    for leftover in (fresh, fresh.with_name(fresh.name + "-journal")):
+        leftover.unlink(missing_ok=True)
+    if not _empty:
+        _upgrade(fresh)
+        _empty.append(fresh.read_bytes())
+    fresh.write_bytes(_empty[0])
+    fresh.chmod(0o600)
+    with open(fresh, "rb") as file:
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+# A migrated, empty database, kept so that further homes of this process (scratch ones, mostly) open at once.
+_empty: list[bytes] = []
+
+
+def _upgrade(path: Path) -> None:
+    # Only a first start or an upgrade pays for these imports.
+    import sqlalchemy as sa
+    from alembic import command
+    from alembic.config import Config
+
+    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    with engine.connect() as connection:
+        # The driver would commit before each DDL statement; SQLite itself can roll DDL back.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        connection.exec_driver_sql("COMMIT")
+    engine.dispose()
+
+
+class Instance:
+    """This process's sign of life: a lock file that the kernel releases when the process dies, however it dies."""
+
+    def __init__(self, home: Home, instance_id: str) -> None:
+        self.id = instance_id
+        self._home = home
+        self._file = open(home.instances / f"{instance_id}.lock", "w")  # noqa: SIM115 - held for life
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def alive(self, owner: str) -> bool:
+        """Whether the process that wrote this owner id still lives."""
+        if owner == self.id:
+            return True
+        path = self._home.instances / f"{owner}.lock"
+        if not _INSTANCE.match(owner) or not path.exists():
+            return False
+        with open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def close(self) -> None:
+        (self._home.instances / f"{self.id}.lock").unlink(missing_ok=True)
+        self._file.close()
+
+
+_FULL = ("disk is full", "database is locked", "too many")
+_FOREIGN = ("not a database", "malformed", "encrypted")
+
+
+def store_failure(error: sqlite3.Error) -> Failure:
+    """What a database error means to a caller, without the path or the statement."""
+    text = str(error)
+    if any(words in text for words in _FOREIGN):
+        return Failure("E3804", "the database in this home is damaged or not a database")
+    if any(words in text for words in _FULL):
+        return Failure("E3803", f"the journal cannot be written now: {text}")
+    return Failure("E3801", f"the journal cannot be written: {text}")

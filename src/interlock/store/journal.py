@@ -1,0 +1,351 @@
+"""The journal: one append-only, hash-chained ledger with one writer.
+
+Theory of operation. Whatever must be durable is handed over as a *unit*: a function that gets a transaction, may read
+and write the tables beside the ledger, and appends records. Units queue on the event loop; one `flush` per turn of the
+loop takes all that have come and commits them together, so callers that run at the same time share one fsync. A unit
+that is alone is committed on the spot, which saves the hand-off to the writer thread; otherwise the thread commits
+while the loop goes on and the next batch gathers.
+
+The chain: `hash = sha256(previous hash, seq, body)`. Several processes may share one home. The head is read inside the
+write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes.
+
+Every so often, and when the journal is closed, the head is signed and anchored in the database and in a file beside it.
+Removing records from the end then contradicts an anchor.
+
+INVARIANT: when `commit` returns, what the unit wrote is on disk; when it raises, nothing of it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.store.home import Home, connect, store_failure
+from interlock.store.signing import Signer
+
+T = TypeVar("T")
+
+GENESIS = bytes(32)
+ANCHOR_EVERY = 1000
+ANCHOR_AFTER_S = 1.0
+LOCK_PATIENCE_S = 10.0
+MAX_PENDING = 20_000
+# A lone unit is committed on the loop only while commits are quick; a slow disk must not stall everybody.
+INLINE_BELOW_S = 0.005
+
+_INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)"
+_HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
+_PURGED = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
+
+
+_UNIT_BROKE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
+
+
+class Transaction:
+    """What a unit sees: the store's time, the tables, and the end of the chain."""
+
+    __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows")
+
+    def __init__(self, connection: sqlite3.Connection, seq: int, head: bytes, now_ms: int) -> None:
+        self._connection = connection
+        self._seq = seq
+        self._head = head
+        self.now_ms = now_ms
+        self.rows: list[tuple[int, str, str, bytes, bytes]] = []
+
+    @property
+    def head(self) -> tuple[int, bytes]:
+        return self._seq, self._head
+
+    def append(self, kind: str, call: str, body: bytes) -> None:
+        """Add a record to the chain. The body is canonical JSON and says kind and call itself."""
+        self._seq = seq = self._seq + 1
+        self._head = head = hashlib.sha256(self._head + seq.to_bytes(8, "big") + body).digest()
+        self.rows.append((seq, kind, call, body, head))
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        return self._connection.execute(statement, parameters)
+
+    def one(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(statement, parameters).fetchone()
+
+    def mark(self) -> tuple[int, int, bytes]:
+        return len(self.rows), self._seq, self._head
+
+    def rewind(self, mark: tuple[int, int, bytes]) -> None:
+        length, self._seq, self._head = mark
+        del self.rows[length:]
+
+
+Unit = Callable[[Transaction], T]
+
+
+class _Waiting(Generic[T]):
+    """A unit in the queue and who waits for it, if anybody does."""
+
+    __slots__ = ("error", "future", "unit", "value")
+
+    def __init__(self, unit: Unit[T], future: asyncio.Future[T] | None) -> None:
+        self.unit = unit
+        self.future = future
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class Journal:
+    """The writer. One per process and home; belongs to the event loop that opened it."""
+
+    def __init__(self, home: Home, *, clock: Clock, signer: Signer) -> None:
+        self._home = home
+        self._clock = clock
+        self._signer = signer
+        self._connection = home.open_database()
+        self._reader = connect(home.database)
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[_Waiting[Any]] = []
+        self._scheduled = False
+        self._committing = False
+        self._closed = False
+        self._commit_s = 0.0
+        self._unanchored = 0
+        self._anchored_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._batches: queue.SimpleQueue[list[_Waiting[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_batches, name="interlock-journal", daemon=True)
+        self._thread.start()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # Writing
+
+    async def commit(self, unit: Unit[T]) -> T:
+        """Run a unit durably and return what it returned; raises what it raised, E3801 or E3803 when unwritable."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._enqueue(_Waiting(unit, future))
+        return await future
+
+    def post(self, unit: Unit[Any]) -> None:
+        """Run a unit with the next batch, without waiting for the disk."""
+        self._enqueue(_Waiting(unit, None))
+
+    async def drain(self) -> None:
+        """Wait until everything queued so far is on disk."""
+        while self._pending or self._committing:
+            await self._idle.wait()
+
+    def _enqueue(self, waiting: _Waiting[Any]) -> None:
+        if self._closed:
+            raise Failure("E3801", "the journal is closed")
+        if len(self._pending) >= MAX_PENDING:
+            raise Failure("E3803", "too many records wait for the journal", retry_after_ms=100)
+        self._pending.append(waiting)
+        self._idle.clear()
+        if not self._scheduled and not self._committing:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        batch, self._pending = self._pending, []
+        if not batch:
+            self._idle.set()
+            return
+        if len(batch) == 1 and self._commit_s < INLINE_BELOW_S and self._commit_inline(batch):
+            return
+        self._committing = True
+        self._batches.put(batch)
+
+    def _commit_inline(self, batch: list[_Waiting[Any]]) -> bool:
+        """Commit on the loop; False when another process holds the lock and waiting would stall the loop."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._write(batch, patience_s=0.0):
+                return False
+        finally:
+            self._lock.release()
+        self._settle(batch)
+        return True
+
+    def _write_batches(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            with self._lock:
+                self._write(batch, patience_s=LOCK_PATIENCE_S)
+            try:
+                self._loop.call_soon_threadsafe(self._settle, batch)
+            except RuntimeError:
+                return  # the loop is gone, and so is everybody who waited
+
+    def _settle(self, batch: list[_Waiting[Any]]) -> None:
+        self._committing = False
+        for waiting in batch:
+            future = waiting.future
+            if future is None or future.done():
+                continue
+            if waiting.error is not None:
+                future.set_exception(waiting.error)
+            else:
+                future.set_result(waiting.value)
+        if self._pending:
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
+        else:
+            self._idle.set()
+
+    def _write(self, batch: list[_Waiting[Any]], *, patience_s: float) -> bool:
+        """Commit a batch. False only when the lock was not to be had in time and patience was zero."""
+        began = time.monotonic()
+        try:
+            if not self._begin(patience_s):
+                if patience_s == 0.0:
+                    return False
+                _fail(batch, Failure("E3803", "another process holds the journal", retry_after_ms=100))
+                return True
+            self._apply(batch)
+        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+            self._roll_back()
+            if isinstance(error, _UNIT_BROKE):
+                self._write_singly(batch, error, patience_s)
+            else:
+                _fail(batch, store_failure(error))
+        except Exception as error:  # noqa: BLE001 - a unit that broke: find which, and let the others through
+            self._roll_back()
+            self._write_singly(batch, error, patience_s)
+        self._commit_s = 0.8 * self._commit_s + 0.2 * (time.monotonic() - began)
+        return True
+
+    def _begin(self, patience_s: float) -> bool:
+        give_up = time.monotonic() + patience_s
+        pause = 0.0005
+        while True:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return True
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() >= give_up:
+                    if "locked" in str(error):
+                        return False
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 0.02)
+
+    def _apply(self, batch: list[_Waiting[Any]]) -> None:
+        connection = self._connection
+        row = connection.execute(_HEAD).fetchone() or connection.execute(_PURGED).fetchone() or (0, GENESIS)
+        transaction = Transaction(connection, row[0], row[1], self._clock.now_ms())
+        for waiting in batch:
+            mark = transaction.mark()
+            try:
+                waiting.value = waiting.unit(transaction)
+                waiting.error = None
+            except Failure as failure:  # an answer, not an accident: units fail before they write
+                transaction.rewind(mark)
+                waiting.error = failure
+        if transaction.rows:
+            connection.executemany(_INSERT, transaction.rows)
+        anchor = self._anchor_if_due(transaction)
+        connection.execute("COMMIT")
+        if anchor is not None:
+            self._note_anchor(*anchor)
+
+    def _write_singly(self, batch: list[_Waiting[Any]], error: Exception, patience_s: float) -> None:
+        if len(batch) == 1:
+            batch[0].error = error
+            return
+        for waiting in batch:
+            self._write([waiting], patience_s=patience_s or LOCK_PATIENCE_S)
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    # Anchoring
+
+    def _anchor_if_due(self, transaction: Transaction, *, now: bool = False) -> tuple[int, bytes, int, bytes] | None:
+        self._unanchored += len(transaction.rows)
+        waited = time.monotonic() - self._anchored_at
+        if not self._unanchored or not (now or self._unanchored >= ANCHOR_EVERY or waited >= ANCHOR_AFTER_S):
+            return None
+        seq, head = transaction.head
+        signature = self._signer.sign("head", seq, head, transaction.now_ms)
+        transaction.execute(
+            "INSERT OR IGNORE INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
+            (seq, head, transaction.now_ms, self._signer.key_id, signature),
+        )
+        self._unanchored = 0
+        self._anchored_at = time.monotonic()
+        return seq, head, transaction.now_ms, signature
+
+    def _note_anchor(self, seq: int, head: bytes, at_ms: int, signature: bytes) -> None:
+        """Keep the anchor outside the database as well, where an edit of the database does not reach it."""
+        line = {
+            "seq": seq,
+            "hash": head.hex(),
+            "at_ms": at_ms,
+            "key_id": self._signer.key_id,
+            "signature": signature.hex(),
+        }
+        try:
+            with open(self._home.anchors, "ab") as file:
+                file.write(orjson.dumps(line) + b"\n")
+        except OSError:
+            pass  # the database holds the same anchor; the copy is a second witness
+
+    def anchor(self) -> None:
+        """Sign and anchor the head now."""
+        with self._lock:
+            if not self._begin(LOCK_PATIENCE_S):
+                raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
+            try:
+                row = self._connection.execute(_HEAD).fetchone()
+                made = None
+                if row is not None and self._unanchored:
+                    made = self._anchor_if_due(
+                        Transaction(self._connection, row[0], row[1], self._clock.now_ms()), now=True
+                    )
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise store_failure(error) from None
+        if made is not None:
+            self._note_anchor(*made)
+
+    # Reading
+
+    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Rows of a query, on a connection of its own. Short queries only: it runs where it is called."""
+        try:
+            return self._reader.execute(statement, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise store_failure(error) from None
+
+    async def close(self) -> None:
+        """Write what is queued, anchor the head, let go of the file."""
+        if self._closed:
+            return
+        await self.drain()
+        self._closed = True
+        self._batches.put(None)
+        await asyncio.to_thread(self._thread.join)
+        try:
+            self.anchor()
+        except Failure:
+            pass  # a full disk or a held lock; the next process anchors what is there
+        self._connection.close()
+        self._reader.close()
+
+
+def _fail(batch: list[_Waiting[Any]], failure: Failure) -> None:
+    for waiting in batch:
+        waiting.error = failure

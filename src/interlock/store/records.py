@@ -1,0 +1,164 @@
+"""The records of the journal: what each kind says, and nothing it must not.
+
+Inputs appear as hashes, outputs as summaries, values of changes redacted or hashed. A record is canonical JSON that
+names its own kind and call, so the chain covers all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import orjson
+
+from interlock.core.canonical import canonical, digest
+from interlock.core.clock import iso
+from interlock.core.context import Change
+from interlock.core.errors import Failure
+from interlock.core.phases import Call
+from interlock.core.redact import Redactor, SchemaRedactor
+from interlock.core.schema import Json
+from interlock.core.states import HISTORY, State
+
+Kind = Literal[
+    "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge"
+]
+
+_DECISION = {"allow": "ALLOW", "deny": "DENY", "ask": "REQUIRES_APPROVAL"}
+_STATUS = {"success": "SUCCESS", "timeout": "TIMEOUT"}
+_DUMP = orjson.OPT_SORT_KEYS
+
+
+def head(kind: Kind, call: Call, at_ms: int) -> Json:
+    """The fields every record of a call has."""
+    request, contract = call.request, call.contract
+    caller = request.caller
+    record: Json = {
+        "kind": kind,
+        "call": call.id,
+        "timestamp": iso(at_ms),
+        "traceId": call.trace_id,
+        "callerId": None if caller is None else caller.id,
+        "agentId": None if caller is None else caller.agent,
+        "tenant": None if caller is None else caller.tenant,
+        "toolId": request.tool if contract is None else str(contract.id),
+        "version": None if contract is None else contract.version,
+        "operation": "preview" if request.dry_run else request.operation,
+        "inputHash": call.input_hash,
+        "mutationClass": None if contract is None else contract.mutation.mutation_class,
+        "door": request.door,
+    }
+    if request.parent is not None:
+        record["parent"] = request.parent
+    if request.native:
+        record["native"] = dict(request.native)
+    if request.key is not None:
+        record["idempotencyKey"] = request.key
+    if request.session:
+        record["session"] = request.session
+    return record
+
+
+def intent(call: Call, at_ms: int, predicted: tuple[Change, ...]) -> bytes:
+    """What is about to happen, durable before it does."""
+    record = head("intent", call, at_ms)
+    record["predicted"] = [{"resource": change.resource, "operation": change.operation} for change in predicted]
+    record["authDecision"] = _decision(call)
+    return encode(record)
+
+
+def started(call: Call, at_ms: int) -> bytes:
+    """A call that is taking its time."""
+    return encode(head("started", call, at_ms))
+
+
+def closed(
+    call: Call,
+    at_ms: int,
+    *,
+    state: State,
+    latency_ms: float,
+    source: str,
+    summary: Json | None,
+    effects: tuple[Change, ...] = (),
+    failure: Failure | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> bytes:
+    """How a call ended: the one record that every call has."""
+    record = head("closed", call, at_ms)
+    history = HISTORY.get(state, "error")
+    decision = call.decision
+    record["authDecision"] = _decision(call)
+    record["approvalTicketId"] = None
+    record["latencyMs"] = latency_ms
+    record["status"] = _STATUS.get(history, "ERROR")
+    record["outputSummary"] = summary
+    record["sideEffects"] = [{"resource": change.resource, "operation": change.operation} for change in effects]
+    record["source"] = source
+    record["states"] = [*call.trail.states, state]
+    record["phases"] = call.phases
+    record["errorCode"] = None
+    if decision is not None:
+        record["policy"] = decision.policy
+        record["rules"] = decision.rules
+    if failure is not None:
+        record["errorCode"] = failure.row.error_code.value
+        record["error_code"] = failure.code
+        record["error_class"] = failure.row.error_class.value
+    if call.mutations:
+        record["inputMutations"] = [{"source": change.source, "pointer": change.pointer} for change in call.mutations]
+    if call.warnings:
+        record["warnings"] = call.warnings
+    if extra:
+        record.update(extra)
+    return encode(record)
+
+
+def mutation(call: Call, at_ms: int, change: Change, redactor: Redactor, schemas: tuple[SchemaRedactor, ...]) -> bytes:
+    """One change a call made. Values are redacted; those of sensitive fields appear only as hashes."""
+    record = head("mutation", call, at_ms)
+    record["mutationType"] = change.operation
+    record["affectedResource"] = change.resource
+    record["previousValue"] = _recorded(change.before, redactor, schemas)
+    record["newValue"] = _recorded(change.after, redactor, schemas)
+    return encode(record)
+
+
+def _recorded(value: Any, redactor: Redactor, schemas: tuple[SchemaRedactor, ...]) -> Any:
+    if value is None:
+        return None
+    redacted = redactor.value(value)
+    for schema in schemas:
+        if not redacted.paths:
+            redacted = schema.for_sinks(value)
+    # The hash lets an auditor who holds the value confirm it; it does not give the value away.
+    return {"sha256": digest(value)} if redacted.paths else value
+
+
+def plain(kind: Kind, call_id: str, at_ms: int, **facts: Any) -> bytes:
+    """A record that is not about a running call: registration, settlement, reading the ledger."""
+    return encode({"kind": kind, "call": call_id, "timestamp": iso(at_ms), **facts})
+
+
+def encode(record: Json) -> bytes:
+    """Canonical bytes of a record; the common case needs no second look."""
+    encoded = orjson.dumps(record, option=_DUMP)
+    return encoded if encoded.isascii() else canonical(record)
+
+
+def summarize(value: Any, size: int) -> Json:
+    """What an output looked like: type, size and counts, never its content."""
+    if isinstance(value, dict):
+        return {"type": "object", "keys": len(cast("Json", value)), "bytes": size}
+    if isinstance(value, list):
+        return {"type": "array", "items": len(cast("list[Any]", value)), "bytes": size}
+    return {"type": next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), "string"), "bytes": size}
+
+
+_TYPE_NAMES: tuple[tuple[type, str], ...] = (
+    (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (type(None), "null"),
+)  # fmt: skip
+
+
+def _decision(call: Call) -> str | None:
+    return None if call.decision is None else _DECISION[call.decision.behavior]

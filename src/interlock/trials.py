@@ -1,0 +1,153 @@
+"""Contract tests: evidence that a version keeps its contract, gathered without causing an effect nobody asked for.
+
+They run through the same gateway as every call, in a scratch home that is thrown away. Invalid and boundary inputs stop
+before Execute. A read-only tool runs its own examples. A write tool runs in dry run, or for real inside the fixture it
+declares, where the same key must change things once. A tool with neither is run for real only when its author asks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from interlock.core.cases import Case, cases_of
+from interlock.core.contract import Contract, contract_of
+from interlock.core.declare import Tool
+from interlock.core.errors import ErrorCode, Failure
+from interlock.core.phases import Request
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.gateway.invoke import Gateway
+from interlock.registry.admission import Evidence
+
+Mode = Literal["examples", "preview", "fixture", "live", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One case and how it went."""
+
+    case: str
+    passed: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """All cases of one version."""
+
+    tool: str
+    mode: Mode
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(outcome.passed for outcome in self.outcomes)
+
+    def evidence(self, digest: str) -> Evidence:
+        failed = [f"{outcome.case}: {outcome.message}" for outcome in self.outcomes if not outcome.passed]
+        report = "; ".join(failed[:5]) if failed else f"{len(self.outcomes)} cases passed"
+        return Evidence(digest=digest, passed=self.passed, mode=self.mode, report=report)
+
+
+def mode_of(contract: Contract, *, live: bool) -> Mode:
+    """How a tool can be tried without an unasked effect."""
+    if contract.mutation.mutation_class == "read_only":
+        return "examples"
+    if live:
+        return "live"
+    if contract.manifest.has_fixture:
+        return "fixture"
+    return "preview" if contract.manifest.previews else "none"
+
+
+async def try_tool(gateway: Gateway, tool: Tool[..., Any], make: Callable[..., Request], *, live: bool) -> Trial:
+    """Try a tool that the gateway's scratch catalog holds. `make` builds requests of the scratch caller."""
+    contract = contract_of(tool.manifest)
+    mode = mode_of(contract, live=live)
+    outcomes: list[Outcome] = []
+    if mode == "none":
+        hint = "nothing to try it with: add a @tool.preview or @tool.fixture, or run `interlock tools test --live`"
+        return Trial(contract.ref, mode, (Outcome("effects", False, hint),))
+    for case in cases_of(contract):
+        if case.expect == "example":
+            outcomes.extend(await _run_example(gateway, tool, case, mode, make))
+        else:
+            outcomes.append(await _check(gateway, contract, case, make))
+    if mode == "fixture":
+        outcomes.extend(await _run_in_fixture(gateway, tool, make))
+    return Trial(contract.ref, mode, tuple(outcomes))
+
+
+async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callable[..., Request]) -> Outcome:
+    """Validation alone decides; nothing runs."""
+    failure = await gateway.check(make(str(contract.id), case.input, key="trial", version=contract.version))
+    if case.expect == "refused":
+        refused = failure is not None and failure.row.error_code is ErrorCode.INVALID_INPUT
+        return Outcome(case.name, refused, "" if refused else "was not refused")
+    # The tool's own checks may know better than its schema; a crash would not be E3308.
+    passed = failure is None or failure.code == "E3308"
+    return Outcome(case.name, passed, "" if failure is None else failure.message)
+
+
+async def _run_example(
+    gateway: Gateway, tool: Tool[..., Any], case: Case, mode: Mode, make: Callable[..., Request]
+) -> list[Outcome]:
+    contract = contract_of(tool.manifest)
+    if mode == "fixture":
+        return [await _check(gateway, contract, Case(case.name, case.input, "accepted"), make)]
+    dry = mode == "preview"
+    request = make(str(contract.id), case.input, key=None if dry else case.name.replace(" ", "-"), dry_run=dry)
+    result = await gateway.invoke(request)
+    outcomes = [Outcome(case.name, result.ok, "" if result.error is None else result.error.message)]
+    if contract.mutation.writes and result.ok:
+        outcomes.append(_same(case.name, result, await gateway.invoke(request), replayed=not dry))
+    return outcomes
+
+
+def _same(name: str, first: Result, again: Result, *, replayed: bool) -> Outcome:
+    """The duplicate-key case: equal data, and when it really ran, one run only."""
+    equal = again.ok and again.value == first.value and again.replayed == replayed
+    return Outcome(
+        f"{name} again under its key", equal, "" if equal else "the second call did not give the first result"
+    )
+
+
+async def _run_in_fixture(gateway: Gateway, tool: Tool[..., Any], make: Callable[..., Request]) -> list[Outcome]:
+    contract = contract_of(tool.manifest)
+    try:
+        async with _entered(tool.handlers["fixture"]) as arguments:
+            request = make(str(contract.id), arguments, key="fixture")
+            first = await gateway.invoke(request)
+            if not first.ok:
+                return [Outcome("fixture", False, first.error.message if first.error else "")]
+            return [Outcome("fixture", True), _same("fixture", first, await gateway.invoke(request), replayed=True)]
+    except Failure:
+        raise
+    except Exception as error:  # noqa: BLE001 - the author's fixture is the author's code
+        return [Outcome("fixture", False, f"the fixture failed: {type(error).__name__}: {error}")]
+
+
+@asynccontextmanager
+async def _entered(fixture: Callable[[], Any]) -> AsyncGenerator[Json]:
+    """Enter a fixture, written as a generator or a context manager, sync or async."""
+    if inspect.isasyncgenfunction(fixture):
+        async with asynccontextmanager(fixture)() as arguments:
+            yield arguments
+        return
+    if inspect.isgeneratorfunction(fixture):
+        from contextlib import contextmanager
+
+        with contextmanager(fixture)() as arguments:
+            yield arguments
+        return
+    manager: Any = fixture()
+    if hasattr(manager, "__aenter__"):
+        async with cast("AbstractAsyncContextManager[Json]", manager) as arguments:
+            yield arguments
+    else:
+        with cast("AbstractContextManager[Json]", manager) as arguments:
+            yield arguments

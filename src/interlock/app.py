@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import orjson
 
-from interlock.authority.policy import PolicyFile
+from interlock.authority.policy import Policy, PolicyFile
 from interlock.core.canonical import derive_key
 from interlock.core.clock import Clock, Deadline, new_id
 from interlock.core.context import Caller
@@ -66,9 +66,9 @@ class Interlock:
         self.settings = settings
         self.clock = clock
         self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
-        self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes))
+        self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(10)))
         self.catalog = Catalog(self.journal, clock)
-        self.policy = PolicyFile(home.policy)
+        self.policy = PolicyFile(home.policy, clock.monotonic)
         self.redactor = Redactor(RedactionRules(strict=settings.strict_redaction, extra_names=settings.redact_names))
         self.gateway = Gateway(
             journal=self.journal,
@@ -80,6 +80,7 @@ class Interlock:
             instance=self.instance,
         )
         self._caller_id = caller or f"local:{_user()}"
+        self._caller: tuple[Policy, Caller] | None = None
 
     @classmethod
     def open(
@@ -106,7 +107,10 @@ class Interlock:
     @property
     def caller(self) -> Caller:
         """The local user, with the scopes the policy grants."""
-        return Caller(id=self._caller_id, scopes=self.policy.current().scopes(self._caller_id))
+        policy = self.policy.current()
+        if self._caller is None or self._caller[0] is not policy:
+            self._caller = (policy, Caller(id=self._caller_id, scopes=policy.scopes(self._caller_id)))
+        return self._caller[1]
 
     # Calling
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
 from interlock.core.errors import Failure
+from interlock.core.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
 
 REDACTOR = Redactor()
 STRICT = Redactor(RedactionRules(strict=True))

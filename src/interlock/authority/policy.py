@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +40,9 @@ mutation_class = ["write_irreversible"]
 caller = "local:*"
 scopes = ["audit:read", "calls:reconcile", "tools:admin", "pii:read"]
 """
+
+# A changed file is noticed this soon.
+LOOK_EVERY_S = 0.05
 
 _STRENGTH: dict[Behavior, int] = {"allow": 0, "ask": 1, "deny": 2}
 
@@ -129,8 +133,10 @@ def _first_line(error: Exception) -> str:
 class PolicyFile:
     """The policy of a home, read again whenever its file changes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
         self._path = path
+        self._monotonic = monotonic
+        self._looked_at = float("-inf")
         self._seen: tuple[int, int, int] | None = None
         self._policy: Policy | None = None
         if not path.exists():
@@ -141,6 +147,9 @@ class PolicyFile:
 
     def current(self) -> Policy:
         """The policy in force; E3205 when its file is broken."""
+        now = self._monotonic()
+        if self._policy is not None and now - self._looked_at < LOOK_EVERY_S:
+            return self._policy
         try:
             status = self._path.stat()
             seen = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -150,5 +159,10 @@ class PolicyFile:
         except FileNotFoundError:
             self._policy, self._seen = Policy(DEFAULT), None
         except (OSError, UnicodeDecodeError):
+            self._policy = None
             raise Failure("E3205", "the policy file cannot be read") from None
+        except Failure:
+            self._policy = None
+            raise
+        self._looked_at = now
         return self._policy

@@ -20,7 +20,6 @@ import orjson
 from interlock.core.errors import Failure
 
 _SORTED = orjson.OPT_SORT_KEYS
-_WHOLE_FLOAT = re.compile(rb"\.0(?!\d)|\de[+\d]")
 
 
 def canonical(value: Any) -> bytes:
@@ -30,10 +29,39 @@ def canonical(value: Any) -> bytes:
         encoded = orjson.dumps(value, None, _STRICT)
     except TypeError:
         return _slow(value)
-    # `null` may stand for NaN or infinity, which JSON cannot say; a digit before `e` or `.0` may be a whole float.
-    if not encoded.isascii() or b"null" in encoded or _WHOLE_FLOAT.search(encoded):
+    if not encoded.isascii() and not unicodedata.is_normalized("NFC", encoded.decode()):
         return _slow(value)
+    # There may be a float that is a whole number, or a NaN that was written as null.
+    if b".0" in encoded or b"null" in encoded or _EXPONENT(encoded):
+        return _slow(value) if len(encoded) > _LARGE else _dump(_whole(value))
     return encoded
+
+
+def _dump(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, None, _STRICT)
+    except TypeError:
+        return _slow(value)
+
+
+def _whole(value: Any) -> Any:
+    """The value with whole floats as whole numbers; everything else as it is."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise Failure("E3004", f"`{value}` is not a JSON number")
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value).items()
+        return {name: _whole(item) if isinstance(item, _MAY_HOLD_FLOATS) else item for name, item in members}
+    if isinstance(value, list | tuple):
+        items = cast("list[Any]", value)
+        return [_whole(item) if isinstance(item, _MAY_HOLD_FLOATS) else item for item in items]
+    return value
+
+
+_MAY_HOLD_FLOATS = (float, dict, list, tuple)
+_EXPONENT = re.compile(rb"e[1-9]").search
+_LARGE = 10_000_000
 
 
 _STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from interlock.core.clock import iso
 from interlock.core.schema import Json
@@ -18,7 +17,7 @@ class Event:
     invocation_id: str
     tool: str
     at_ms: int
-    data: Json = field(default_factory=dict[str, Any])
+    data: Json
 
     def document(self) -> Json:
         return {

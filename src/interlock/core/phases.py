@@ -9,12 +9,13 @@ there is no way to run a tool that was not validated and authorized.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.clock import Deadline
 from interlock.core.context import Attestation, Caller, Change, Context
 from interlock.core.contract import Contract
+from interlock.core.record import record
 from interlock.core.schema import Json
 from interlock.core.states import Trail
 
@@ -23,7 +24,10 @@ ToolOperation = Literal["invoke", "preview", "compensate"]
 Behavior = Literal["allow", "ask", "deny"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@record
 class Request:
     """What a door hands over: who wants which tool to do what, under which key, by when."""
 
@@ -39,7 +43,7 @@ class Request:
     deadline: Deadline | None = None
     dry_run: bool = False
     operation: ToolOperation = "invoke"
-    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    native: Mapping[str, Any] = _NOTHING
     parent: str | None = None
     door: str = "library"
     on_progress: Callable[[Json], None] | None = None
@@ -61,31 +65,36 @@ class Handle(Protocol):
     def contract(self) -> Contract: ...
 
 
-@dataclass(slots=True, kw_only=True)
 class Call:
     """The running account of one call. It outlives every phase; the journal's record is written from it."""
 
-    id: str
-    trace_id: str
-    started_ms: int
-    started: float
-    request: Request
-    trail: Trail = field(default_factory=Trail)
-    phases: list[str] = field(default_factory=lambda: ["request"])
-    contract: Contract | None = None
-    input_hash: str = ""
-    mutations: list[Mutated] = field(default_factory=list[Mutated])
-    decision: Decision | None = None
-    warnings: list[str] = field(default_factory=list[str])
-    additional_context: list[str] = field(default_factory=list[str])
-    progress: int = 0
-    parts: list[Any] = field(default_factory=list[Any])
-    intent_at: int | None = None
-    scope: bytes | None = None
-    context: Context | None = None
+    __slots__ = (
+        "additional_context", "context", "contract", "decision", "id", "input_hash", "intent_at", "mutations", "parts",
+        "phases", "progress", "request", "scope", "started", "started_ms", "trace_id", "trail", "warnings",
+    )  # fmt: skip
+
+    def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
+        self.id = call_id
+        self.trace_id = trace_id
+        self.started_ms = started_ms
+        self.started = started
+        self.request = request
+        self.trail = Trail()
+        self.phases = ["request"]
+        self.contract: Contract | None = None
+        self.input_hash = ""
+        self.decision: Decision | None = None
+        self.scope: bytes | None = None
+        self.context: Context | None = None
+        self.intent_at: int | None = None
+        self.progress = 0
+        self.mutations: list[Mutated] = []
+        self.warnings: list[str] = []
+        self.additional_context: list[str] = []
+        self.parts: list[Any] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Requested:
     """1. A call whose tool is known and whose time is bounded. `model_input` is as it was sent, byte for byte."""
 
@@ -95,7 +104,7 @@ class Requested:
     deadline: Deadline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Checked:
     """2. A call whose input fits the contract. Holds the input as policy sees it and as the tool will get it."""
 
@@ -104,7 +113,7 @@ class Checked:
     call_input: Json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Decision:
     """What policy said, by which rule, under which policy."""
 
@@ -114,7 +123,7 @@ class Decision:
     policy: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Granted:
     """3. A checked call and the decision that allows it. Only the Authorize phase can set the seal."""
 
@@ -123,7 +132,7 @@ class Granted:
     seal: object
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ran:
     """4. What came out of the tool, and what it said about its effects."""
 
@@ -136,7 +145,7 @@ class Ran:
     source: Source = "compute"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Verified:
     """5. A result that fits its contract, whose effects were confirmed, with nothing private in it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -11,13 +10,14 @@ import orjson
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.phases import Source
+from interlock.core.record import record
 from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
 PREVIEW_CHARS = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Persistence:
     """Where a result's payload went: inline with the envelope, or kept and referred to."""
 
@@ -37,7 +37,10 @@ class Persistence:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+INLINE = Persistence(decision="inline")
+
+
+@record
 class Result:
     """The outcome of one call. `value` is the tool's result; `error` says why there is none."""
 
@@ -46,12 +49,12 @@ class Result:
     state: State
     created_ms: int
     trace_id: str
+    metadata: Mapping[str, Any]
     value: Any = None
     error: Failure | None = None
     source: Source = "compute"
-    persistence: Persistence = Persistence(decision="inline")
+    persistence: Persistence = INLINE
     redacted: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def ok(self) -> bool:

@@ -152,7 +152,7 @@ def may_break(old: str, new: str) -> bool:
 @lru_cache(maxsize=4096)
 def _version(text: str) -> Version:
     """Any SemVer 2.0.0 text as a version; ValueError for the rest."""
-    # Imported on first use: the library looks up its own metadata, which is slow. It has no stubs: types are stated here.
+    # Imported on first use, since the library looks up its own metadata; it has no stubs, so types are stated here.
     import semantic_version  # pyright: ignore[reportMissingTypeStubs]
 
     parsed = cast("Any", semantic_version.Version)(text)

@@ -46,7 +46,7 @@ class FunctionExecutor:
         arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
         positional = (context,) if operation == "invoke" and tool.takes_context else ()
         try:
-            if inspect.iscoroutinefunction(function):
+            if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
                 return await function(*positional, **arguments)
             return await self._in_thread(call.id, partial(function, *positional, **arguments))
         except (SystemExit, KeyboardInterrupt):

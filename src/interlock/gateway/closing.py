@@ -122,7 +122,7 @@ class Closer:
 
     async def _append(self, call_id: str, body: bytes) -> None:
         """One record of a read: awaited, unless the operator chose batched audit."""
-        if self._settings.audit == "batched":
+        if self._settings.audit == "batched" and not self._journal.crowded:
             self._journal.post(lambda transaction: transaction.append("closed", call_id, body))
         else:
             await self._journal.commit(lambda transaction: transaction.append("closed", call_id, body))

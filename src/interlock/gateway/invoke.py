@@ -115,13 +115,9 @@ class Gateway:
     def _open(self, request: Request) -> Call:
         clock = self._clock
         now_ms = clock.now_ms()
-        return Call(
-            id=request.id or new_id(now_ms, clock.random_bytes),
-            trace_id=request.trace_id or clock.random_bytes(16).hex(),
-            started_ms=now_ms,
-            started=clock.monotonic(),
-            request=request,
-        )
+        random = clock.random_bytes(26)
+        call_id = request.id or new_id(now_ms, random[:10])
+        return Call(call_id, request.trace_id or random[10:].hex(), now_ms, clock.monotonic(), request)
 
     def _request(self, call: Call) -> Requested:
         request = call.request
@@ -136,7 +132,7 @@ class Gateway:
         call.trail.move("selected")
         timeout = contract.timeout
         bound_s = timeout.default_s if request.timeout_s is None else min(request.timeout_s, timeout.max_s)
-        deadline = Deadline(call.started + bound_s)
+        deadline = Deadline(at=call.started + bound_s)
         if request.deadline is not None:
             deadline = request.deadline.sooner(deadline.at)
         return Requested(call=call, tool=version, model_input=model_input, deadline=deadline)
@@ -511,7 +507,7 @@ class Gateway:
 
     def with_id(self, request: Request) -> Request:
         """The request with the id its call will have, so that it can be stopped by it."""
-        return replace(request, id=new_id(self._clock.now_ms(), self._clock.random_bytes))
+        return replace(request, id=new_id(self._clock.now_ms(), self._clock.random_bytes(10)))
 
     async def decline(self, request: Request, failure: Failure) -> Result:
         """The result of a call that was never started: labelled synthetic, on record like any other."""

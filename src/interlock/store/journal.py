@@ -39,6 +39,7 @@ GENESIS = bytes(32)
 ANCHOR_EVERY = 1000
 ANCHOR_AFTER_S = 1.0
 LOCK_PATIENCE_S = 10.0
+CROWDED = 1000
 MAX_PENDING = 20_000
 # A lone unit is committed on the loop only while commits are quick; a slow disk must not stall everybody.
 INLINE_BELOW_S = 0.005
@@ -137,6 +138,11 @@ class Journal:
     def post(self, unit: Unit[Any]) -> None:
         """Run a unit with the next batch, without waiting for the disk."""
         self._enqueue(_Waiting(unit, None))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is queued that callers should wait for the disk, whatever they were promised."""
+        return len(self._pending) >= CROWDED
 
     async def drain(self) -> None:
         """Wait until everything queued so far is on disk."""

@@ -150,7 +150,7 @@ class Interlock:
                 timeout_s=timeout_s,
                 deadline=deadline,
                 dry_run=dry_run,
-                native=native or {},
+                native=native,
                 on_progress=on_progress,
                 door=door,
             )

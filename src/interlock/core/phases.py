@@ -9,7 +9,6 @@ there is no way to run a tool that was not validated and authorized.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.clock import Deadline
@@ -22,9 +21,6 @@ from interlock.core.states import Trail
 Source = Literal["compute", "replay", "preview", "cache", "synthetic"]
 ToolOperation = Literal["invoke", "preview", "compensate"]
 Behavior = Literal["allow", "ask", "deny"]
-
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @record
@@ -43,7 +39,7 @@ class Request:
     deadline: Deadline | None = None
     dry_run: bool = False
     operation: ToolOperation = "invoke"
-    native: Mapping[str, Any] = _NOTHING
+    native: Mapping[str, Any] | None = None
     parent: str | None = None
     door: str = "library"
     on_progress: Callable[[Json], None] | None = None

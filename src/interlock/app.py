@@ -173,7 +173,7 @@ class Interlock:
 
     def cancel(self, invocation_id: str) -> str:
         """Ask for a running call to end. Answers canceled, unsupported or finished."""
-        return self.gateway.cancel(invocation_id)
+        return self.gateway.execution.cancel(invocation_id)
 
     async def undo(self, invocation_id: str, *, key: str) -> Result:
         """Run the compensation that a call stored when it succeeded. Governed like any call."""
@@ -216,12 +216,12 @@ class Interlock:
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Hear of every event as it happens. Returns the way to stop."""
-        self.gateway.listeners.append(listener)
-        return lambda: self.gateway.listeners.remove(listener)
+        self.gateway.observer.listeners.append(listener)
+        return lambda: self.gateway.observer.listeners.remove(listener)
 
     def hook(self, hook: Hook) -> None:
         """Put a hook around calls."""
-        self.gateway.hooks.append(hook)
+        self.gateway.hooks.registered.append(hook)
 
     # Tools
 

@@ -8,12 +8,13 @@ there is no way to run a tool that was not validated and authorized.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.clock import Deadline
 from interlock.core.context import Attestation, Caller, Change, Context
-from interlock.core.contract import Contract
+from interlock.core.prepared import Prepared
 from interlock.core.record import record
 from interlock.core.schema import Json
 from interlock.core.states import Trail
@@ -54,40 +55,49 @@ class Mutated(NamedTuple):
     after: Any
 
 
-class Handle(Protocol):
-    """A registered version as the phases see it: its contract, and the way to run it."""
-
-    @property
-    def contract(self) -> Contract: ...
-
-
-class Call:
-    """The running account of one call. It outlives every phase; the journal's record is written from it."""
+class Call(Trail):
+    """The running account of one call: where it stands, and all that its record is written from."""
 
     __slots__ = (
-        "additional_context", "context", "contract", "decision", "id", "input_hash", "intent_at", "mutations", "parts",
-        "phases", "progress", "request", "scope", "started", "started_ms", "trace_id", "trail", "warnings",
+        "additional_context", "context", "deadline", "decision", "id", "input_hash", "mutations", "noted",
+        "parts", "phases", "progress", "request", "scope", "started", "started_ms", "task", "tool", "trace_id",
+        "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
+        self.state = "planned"
+        self.states = ["planned"]
         self.id = call_id
         self.trace_id = trace_id
         self.started_ms = started_ms
         self.started = started
         self.request = request
-        self.trail = Trail()
         self.phases = ["request"]
-        self.contract: Contract | None = None
+        self.tool: Prepared | None = None
         self.input_hash = ""
         self.decision: Decision | None = None
-        self.scope: bytes | None = None
-        self.context: Context | None = None
-        self.intent_at: int | None = None
-        self.progress = 0
+        # What happened to the input, and what else should be told with the result.
         self.mutations: list[Mutated] = []
         self.warnings: list[str] = []
         self.additional_context: list[str] = []
         self.parts: list[Any] = []
+        self.progress = 0
+        # While it runs.
+        self.deadline = started
+        self.scope: bytes | None = None
+        self.context: Context | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.why: Why | None = None
+        self.noted = False
+
+    @property
+    def ref(self) -> str:
+        """The tool and version, or the name that was asked for while it is not resolved."""
+        return self.request.tool if self.tool is None else self.tool.ref
+
+
+Why = Literal["timeout", "canceled", "sibling"]
 
 
 @record
@@ -95,7 +105,7 @@ class Requested:
     """1. A call whose tool is known and whose time is bounded. `model_input` is as it was sent, byte for byte."""
 
     call: Call
-    tool: Handle
+    tool: Prepared
     model_input: bytes
     deadline: Deadline
 

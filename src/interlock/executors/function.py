@@ -8,22 +8,15 @@ import inspect
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 from interlock.core.context import Context
 from interlock.core.declare import Tool, convert
 from interlock.core.errors import Failure
-from interlock.core.phases import Granted, Handle
+from interlock.core.phases import Granted
 from interlock.core.schema import Json
 
 THREADS = 64
-
-
-class FunctionHandle(Handle, Protocol):
-    """A registered version that is bound to a declared function."""
-
-    @property
-    def bound(self) -> Tool[..., Any]: ...
 
 
 class FunctionExecutor:
@@ -38,7 +31,7 @@ class FunctionExecutor:
         # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
             raise Failure("E3000", "a tool can only run under a grant")
-        tool = cast("FunctionHandle", granted.checked.requested.tool).bound
+        tool = granted.checked.requested.tool.bound
         call = granted.checked.requested.call
         operation = "preview" if call.request.dry_run else call.request.operation
         function = tool.function if operation == "invoke" else tool.handlers[operation]

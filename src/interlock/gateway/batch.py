@@ -81,16 +81,16 @@ class Batch:
         if self._policy.interrupt == "cancel":
             for member in self._members:
                 if member.task is not None and member.result is None:
-                    self._gateway.stop(member.id, "canceled")
+                    self._gateway.execution.stop(member.id, "canceled")
 
     def _safe(self, request: Request) -> bool:
         """Whether this call, with this input, may overlap others. What cannot be resolved runs alone."""
         try:
-            version = self._catalog.resolve(request.tool, request.version)
-            if version.contract.mutation.mutation_class == "write_irreversible":
+            tool = self._catalog.resolve(request.tool, request.version).prepared
+            if tool.contract.mutation.mutation_class == "write_irreversible":
                 return False
-            decide = version.handler("concurrent")
-            return version.contract.manifest.concurrency_safe if decide is None else bool(decide(**request.arguments))
+            decide = tool.handler("concurrent")
+            return tool.contract.manifest.concurrency_safe if decide is None else bool(decide(**request.arguments))
         except (Failure, TypeError):
             return False
 
@@ -111,7 +111,7 @@ class Batch:
         if not result.ok and self._policy.sibling_failure != "ignore":
             for other in self._members:
                 if other.task is not None and other.result is None and self._goes_with(other, member):
-                    self._gateway.stop(other.id, "sibling")
+                    self._gateway.execution.stop(other.id, "sibling")
 
     def _goes_with(self, other: _Member, failed: _Member) -> bool:
         if self._policy.sibling_failure == "cancel_siblings":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import cast
+from concurrent.futures import Future
+from typing import Any, cast
 
 import orjson
 
@@ -18,13 +19,14 @@ from interlock.core.clock import Clock, iso
 from interlock.core.context import Caller, Change
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.core.phases import Call, Granted, Ran, Source, Verified
+from interlock.core.prepared import Prepared
 from interlock.core.redact import Redactor, SchemaRedactor
-from interlock.core.results import Persistence, Result
+from interlock.core.results import INLINE, Persistence, Result
 from interlock.core.schema import Json
 from interlock.core.states import MOVES, State
 from interlock.effects.session import SessionState
-from interlock.gateway import keys
-from interlock.registry.catalog import Version
+from interlock.gateway import keys, verify
+from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
@@ -43,6 +45,11 @@ _STATE_OF_CLASS: dict[ErrorClass, State] = {
     ErrorClass.PERMISSION_DENIED: "denied",
     ErrorClass.APPROVAL_REJECTED: "denied",
 }
+_EVENT_OF_STATE: dict[State, str] = {
+    "canceled": "canceled",
+    "timed_out": "timed_out",
+    "validation_failed": "validation_failed",
+}
 
 
 def terminal_state(failure: Failure, current: State) -> State:
@@ -57,127 +64,103 @@ class Closer:
     """Closes calls."""
 
     def __init__(
-        self,
-        journal: Journal,
-        clock: Clock,
-        redactor: Redactor,
-        settings: Settings,
-        redactor_of: Callable[[Version], SchemaRedactor],
-        emit: Callable[..., None],
+        self, journal: Journal, clock: Clock, redactor: Redactor, settings: Settings, observer: Observer
     ) -> None:
         self._journal = journal
         self._clock = clock
         self._redactor = redactor
         self._settings = settings
-        self._redactor_of = redactor_of
-        self._emit = emit
+        self._observer = observer
+        self._batched = settings.audit == "batched"
+        self._redactors: dict[str, SchemaRedactor] = {}
         # Outcomes of writes that could not be recorded (a full disk); they go first with the next chance.
-        self._unrecorded: list[Callable[[Transaction], None]] = []
-
-    # Sessions
-
-    def load_session(self, caller: Caller, session: str) -> SessionState:
-        rows = self._journal.read("SELECT version, state FROM session WHERE id = ?", (session_id(caller, session),))
-        return SessionState(rows[0][0], rows[0][1]) if rows else SessionState(0, "{}")
+        self._owed: list[Callable[[Transaction], None]] = []
 
     # Success
 
-    async def succeed(self, verified: Verified, compensation: Json | None) -> Result:
+    async def succeed(self, verified: Verified) -> Result:
         """Record a success, then tell it."""
         ran = verified.ran
         requested = ran.granted.checked.requested
-        call, contract = requested.call, requested.tool.contract
+        call, tool = requested.call, requested.tool
         if ran.source == "replay":
             return await self._close_replay(verified)
-        persistence = self._persistence(verified)
-        latency_ms = round((self._clock.monotonic() - call.started) * 1000, 3)
-        metadata = self._metadata(call, latency_ms)
+        persistence = self._persistence(verified, tool)
+        metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
-        if not contract.mutation.writes and ran.context is None and persistence.ref is None:
-            body = records.closed(
-                call, now_ms, state="succeeded", latency_ms=latency_ms, source=ran.source,
-                summary=records.summarize(verified.value, len(verified.encoded)),
-            )  # fmt: skip
-            await self._append(call.id, body)
+        if tool.plain and persistence.ref is None:
+            body = records.closed_read(call, now_ms, metadata["latency_ms"], ran.source, verified)
+            if self._batched and not self._journal.crowded:
+                self._journal.record("closed", call.id, body)
+            else:
+                await self._journal.append("closed", call.id, body)
         else:
-            await self._commit_success(verified, persistence, compensation, latency_ms, now_ms, metadata)
-        call.trail.move("succeeded")
-        if persistence.ref is not None or verified.redacted:
-            kind = "tool.result.persisted" if persistence.ref is not None else "tool.result.redacted"
-            self._emit(kind, call, **persistence.document(call.id))
-        self._emit("tool.invocation.succeeded", call, latency_ms=latency_ms)
-        self._emit("tool.result.created", call)
+            await self._record_success(verified, persistence, now_ms, metadata)
+        call.move("succeeded")
+        if self._observer.listeners:
+            self._tell(call, persistence, verified.redacted)
         return Result(
             invocation_id=call.id,
-            tool=contract.ref,
+            tool=tool.ref,
             state="succeeded",
             created_ms=now_ms,
             trace_id=call.trace_id,
+            metadata=metadata,
             value=verified.value,
             source=ran.source,
             persistence=persistence,
             redacted=verified.redacted,
-            metadata=metadata,
         )
 
-    async def _append(self, call_id: str, body: bytes) -> None:
-        """One record of a read: awaited, unless the operator chose batched audit."""
-        if self._settings.audit == "batched" and not self._journal.crowded:
-            self._journal.post(lambda transaction: transaction.append("closed", call_id, body))
-        else:
-            await self._journal.commit(lambda transaction: transaction.append("closed", call_id, body))
+    def _tell(self, call: Call, persistence: Persistence, redacted: tuple[str, ...]) -> None:
+        if persistence.ref is not None:
+            self._observer.emit("tool.result.persisted", call, **persistence.document(call.id))
+        if redacted:
+            self._observer.emit("tool.result.redacted", call, paths=list(redacted))
+        self._observer.emit("tool.invocation.succeeded", call)
+        self._observer.emit("tool.result.created", call)
 
-    async def _commit_success(
-        self,
-        verified: Verified,
-        persistence: Persistence,
-        compensation: Json | None,
-        latency_ms: float,
-        now_ms: int,
-        metadata: Json,
-    ) -> None:
+    async def _record_success(self, verified: Verified, persistence: Persistence, now_ms: int, metadata: Json) -> None:
+        """Write all that a success leaves behind, in one transaction."""
         ran = verified.ran
         requested = ran.granted.checked.requested
         call, request = requested.call, requested.call.request
         assert request.caller is not None
-        assert isinstance(requested.tool, Version)
-        session = ran.context.session if ran.context is not None else None
+        caller = request.caller
+        session = None if ran.context is None else ran.context.session
         assert session is None or isinstance(session, SessionState)
-        changes = (*ran.changes, *(session.changes() if session is not None else ()))
-        if ran.source == "compute" and ran.context is not None and call.scope is not None and not changes:
+        changes = (*ran.changes, *(() if session is None else session.changes()))
+        if call.scope is not None and ran.context is not None and not changes:
+            # Only a tool that can report its changes can be seen to have made none.
             call.warnings.append("WRITE_TOOL_NO_MUTATION")
             metadata["warnings"] = call.warnings
-        undo = None if compensation is None else orjson.dumps(compensation)
+        undo = _compensation(verified)
         outcome: Json = {
             "value": None if persistence.ref is not None else verified.value,
             "persistence": [persistence.decision, persistence.ref, persistence.size, persistence.reason],
             "redacted": verified.redacted,
-            "metadata": metadata,
         }
-        extra: Json = {"resultHash": digest(verified.value)} if call.scope is not None else {}
+        extra: Json = {} if call.scope is None else {"resultHash": digest(verified.value)}
         if undo is not None:
-            extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(orjson.loads(undo))}
+            extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
         body = records.closed(
-            call, now_ms, state="succeeded", latency_ms=latency_ms, source=ran.source, effects=changes, extra=extra,
-            summary=records.summarize(verified.value, len(verified.encoded)),
+            call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=ran.source, effects=changes,
+            summary=records.summarize(verified.value, len(verified.encoded)), extra=extra,
         )  # fmt: skip
-        schemas = (self._redactor_of(requested.tool),)
-        mutations = [records.mutation(call, now_ms, change, self._redactor, schemas) for change in changes]
-        owner = f"{request.caller.tenant}/{request.caller.id}"
-        changed = session is not None and session.changed
+        redact = self._sink_redactor(requested.tool)
+        mutations = [records.mutation(call, now_ms, change, redact) for change in changes]
+        owner = f"{caller.tenant}/{caller.id}"
+        days = self._settings
 
         def unit(transaction: Transaction) -> None:
-            if changed and session is not None:
-                assert request.caller is not None
-                _store_session(transaction, session_id(request.caller, request.session), session)
+            if session is not None and session.changed:
+                _store_session(transaction, session_id(caller, request.session), session)
             if call.scope is not None:
                 keys.settle(transaction, call.scope, call.id, "done", outcome)
             if persistence.ref is not None:
-                _store_payload(
-                    transaction, persistence.ref, call.id, owner, verified.encoded, self._settings.payload_days
-                )
+                _store_payload(transaction, persistence.ref, call.id, owner, verified.encoded, days.payload_days)
             if undo is not None:
-                _store_payload(transaction, f"undo:{call.id}", call.id, owner, undo, self._settings.undo_days)
+                _store_payload(transaction, f"undo:{call.id}", call.id, owner, orjson.dumps(undo), days.undo_days)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, body)
@@ -190,31 +173,37 @@ class Closer:
         If it cannot be written now, the effect stands and its record is owed: it is kept and goes first next time, and
         the caller is told that the outcome is not on record, not that all is well.
         """
-        owed, self._unrecorded = self._unrecorded, []
+        owed, self._owed = self._owed, []
         try:
             for earlier in owed:
-                await asyncio.shield(self._journal.commit(earlier))
+                await self._journal.commit(earlier)
             await asyncio.shield(self._journal.commit(unit))
         except Failure as failure:
             if failure.code == "E3410" or call.scope is None:
                 raise
-            self._unrecorded = [*owed, unit]
+            self._owed = [*owed, unit]
             _log.error("the outcome of call %s could not be recorded: %s", call.id, failure.message)
             raise Failure(
                 "E3409",
-                f"the call took effect, but the journal could not record it: {failure.message}",
+                f"the call was carried out, but the journal could not record how it ended: {failure.message}",
                 details={"invocation_id": call.id, "executed": True},
             ) from failure
 
     # Replays
 
-    def replayed(self, ran: Ran, found: keys.Replay) -> Verified:
+    def recall(self, ran: Ran) -> Verified:
         """The stored outcome as a verified result; a stored failure is raised again."""
+        found: keys.Replay = ran.output
         outcome = found.outcome
         if "error" in outcome:
-            raise _stored_failure(outcome["error"], found)
-        ref = outcome["persistence"][1]
-        value = outcome["value"]
+            error: Json = outcome["error"]
+            details: Json = {
+                **cast("Json", error["details"] or {}),
+                "replay_of": found.call,
+                "ran_at": iso(found.at_ms),
+            }
+            raise Failure(error["code"], error["message"], details=details, retryable=False)
+        ref, value = outcome["persistence"][1], outcome["value"]
         if ref is not None:
             rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
             value = orjson.loads(rows[0][0]) if rows and rows[0][0] is not None else None
@@ -224,105 +213,111 @@ class Closer:
         ran = verified.ran
         found: keys.Replay = ran.output
         requested = ran.granted.checked.requested
-        call, contract = requested.call, requested.tool.contract
-        latency_ms = round((self._clock.monotonic() - call.started) * 1000, 3)
+        call = requested.call
+        metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
         body = records.closed(
-            call, now_ms, state="succeeded", latency_ms=latency_ms, source="replay", summary=None,
+            call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source="replay", summary=None,
             extra={"replayOf": found.call},
         )  # fmt: skip
-        await self._journal.commit(lambda transaction: transaction.append("closed", call.id, body))
-        call.trail.move("succeeded")
+        await self._journal.append("closed", call.id, body)
+        call.move("succeeded")
         decision, ref, size, reason = found.outcome["persistence"]
+        metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}
         return Result(
             invocation_id=call.id,
-            tool=contract.ref,
+            tool=requested.tool.ref,
             state="succeeded",
             created_ms=now_ms,
             trace_id=call.trace_id,
+            metadata=metadata,
             value=verified.value,
             source="replay",
             persistence=Persistence(decision=decision, ref=ref, size=size, reason=reason),
             redacted=verified.redacted,
-            metadata={
-                **self._metadata(call, latency_ms),
-                "original_invocation_id": found.call,
-                "executed_at": iso(found.at_ms),
-            },
         )
 
     # Failure
 
     async def fail(self, call: Call, failure: Failure, state: State) -> Result:
-        """Record a failure, then tell it. If even that cannot be recorded, a read's caller is told so instead."""
-        latency_ms = round((self._clock.monotonic() - call.started) * 1000, 3)
+        """Record a failure, then tell it."""
         now_ms = self._clock.now_ms()
         settlement = self._settlement(call, failure, state)
         source: Source = "synthetic" if state in ("timed_out", "canceled") else "compute"
         extra: Json = {} if settlement is None else {"outcome": settlement}
-        if failure.details and "replay_of" in failure.details:
-            source, extra = "replay", {"replayOf": failure.details["replay_of"]}
+        if failure.details is not None and "replay_of" in failure.details:
+            source, extra["replayOf"] = "replay", failure.details["replay_of"]
+        metadata = self._metadata(call)
         body = records.closed(
-            call, now_ms, state=state, latency_ms=latency_ms, source=source, summary=None, failure=failure,
-            effects=tuple(call.context.changes) if call.context else (), extra=extra,
+            call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None, failure=failure,
+            effects=() if call.context is None else tuple(call.context.changes), extra=extra,
         )  # fmt: skip
-        outcome: Json = {"error": {"code": failure.code, "message": failure.message, "details": failure.details}}
 
         def unit(transaction: Transaction) -> None:
             if call.scope is not None and settlement is not None:
-                keys.settle(transaction, call.scope, call.id, settlement, outcome if settlement == "done" else None)
+                keys.settle(transaction, call.scope, call.id, settlement, _stored(failure))
             transaction.append("closed", call.id, body)
 
-        try:
-            if failure.code != "E3409" or call.scope is None:
-                await (self._close_write(call, unit) if call.scope is not None else self._journal.commit(unit))
-        except Failure as unwritten:
-            failure = unwritten if unwritten.code == "E3409" or failure.code[:3] != "E38" else failure
-        call.trail.move(state)
-        self._emit(f"tool.invocation.{_EVENT.get(call.trail.state, 'failed')}", call, error_code=failure.code)
-        self._emit("tool.result.created", call)
+        failure = await self._record_failure(call, failure, unit)
+        call.move(state)
+        if self._observer.listeners:
+            event = _EVENT_OF_STATE.get(state, "failed")
+            self._observer.emit(f"tool.invocation.{event}", call, error_code=failure.code)
+            self._observer.emit("tool.result.created", call)
         return Result(
             invocation_id=call.id,
-            tool=call.contract.ref if call.contract else call.request.tool,
-            state=call.trail.state,
+            tool=call.ref,
+            state=state,
             created_ms=now_ms,
             trace_id=call.trace_id,
+            metadata=metadata,
             error=failure,
             source=source,
-            metadata=self._metadata(call, latency_ms),
         )
+
+    async def _record_failure(self, call: Call, failure: Failure, unit: Callable[[Transaction], None]) -> Failure:
+        """Write a failure down. The failure to tell: this one, or that it could not be written."""
+        if failure.code == "E3409" and call.scope is not None:
+            return failure  # the closing that failed is owed already, and will say how the call really ended
+        try:
+            if call.scope is not None:
+                await self._close_write(call, unit)
+            else:
+                await self._journal.commit(unit)
+        except Failure as unwritten:
+            # A failure about the journal says it all; any other gives way to the fact that nothing is on record.
+            return failure if failure.code in ("E3801", "E3803") else unwritten
+        return failure
 
     def _settlement(self, call: Call, failure: Failure, state: State) -> keys.Settlement | None:
         """What becomes of the key: kept with the failure, freed for a retry, or blocked until a person looks."""
-        if call.scope is None:
+        if call.scope is None or call.tool is None:
             return None
-        assert call.contract is not None
-        reported: list[Change] = call.context.changes if call.context is not None else []
+        reported: list[Change] = [] if call.context is None else call.context.changes
         cut_off = state in ("timed_out", "canceled")
-        if cut_off and not call.contract.manifest.restart_safe:
+        if cut_off and not call.tool.contract.manifest.restart_safe:
             return "unknown"
         if cut_off or failure.retryable:
             # INVARIANT: a retry may run again only when nothing was changed.
             return "unknown" if reported else "released"
         return "done"
 
-    def settle_late(self, granted: Granted, verified: Verified | None, failure: Failure | None) -> None:
+    def settle_late(self, granted: Granted, done: Future[Any]) -> None:
         """A write that was cut off has ended after all: its outcome is no longer unknown."""
-        call = granted.checked.requested.call
-        scope = call.scope
-        if scope is None:
-            return
-        now_ms = self._clock.now_ms()
-        outcome: Json
-        if verified is not None:
-            outcome = {
-                "value": verified.value, "persistence": ["inline", None, len(verified.encoded), ""],
-                "redacted": verified.redacted, "metadata": {"late": True},
-            }  # fmt: skip
+        requested = granted.checked.requested
+        call, scope = requested.call, requested.call.scope
+        assert scope is not None
+        try:
+            verified = self.redact(Ran(granted=granted, output=None), verify.map_output(requested.tool, done.result()))
+        except Failure as failure:
+            outcome = _stored(failure)
+        except Exception as error:  # noqa: BLE001 - whatever the tool raised after its time
+            outcome = _stored(Failure("E3401", f"{call.ref} failed: {type(error).__name__}"))
         else:
-            assert failure is not None
-            outcome = {"error": {"code": failure.code, "message": failure.message, "details": failure.details}}
-        body = records.plain("late", call.id, now_ms, succeeded=verified is not None, traceId=call.trace_id)
+            inline = ["inline", None, len(verified.encoded), ""]
+            outcome = {"value": verified.value, "persistence": inline, "redacted": verified.redacted}
+        facts = {"succeeded": "error" not in outcome, "traceId": call.trace_id}
+        body = records.plain("late", call.id, self._clock.now_ms(), **facts)
 
         def unit(transaction: Transaction) -> None:
             row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call.id))
@@ -334,21 +329,47 @@ class Closer:
 
     # Pieces
 
-    def _persistence(self, verified: Verified) -> Persistence:
+    def redact(self, ran: Ran, value: Any) -> Verified:
+        """The verified result with nothing in it that its reader may not see."""
+        requested = ran.granted.checked.requested
+        redactor = self._redactor_of(requested.tool)
+        if redactor.trivial:
+            return Verified(ran=ran, value=value, encoded=verify.encode(value))
+        caller = requested.call.request.caller
+        shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
+        return Verified(ran=ran, value=shown.value, encoded=verify.encode(shown.value), redacted=tuple(shown.paths))
+
+    def _redactor_of(self, tool: Prepared) -> SchemaRedactor:
+        found = self._redactors.get(tool.digest)
+        if found is None:
+            patterns = tool.contract.manifest.redact_results and self._settings.redacts(tool.contract.id.namespace)
+            found = self._redactor.for_schema(tool.contract.output.document, patterns=patterns)
+            self._redactors[tool.digest] = found
+        return found
+
+    def _sink_redactor(self, tool: Prepared) -> Callable[[Any], bool]:
+        """Whether a value holds what must not be written down, by either of the tool's schemas or by itself."""
+        schemas = (self._redactor_of(tool), self._redactor.for_schema(tool.contract.input.document))
+        return lambda value: bool(self._redactor.value(value).paths) or any(s.for_sinks(value).paths for s in schemas)
+
+    def _persistence(self, verified: Verified, tool: Prepared) -> Persistence:
         """Inline, redacted, or kept and referred to: decided for every result."""
-        manifest = verified.ran.granted.checked.requested.tool.contract.manifest
         size = len(verified.encoded)
-        if size > manifest.max_inline_chars and manifest.persist_output:
+        if tool.max_inline is not None and size > tool.max_inline:
             ref = f"payload:{verified.ran.granted.checked.requested.call.id}"
             return Persistence(decision="persist", ref=ref, size=size, reason="larger than max_inline_chars")
         if verified.redacted:
             return Persistence(decision="redact", size=size, reason="private fields were removed")
-        return Persistence(decision="inline", size=size)
+        return INLINE
 
-    def _metadata(self, call: Call, latency_ms: float) -> Json:
-        metadata: Json = {"latency_ms": latency_ms}
+    def _metadata(self, call: Call) -> Json:
+        metadata: Json = {"latency_ms": round((self._clock.monotonic() - call.started) * 1000, 3)}
         if call.decision is not None:
             metadata["policy_refs"] = call.decision.rules
+        if call.tool is not None and call.tool.notice is not None:
+            metadata["deprecation"] = call.tool.notice
+        if call.mutations:
+            metadata["input_mutations"] = [{"source": m.source, "pointer": m.pointer} for m in call.mutations]
         if call.warnings:
             metadata["warnings"] = call.warnings
         if call.additional_context:
@@ -359,8 +380,25 @@ class Closer:
             metadata["context_modifiers"] = call.context.modifiers
         return metadata
 
+    def load_session(self, caller: Caller, session: str) -> SessionState:
+        rows = self._journal.read("SELECT version, state FROM session WHERE id = ?", (session_id(caller, session),))
+        return SessionState(rows[0][0], rows[0][1]) if rows else SessionState(0, "{}")
 
-_EVENT = {"canceled": "canceled", "timed_out": "timed_out", "validation_failed": "validation_failed"}
+
+def _compensation(verified: Verified) -> Json | None:
+    """The concrete call that would undo this one, stored before success is reported."""
+    ran = verified.ran
+    requested = ran.granted.checked.requested
+    contract = requested.tool.contract
+    if ran.source != "compute" or requested.call.request.operation != "invoke" or not contract.manifest.compensable:
+        return None
+    arguments = ran.compensation or requested.tool.bound.undo_arguments(verified.value)
+    return {"tool": str(contract.id), "version": contract.version, "arguments": arguments}
+
+
+def _stored(failure: Failure) -> Json:
+    details = None if failure.details is None else dict(failure.details)
+    return {"error": {"code": failure.code, "message": failure.message, "details": details}}
 
 
 def session_id(caller: Caller, session: str) -> bytes:
@@ -384,8 +422,3 @@ def _store_payload(transaction: Transaction, ref: str, call: str, owner: str, bo
         " VALUES (?, ?, ?, ?, ?, ?, ?, '')",
         (ref, call, owner, body, len(body), transaction.now_ms, transaction.now_ms + days * _DAY_MS),
     )
-
-
-def _stored_failure(error: Json, found: keys.Replay) -> Failure:
-    details = {**cast("Json", error.get("details") or {}), "replay_of": found.call, "ran_at": iso(found.at_ms)}
-    return Failure(error["code"], error["message"], details=details, retryable=False)

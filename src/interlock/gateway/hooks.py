@@ -10,19 +10,23 @@ import fnmatch
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import orjson
+
+from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.phases import Behavior, Call
-from interlock.core.schema import Json
+from interlock.core.phases import Behavior, Call, Decision, Mutated, Requested
+from interlock.core.record import record
+from interlock.core.schema import Json, pointer
+from interlock.gateway.observe import Observer
 
 When = Literal["pre", "post", "failure"]
 _log = logging.getLogger("interlock.hooks")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Seen:
     """What a hook is shown: the call and its input, which it cannot write to; after the run, the result."""
 
@@ -34,7 +38,7 @@ class Seen:
     error: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HookResult:
     """What a hook asks for. Everything unsaid leaves the call as it is."""
 
@@ -45,7 +49,7 @@ class HookResult:
     progress: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Hook:
     """A function around calls of some tools, with the time it may take."""
 
@@ -56,50 +60,123 @@ class Hook:
     timeout_s: float = 1.0
 
 
-@dataclass(slots=True)
-class Gathered:
-    """What all pre-hooks of a call asked for together."""
+class Hooks:
+    """The hooks of one gateway."""
 
-    input: Json
-    permission: Behavior | None = None
-    by: list[str] = field(default_factory=list[str])
+    def __init__(self, observer: Observer, clock: Clock) -> None:
+        self._observer = observer
+        self._clock = clock
+        self.registered: list[Hook] = []
+
+    async def before(self, requested: Requested, arguments: Json) -> Json:
+        """Run the pre-hooks; the arguments as they leave them."""
+        call = requested.call
+        chosen = self._matching("pre", call)
+        if chosen:
+            call.move("pre_hooks_running")
+        for hook in chosen:
+            # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
+            seen = self._seen(call, frozen(orjson.loads(orjson.dumps(arguments))))
+            self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
+            result = await self._run(hook, call, seen, requested.deadline.remaining_s(self._clock.monotonic()))
+            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id)
+            if result.progress is not None:
+                self._observer.progress(call, {"message": result.progress})
+            if result.permission is not None:
+                call.decision = stricter(call.decision, _decision(hook, result.permission))
+            if result.updated_input is not None:
+                arguments = _updated(requested, hook.id, arguments, thawed(result.updated_input))
+        return arguments
+
+    async def after(self, requested: Requested, value: Any) -> None:
+        """Run the post-hooks of a call that succeeded; one that stops or fails blocks its result."""
+        call = requested.call
+        chosen = self._matching("post", call)
+        if chosen:
+            call.move("post_hooks_running")
+        for hook in chosen:
+            self._observer.emit("tool.hook.post.started", call, hook=hook.id)
+            seen = self._seen(call, frozen(orjson.loads(requested.model_input)), value)
+            await self._run(hook, call, seen, hook.timeout_s)
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id)
+
+    async def after_failure(self, call: Call, failure: Failure) -> None:
+        """Run the failure hooks. They can only look: the call has failed already."""
+        for hook in self._matching("failure", call):
+            self._observer.emit("tool.hook.post.started", call, hook=hook.id)
+            try:
+                await self._run(hook, call, self._seen(call, {}, None, failure), hook.timeout_s)
+            except Failure as blocked:
+                call.warnings.append(blocked.message)
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id)
+
+    async def _run(self, hook: Hook, call: Call, seen: Seen, left_s: float) -> HookResult:
+        """Run one hook within its time; anything but a clean answer blocks the call (E3211)."""
+        try:
+            found = hook.run(seen)
+            if inspect.isawaitable(found):
+                async with asyncio.timeout(max(0.0, min(hook.timeout_s, left_s))):
+                    found = await found
+        except TimeoutError:
+            raise Failure("E3211", f"hook `{hook.id}` took too long") from None
+        except Exception as error:  # a hook is other people's code; whatever it raises blocks
+            _log.exception("hook %s failed in call %s", hook.id, call.id, extra={"trace_id": call.trace_id})
+            raise Failure("E3211", f"hook `{hook.id}` failed") from error
+        result = found or HookResult()
+        if result.stop is not None:
+            raise Failure("E3211", f"hook `{hook.id}` stopped the call: {result.stop}")
+        call.additional_context.extend(result.context)
+        return result
+
+    def _matching(self, when: When, call: Call) -> list[Hook]:
+        if call.tool is None:
+            return []
+        name = str(call.tool.contract.id)
+        return [hook for hook in self.registered if hook.when == when and fnmatch.fnmatchcase(name, hook.tools)]
+
+    def _seen(self, call: Call, observed: Any, value: Any = None, error: Failure | None = None) -> Seen:
+        caller = call.request.caller
+        name = caller.id if caller else ""
+        return Seen(invocation_id=call.id, tool=call.ref, input=observed, caller=name, value=value, error=error)
 
 
-async def run_hook(hook: Hook, call: Call, tool: str, seen: Seen, remaining_s: float) -> HookResult:
-    """Run one hook within its time; anything but a clean answer blocks the call (E3211)."""
-    try:
-        found = hook.run(seen)
-        if inspect.isawaitable(found):
-            async with asyncio.timeout(max(0.0, min(hook.timeout_s, remaining_s))):
-                found = await found
-    except TimeoutError:
-        raise Failure("E3211", f"hook `{hook.id}` took too long") from None
-    except Exception as error:  # a hook is other people's code; whatever it raises blocks
-        _log.exception("hook %s failed in call %s (%s)", hook.id, call.id, tool, extra={"trace_id": call.trace_id})
-        raise Failure("E3211", f"hook `{hook.id}` failed") from error
-    result = found or HookResult()
-    if result.stop is not None:
-        raise Failure("E3211", f"hook `{hook.id}` stopped the call: {result.stop}")
-    return result
+_STRENGTH: dict[Behavior, int] = {"allow": 0, "ask": 1, "deny": 2}
 
 
-def matching(hooks: list[Hook], when: When, tool: str) -> list[Hook]:
-    return [hook for hook in hooks if hook.when == when and fnmatch.fnmatchcase(tool, hook.tools)]
+def stricter(one: Decision | None, other: Decision) -> Decision:
+    """The stricter of two decisions."""
+    # INVARIANT: nothing that speaks before policy can turn its deny into an allow.
+    return other if one is None or _STRENGTH[other.behavior] >= _STRENGTH[one.behavior] else one
+
+
+def _decision(hook: Hook, behavior: Behavior) -> Decision:
+    return Decision(behavior=behavior, reason=f"hook {hook.id}", rules=(f"hook:{hook.id}",), policy="hooks")
+
+
+def _updated(requested: Requested, hook: str, before: Json, after: Json) -> Json:
+    """A hook's change of the input: checked like the input itself, recorded under the hook's name."""
+    if not requested.tool.contract.input.valid(after):
+        raise Failure("E3211", f"hook `{hook}` made the input invalid")
+    for name in sorted(before.keys() | after.keys()):
+        if (name in before, before.get(name)) != (name in after, after.get(name)):
+            change = Mutated(f"hook:{hook}", pointer([name]), before.get(name), after.get(name))
+            requested.call.mutations.append(change)
+    return after
 
 
 def frozen(value: Any) -> Any:
     """A view of JSON data that raises when written to."""
     if isinstance(value, dict):
-        return MappingProxyType({name: frozen(item) for name, item in value.items()})  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] - JSON
+        return MappingProxyType({name: frozen(item) for name, item in cast("Json", value).items()})
     if isinstance(value, list):
-        return tuple(frozen(item) for item in value)  # pyright: ignore[reportUnknownVariableType] - JSON
+        return tuple(frozen(item) for item in cast("list[Any]", value))
     return value
 
 
 def thawed(value: Any) -> Any:
     """Plain JSON data from such a view."""
     if isinstance(value, Mapping):
-        return {name: thawed(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType] - JSON
+        return {name: thawed(item) for name, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [thawed(item) for item in value]  # pyright: ignore[reportUnknownVariableType] - JSON
+        return [thawed(item) for item in cast("list[Any]", value)]
     return value

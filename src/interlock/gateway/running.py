@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any
 
-from interlock.core.clock import Deadline
-from interlock.core.context import Context
 from interlock.core.errors import Failure
-from interlock.core.phases import Call
+from interlock.core.phases import Call, Why
 
 SWEEP_S = 0.01
 # A read that ends sooner leaves its closing record only; one that runs longer is on record as begun.
@@ -20,7 +18,6 @@ NOTE_AFTER_S = 0.05
 # How long a tool that was told to stop may take to say how far it came.
 GRACE_S = 0.05
 
-Why = Literal["timeout", "canceled", "sibling"]
 _CODE: dict[Why, tuple[str, str]] = {
     "timeout": ("E3402", "ran out of time"),
     "canceled": ("E3703", "was cancelled"),
@@ -28,39 +25,24 @@ _CODE: dict[Why, tuple[str, str]] = {
 }
 
 
-class Running:
-    """One call in execution."""
+def cut_off(call: Call) -> Failure:
+    """The failure of a call that was stopped."""
+    assert call.why is not None
+    code, words = _CODE[call.why]
+    return Failure(code, f"{call.ref} {words}")
 
-    __slots__ = ("began", "call", "cancellable", "context", "deadline", "noted", "task", "waiter", "why")
 
-    def __init__(self, call: Call, deadline: Deadline, began: float, *, cancellable: bool) -> None:
-        self.call = call
-        self.deadline = deadline
-        self.began = began
-        self.cancellable = cancellable
-        self.context: Context | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.waiter: asyncio.Future[None] | None = None
-        self.noted = call.intent_at is not None
-        self.why: Why | None = None
-
-    def stop(self, why: Why) -> None:
-        """Cut the call off. Its caller is answered at once, whether or not the tool obeys."""
-        if self.why is not None:
-            return
-        self.why = why
-        if self.context is not None:
-            self.context.cancel()
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-        if self.task is not None:
-            self.task.cancel()
-
-    def failure(self) -> Failure:
-        assert self.why is not None
-        code, words = _CODE[self.why]
-        name = self.call.contract.ref if self.call.contract else self.call.request.tool
-        return Failure(code, f"{name} {words}")
+def stop(call: Call, why: Why) -> None:
+    """Cut a running call off. Its caller is answered at once, whether or not the tool obeys."""
+    if call.why is not None:
+        return
+    call.why = why
+    if call.context is not None:
+        call.context.cancel()
+    if call.waiter is not None and not call.waiter.done():
+        call.waiter.set_result(None)
+    if call.task is not None:
+        call.task.cancel()
 
 
 class Floor:
@@ -69,33 +51,70 @@ class Floor:
     def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None]) -> None:
         self._monotonic = monotonic
         self._note = note
-        self._running: dict[str, Running] = {}
+        self._calls: dict[str, Call] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._calls)
 
-    def get(self, call_id: str) -> Running | None:
-        return self._running.get(call_id)
+    def get(self, call_id: str) -> Call | None:
+        return self._calls.get(call_id)
 
-    def enter(self, running: Running) -> None:
-        self._running[running.call.id] = running
+    async def run_here(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run work in the caller's own task: the cheap way, for tools that only compute."""
+        task = asyncio.current_task()
+        assert task is not None
+        call.task = task
+        self._enter(call)
+        try:
+            value = await work
+        except asyncio.CancelledError:
+            if call.why is None:
+                raise
+            task.uncancel()
+            raise cut_off(call) from None
+        finally:
+            del self._calls[call.id]
+        if call.why is not None:
+            task.uncancel()
+            raise cut_off(call)
+        return value
+
+    async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run work in a task of its own, so that its caller is answered in time even if the work ignores being told."""
+        loop = asyncio.get_running_loop()
+        call.waiter = waiter = loop.create_future()
+        call.task = task = loop.create_task(work)
+        task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
+        self._enter(call)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            stop(call, "canceled")
+            raise
+        finally:
+            del self._calls[call.id]
+        if call.why is not None:
+            # Nobody will ask the task again; its outcome is looked at so that it does not warn about it.
+            task.add_done_callback(_consume)
+            raise cut_off(call)
+        return task.result()
+
+    def _enter(self, call: Call) -> None:
+        self._calls[call.id] = call
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
-
-    def leave(self, running: Running) -> None:
-        self._running.pop(running.call.id, None)
 
     def _sweep(self) -> None:
         self._timer = None
         now = self._monotonic()
-        for running in list(self._running.values()):
-            if now >= running.deadline.at:
-                running.stop("timeout")
-            elif not running.noted and now - running.began >= NOTE_AFTER_S:
-                running.noted = True
-                self._note(running.call)
-        if self._running:
+        for call in list(self._calls.values()):
+            if now >= call.deadline:
+                stop(call, "timeout")
+            elif not call.noted and now - call.started >= NOTE_AFTER_S:
+                call.noted = True
+                self._note(call)
+        if self._calls:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:
@@ -103,41 +122,6 @@ class Floor:
             self._timer.cancel()
 
 
-async def run_here(floor: Floor, running: Running, work: Coroutine[Any, Any, Any]) -> Any:
-    """Run work in the caller's own task: the cheap way, for tools that only compute."""
-    task = asyncio.current_task()
-    assert task is not None
-    running.task = task
-    floor.enter(running)
-    try:
-        value = await work
-    except asyncio.CancelledError:
-        if running.why is None:
-            raise
-        task.uncancel()
-        raise running.failure() from None
-    finally:
-        floor.leave(running)
-    if running.why is not None:
-        task.uncancel()
-        raise running.failure()
-    return value
-
-
-async def run_apart(floor: Floor, running: Running, work: Coroutine[Any, Any, Any]) -> Any:
-    """Run work in a task of its own, so that its caller is answered in time even if the work ignores being told."""
-    loop = asyncio.get_running_loop()
-    running.waiter = waiter = loop.create_future()
-    running.task = task = loop.create_task(work)
-    task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
-    floor.enter(running)
-    try:
-        await waiter
-    except asyncio.CancelledError:
-        running.stop("canceled")
-        raise
-    finally:
-        floor.leave(running)
-    if running.why is not None:
-        raise running.failure()
-    return task.result()
+def _consume(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -5,64 +5,66 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
-
-import orjson
 
 from interlock.core.coerce import coerce
 from interlock.core.errors import Failure
 from interlock.core.explain import input_faults
-from interlock.core.phases import Checked, Mutated, Requested
+from interlock.core.phases import Mutated, Request, Requested
+from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json, pointer
-from interlock.registry.catalog import Version
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
 
-def check_input(requested: Requested, version: Version) -> Json:
+def check_input(requested: Requested, given: Json) -> Json:
     """The arguments with text converted and defaults filled; refuses with one entry per fault."""
-    call = requested.call
-    given: Any = call.request.arguments
-    faults = _key_faults(requested, version)
-    schema = version.facing
-    arguments: Json = given
-    if not schema.valid(given):
-        coerced = coerce(schema, given)
-        arguments = coerced.value
-        wrong = _supplied_internal(version, given) or input_faults(schema, arguments)
-        if wrong:
-            raise _refusal(version, wrong + faults, _code(schema.errors(arguments)))
-        call.mutations.extend(Mutated("coercion", *change) for change in coerced.changes)
+    tool, call = requested.tool, requested.call
+    faults = _key_faults(tool, call.request) if tool.key_required or call.request.key is not None else []
+    arguments = given
+    try:
+        fits = tool.fits_input(given)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        fits = False
+    if not fits:
+        arguments = _coerced(requested, given, faults)
     if faults:
-        raise _refusal(version, faults, "E3307")
-    missing = [(name, default) for name, default in version.contract.input.defaults if name not in arguments]
-    if missing:
-        arguments = dict(arguments)
-        for name, default in missing:
-            arguments[name] = copy.deepcopy(default)
+        raise _refusal(tool, faults, "E3307")
+    for name, default in tool.defaults:
+        if name not in arguments:
+            arguments = {**arguments, name: copy.deepcopy(default)}
             call.mutations.append(Mutated("default", pointer([name]), None, default))
     return arguments
 
 
-def _key_faults(requested: Requested, version: Version) -> list[Fault]:
-    request = requested.call.request
+def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
+    """The arguments with their text converted, if that makes them fit."""
+    tool = requested.tool
+    coerced = coerce(tool.facing, given)
+    wrong = _supplied_internal(tool, given) or input_faults(tool.facing, coerced.value)
+    if wrong:
+        raise _refusal(tool, wrong + faults, _code(tool.facing.errors(coerced.value)))
+    requested.call.mutations.extend(Mutated("coercion", *change) for change in coerced.changes)
+    return coerced.value
+
+
+def _key_faults(tool: Prepared, request: Request) -> list[Fault]:
     key = request.key
     if key is None:
-        if version.contract.idempotency.key_required and not request.dry_run:
-            return [
-                Fault("/idempotencyKey", "missing; a call that changes something needs a key of your own, say order-17")
-            ]
-        return []
+        if request.dry_run:
+            return []
+        return [
+            Fault("/idempotencyKey", "missing; a call that changes something needs a key of your own, say order-17")
+        ]
     if _KEY.match(key):
         return []
     return [Fault("/idempotencyKey", "a key has 1 to 255 visible ASCII characters and no spaces")]
 
 
-def _supplied_internal(version: Version, given: Mapping[str, Any]) -> list[Fault]:
+def _supplied_internal(tool: Prepared, given: Json) -> list[Fault]:
     # Not named: callers are not told which fields the runtime keeps to itself.
-    internal = version.contract.input.internal
+    internal = tool.contract.input.internal
     return [Fault("", "a field that callers may not set was sent")] if internal & given.keys() else []
 
 
@@ -79,15 +81,15 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def _refusal(version: Version, faults: list[Fault], code: str) -> Failure:
+def _refusal(tool: Prepared, faults: list[Fault], code: str) -> Failure:
     listing = "; ".join(f"{fault.pointer.lstrip('/') or 'input'}: {fault.message}" for fault in faults[:10])
-    return Failure(code, listing, details={"faults": [fault.document() for fault in faults], "tool": version.ref})
+    return Failure(code, listing, details={"faults": [fault.document() for fault in faults], "tool": tool.ref})
 
 
-async def check_meaning(version: Version, arguments: Json) -> None:
+async def check_meaning(tool: Prepared, arguments: Json) -> None:
     """Run the tool's own checks: semantics first, then what must be there. Nothing has happened yet."""
     for name in ("check", "preflight"):
-        handler = version.handler(name)
+        handler = tool.handler(name)
         if handler is None:
             continue
         found = handler(**arguments)
@@ -95,10 +97,4 @@ async def check_meaning(version: Version, arguments: Json) -> None:
             found = await found
         faults = [fault if isinstance(fault, Fault) else Fault("", str(fault)) for fault in found or ()]
         if faults:
-            raise _refusal(version, faults, "E3308")
-
-
-def seal(requested: Requested, arguments: Json, *, copied: bool) -> Checked:
-    """The checked call. With `copied`, neither the caller nor a hook can reach what the tool will get."""
-    sealed: Json = orjson.loads(orjson.dumps(arguments)) if copied else arguments
-    return Checked(requested=requested, permission_input=sealed, call_input=sealed)
+            raise _refusal(tool, faults, "E3308")

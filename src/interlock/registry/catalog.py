@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import orjson
@@ -18,7 +17,8 @@ from interlock.core.contract import Contract, parse_contract
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.manifest import LifecycleState
-from interlock.core.schema import Json, Schema
+from interlock.core.prepared import Prepared
+from interlock.core.schema import Json
 from interlock.core.versions import common, resolve
 from interlock.registry.source import reload
 from interlock.store.journal import Journal, Transaction
@@ -68,6 +68,7 @@ class Version:
         self._bind = bind
         self._contract: Contract | None = None
         self._bound: Tool[..., Any] | None = None
+        self._prepared: Prepared | None = None
 
     @property
     def contract(self) -> Contract:
@@ -75,24 +76,20 @@ class Version:
             self._contract = parse_contract(orjson.loads(self.row.manifest))
         return self._contract
 
-    @cached_property
-    def ref(self) -> str:
-        return self.contract.ref
-
-    @cached_property
-    def facing(self) -> Schema:
-        """The input schema as callers see it."""
-        schema = self.contract.input
-        return Schema(schema.model_facing) if schema.internal else schema
-
     @property
     def bound(self) -> Tool[..., Any]:
         if self._bound is None:
             self._bound = self._bind(self.row)
         return self._bound
 
-    def handler(self, name: str) -> Callable[..., Any] | None:
-        return self.bound.handlers.get(name)
+    @property
+    def prepared(self) -> Prepared:
+        """The version ready to be called, bound to its function."""
+        if self._prepared is None:
+            notice = self.row.notice
+            document = None if notice is None else notice.document()
+            self._prepared = Prepared(self.contract, self.bound, self.row.digest, document)
+        return self._prepared
 
     def refuse_if_gone(self, now_ms: int) -> None:
         """Refuse a version whose removal date has passed (E3104)."""

@@ -92,11 +92,11 @@ Unit = Callable[[Transaction], T]
 
 
 class _Waiting(Generic[T]):
-    """A unit in the queue and who waits for it, if anybody does."""
+    """A unit (or a single record) in the queue and who waits for it, if anybody does."""
 
     __slots__ = ("error", "future", "unit", "value")
 
-    def __init__(self, unit: Unit[T], future: asyncio.Future[T] | None) -> None:
+    def __init__(self, unit: Unit[T] | tuple[str, str, bytes], future: asyncio.Future[T] | None) -> None:
         self.unit = unit
         self.future = future
         self.value: Any = None
@@ -134,6 +134,16 @@ class Journal:
         future: asyncio.Future[T] = self._loop.create_future()
         self._enqueue(_Waiting(unit, future))
         return await future
+
+    async def append(self, kind: str, call: str, body: bytes) -> None:
+        """Make one record durable."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._enqueue(_Waiting((kind, call, body), future))
+        await future
+
+    def record(self, kind: str, call: str, body: bytes) -> None:
+        """Write one record with the next batch, without waiting for the disk."""
+        self._enqueue(_Waiting((kind, call, body), None))
 
     def post(self, unit: Unit[Any]) -> None:
         """Run a unit with the next batch, without waiting for the disk."""
@@ -251,9 +261,14 @@ class Journal:
         row = connection.execute(_HEAD).fetchone() or connection.execute(_PURGED).fetchone() or (0, GENESIS)
         transaction = Transaction(connection, row[0], row[1], self._clock.now_ms())
         for waiting in batch:
+            unit = waiting.unit
+            if isinstance(unit, tuple):
+                transaction.append(*unit)
+                waiting.error = None
+                continue
             mark = transaction.mark()
             try:
-                waiting.value = waiting.unit(transaction)
+                waiting.value = unit(transaction)
                 waiting.error = None
             except Failure as failure:  # an answer, not an accident: units fail before they write
                 transaction.rewind(mark)

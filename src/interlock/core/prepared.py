@@ -1,0 +1,62 @@
+"""A version ready to be called: its contract, its function, and what calls need often, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from interlock.core.contract import Contract
+from interlock.core.declare import Tool
+from interlock.core.schema import Json, Schema
+
+
+class Prepared:
+    """What the phases know of the tool they are calling."""
+
+    __slots__ = (
+        "bound",
+        "contract",
+        "defaults",
+        "digest",
+        "dump",
+        "facing",
+        "fits_input",
+        "fits_output",
+        "has_checks",
+        "has_verifier",
+        "key_required",
+        "max_inline",
+        "notice",
+        "plain",
+        "quick",
+        "ref",
+        "required_scopes",
+        "writes",
+    )
+
+    def __init__(self, contract: Contract, bound: Tool[..., Any], digest: str, notice: Json | None = None) -> None:
+        schema, manifest = contract.input, contract.manifest
+        self.contract = contract
+        self.bound = bound
+        self.digest = digest
+        self.notice = notice
+        self.ref = contract.ref
+        # The input schema as callers see it; without internal fields the two are one.
+        self.facing = Schema(schema.model_facing) if schema.internal else schema
+        self.fits_input: Callable[[Any], bool] = self.facing.fits
+        self.fits_output: Callable[[Any], bool] = contract.output.fits
+        self.defaults = schema.defaults
+        self.dump = bound.dump
+        self.writes = contract.mutation.writes
+        self.key_required = contract.idempotency.key_required
+        self.required_scopes = contract.auth.required_scopes
+        self.has_checks = "check" in bound.handlers or "preflight" in bound.handlers
+        self.has_verifier = "verify" in bound.handlers
+        self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
+        # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
+        self.quick = contract.timeout.timeout_class == "interactive" and not self.writes
+        # A read that leaves nothing behind but its closing record.
+        self.plain = not self.writes and not bound.takes_context
+
+    def handler(self, name: str) -> Callable[..., Any] | None:
+        return self.bound.handlers.get(name)

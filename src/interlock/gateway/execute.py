@@ -1,0 +1,314 @@
+"""Phase 4. The intent is on disk, the key is ours, and the tool runs within its time; or it ran before and is not run.
+
+Everything here needs a grant. What can go wrong between intent and outcome is decided here too: a tool that is cut off
+is stopped, and if it was a write that runs on regardless, its true outcome is recorded when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from interlock.core.clock import Clock
+from interlock.core.context import Change, Context
+from interlock.core.effects import predict
+from interlock.core.errors import Failure
+from interlock.core.phases import Call, Granted, Ran, Request, Requested, Why
+from interlock.core.redact import Redactor, safe_message
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.effects.session import SessionState
+from interlock.executors.function import FunctionExecutor
+from interlock.gateway import keys, running
+from interlock.gateway.closing import Closer
+from interlock.gateway.observe import Observer
+from interlock.gateway.running import Floor
+from interlock.settings import Settings
+from interlock.store import records
+from interlock.store.home import Instance
+from interlock.store.journal import Journal
+
+_log = logging.getLogger("interlock.gateway")
+BUSY_POLL_S = 0.02
+
+
+class Execution:
+    """Runs granted calls, once."""
+
+    def __init__(
+        self,
+        *,
+        seal: object,
+        journal: Journal,
+        clock: Clock,
+        redactor: Redactor,
+        settings: Settings,
+        instance: Instance,
+        observer: Observer,
+        closer: Closer,
+        invoke: Callable[[Request], Awaitable[Result]],
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._redactor = redactor
+        self._settings = settings
+        self._instance = instance
+        self._observer = observer
+        self._closer = closer
+        self._invoke = invoke
+        self._executor = FunctionExecutor(seal)
+        self._floor = Floor(clock.monotonic, self._note_start)
+        # Calls that were told to stop before they ran, and calls that others wait for under the same key.
+        self._doomed: dict[str, Why] = {}
+        self._holders: dict[str, asyncio.Future[None]] = {}
+
+    async def run(self, granted: Granted) -> Ran:
+        """Run a granted call, or find that it has been run."""
+        requested = granted.checked.requested
+        call, tool = requested.call, requested.tool
+        if call.request.dry_run:
+            return await self._preview(granted)
+        if tool.writes:
+            replay = await self._reserve(granted)
+            if replay is not None:
+                return replay
+        context = self._context(granted) if tool.bound.takes_context else None
+        call.move("running")
+        if self._observer.listeners:
+            self._observer.emit("tool.invocation.started", call)
+        if tool.contract.timeout.timeout_class in ("long_running", "async"):
+            self._observer.progress(call, {"message": "started", "percent": 0})
+        output = await self._bounded(granted, context)
+        if context is None:
+            return Ran(granted=granted, output=output)
+        return Ran(
+            granted=granted,
+            output=output,
+            changes=tuple(context.changes),
+            attestations=tuple(context.attestations),
+            compensation=context.compensation,
+            context=context,
+        )
+
+    async def _bounded(self, granted: Granted, context: Context | None) -> Any:
+        requested = granted.checked.requested
+        call, tool = requested.call, requested.tool
+        call.deadline = requested.deadline.at
+        call.context = context
+        if call.deadline <= self._clock.monotonic():
+            raise Failure("E3402", f"{tool.ref} had no time left to start")
+        if call.id in self._doomed:
+            call.why = self._doomed.pop(call.id)
+            raise running.cut_off(call)
+        run = self._floor.run_here if tool.quick and tool.bound.is_async else self._floor.run_apart
+        try:
+            return await run(call, self._executor.run(granted, context))
+        except Failure as failure:
+            if call.why is not None and call.scope is not None:
+                await self._watch_late(granted)
+            raise self._cleaned(failure) from failure
+        except Exception as error:  # an executor's edge: whatever the tool raised becomes a failure
+            _log.exception("tool %s failed in call %s", tool.ref, call.id, extra={"trace_id": call.trace_id})
+            raise tool_failure(tool.writes, tool.ref, error) from error
+
+    # Once
+
+    async def _reserve(self, granted: Granted) -> Ran | None:
+        """Make the intent durable and take the key; or find that the call has been made already."""
+        requested = granted.checked.requested
+        call, contract = requested.call, requested.tool.contract
+        request = call.request
+        assert request.caller is not None
+        assert request.key is not None
+        predicted = predict(contract.mutation.effects, granted.checked.call_input)
+        call.move("queued")
+        claim = keys.Claim(
+            scope=keys.scope_of(request.caller, request.session, f"{contract.id}#{request.operation}", request.key),
+            tool=str(contract.id),
+            version=contract.version,
+            key=request.key,
+            caller=request.caller.id,
+            input_hash=call.input_hash,
+            call=call.id,
+            owner=self._instance.id,
+            window_s=contract.idempotency.window(contract.timeout, self._settings.min_window_s),
+            intent=records.intent(call, self._clock.now_ms(), predicted),
+        )
+        self._holders[call.id] = asyncio.get_running_loop().create_future()
+        while True:
+            found = await self._journal.commit(keys.reserve(claim, self._instance.alive))
+            if isinstance(found, keys.Reserved):
+                call.scope = claim.scope
+                call.noted = True
+                return None
+            if isinstance(found, keys.Replay):
+                self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
+                return Ran(granted=granted, output=found, source="replay")
+            await self._wait_for(found.call, requested)
+
+    async def _wait_for(self, other: str, requested: Requested) -> None:
+        """Wait for the call that holds the key, within this call's own time."""
+        left = requested.deadline.remaining_s(self._clock.monotonic())
+        if left <= 0:
+            details = {"invocation_id": other}
+            raise Failure("E3408", "the same call is still running", retry_after_ms=250, details=details)
+        here = self._holders.get(other)
+        try:
+            # A holder in another process is asked after now and then; one in this process tells.
+            async with asyncio.timeout(left if here is not None else min(left, BUSY_POLL_S)):
+                await (asyncio.shield(here) if here is not None else asyncio.sleep(left))
+        except TimeoutError:
+            pass
+
+    def release(self, call: Call) -> None:
+        """The call is closed: whoever waited for its key may look again."""
+        self._doomed.pop(call.id, None)
+        holder = self._holders.pop(call.id, None)
+        if holder is not None and not holder.done():
+            holder.set_result(None)
+
+    # Looking first
+
+    async def _preview(self, granted: Granted) -> Ran:
+        """What the call would do: from the tool's own preview if it has one, else from its side-effect manifest."""
+        requested = granted.checked.requested
+        contract = requested.tool.contract
+        effects = predict(contract.mutation.effects, granted.checked.call_input)
+        preconditions: dict[str, bool] = {}
+        impact = "from the tool's side-effect manifest; nothing was run"
+        if requested.tool.handler("preview") is not None:
+            requested.call.move("running")
+            preview = await self._bounded(granted, None)
+            effects, preconditions, impact = preview.effects or effects, dict(preview.preconditions), preview.impact
+        document = {
+            "predicted_effects": [_change(change) for change in effects],
+            "preconditions": preconditions,
+            "impact": impact,
+        }
+        return Ran(granted=granted, output=document, source="preview")
+
+    # What tools get
+
+    def _context(self, granted: Granted) -> Context:
+        requested = granted.checked.requested
+        call, request = requested.call, requested.call.request
+        assert request.caller is not None
+        session: SessionState = self._closer.load_session(request.caller, request.session)
+        return Context(
+            invocation_id=call.id,
+            caller=request.caller,
+            deadline=requested.deadline,
+            monotonic=self._clock.monotonic,
+            session=session,
+            key=request.key,
+            dry_run=request.dry_run,
+            trace_id=call.trace_id,
+            on_progress=lambda facts: self._observer.progress(call, facts),
+            on_partial=lambda value: self._observer.partial(call, value),
+            child=self._child,
+        )
+
+    async def _child(self, context: Context, tool: str, arguments: Json | None, **options: Any) -> Any:
+        """A call that a tool makes: on the same authority, within the same time, through the same six phases."""
+        request = Request(
+            tool=tool,
+            version=options.pop("version", None),
+            key=options.pop("key", None),
+            timeout_s=options.pop("timeout_s", None),
+            arguments={**(arguments or {}), **options},
+            caller=context.caller,
+            trace_id=context.trace_id,
+            deadline=context.deadline,
+            parent=context.invocation_id,
+            door="tool",
+        )
+        return (await self._invoke(request)).unwrap()
+
+    # Stopping
+
+    def cancel(self, call_id: str) -> str:
+        """Ask for a call to end: `canceled`, `unsupported` by its profile, or `finished` already. Always on record."""
+        call = self._floor.get(call_id)
+        if call is None or call.tool is None:
+            answer = "finished"
+        else:
+            answer = "canceled" if call.tool.contract.manifest.cancellable else "unsupported"
+        body = records.plain("cancel", call_id, self._clock.now_ms(), answer=answer)
+        self._journal.post(lambda transaction: transaction.append("cancel", call_id, body))
+        if call is not None:
+            self._observer.emit("tool.invocation.cancel_requested", call, answer=answer)
+            if answer == "canceled":
+                running.stop(call, "canceled")
+        return answer
+
+    def stop(self, call_id: str, why: Why) -> None:
+        """Cut a call off, now if it runs, else when it is about to."""
+        call = self._floor.get(call_id)
+        if call is None:
+            self._doomed[call_id] = why
+        else:
+            running.stop(call, why)
+
+    async def _watch_late(self, granted: Granted) -> None:
+        """A write was cut off while it ran: if it is still running, its true outcome is recorded when it ends."""
+        call = granted.checked.requested.call
+        future = self._executor.unfinished(call.id)
+        if future is not None:
+            loop = asyncio.get_running_loop()
+            future.add_done_callback(lambda done: _on_loop(loop, self._closer.settle_late, granted, done))
+        elif call.task is not None and not call.task.done():
+            await asyncio.wait({call.task}, timeout=running.GRACE_S)
+
+    def _note_start(self, call: Call) -> None:
+        body = records.started(call, self._clock.now_ms())
+        self._journal.post(lambda transaction: transaction.append("started", call.id, body))
+
+    def _cleaned(self, failure: Failure) -> Failure:
+        """A tool's own failure, fit to be shown: no path, no secret, no stack."""
+        details = None if failure.details is None else self._redactor.value(dict(failure.details)).value
+        return Failure(
+            failure.code,
+            safe_message(self._redactor, failure.message),
+            details=details,
+            retryable=failure.retryable,
+            retry_after_ms=failure.retry_after_ms,
+            native_error_ref=failure.native_error_ref,
+            policy_refs=failure.policy_refs,
+            evidence_refs=failure.evidence_refs,
+        )
+
+    def close(self) -> None:
+        self._floor.close()
+        self._executor.close()
+
+
+def tool_failure(writes: bool, ref: str, error: BaseException) -> Failure:
+    """What an unforeseen exception of a tool means."""
+    if isinstance(error, MemoryError):
+        return Failure("E3403", f"{ref} ran out of memory")
+    # A write that failed in an unforeseen way may have come half way; only a read is safe to send again.
+    return Failure("E3401", f"{ref} failed: {type(error).__name__}", retryable=not writes)
+
+
+def _on_loop(
+    loop: asyncio.AbstractEventLoop,
+    settle: Callable[[Granted, Future[Any]], None],
+    granted: Granted,
+    done: Future[Any],
+) -> None:
+    try:
+        loop.call_soon_threadsafe(settle, granted, done)
+    except RuntimeError:
+        pass  # the loop is closed: the outcome stays unknown, and reconcile lists it
+
+
+def _change(change: Change) -> Json:
+    facts: Json = {"resource": change.resource, "operation": change.operation}
+    if change.before is not None:
+        facts["before"] = change.before
+    if change.after is not None:
+        facts["after"] = change.after
+    return facts

@@ -1,0 +1,351 @@
+"""Retirement: how a version leaves, announced, watched and never forgotten.
+
+    active ─► deprecated ─► sunset ─► removed
+
+A deprecated version still runs, and its callers are told until when. From its removal date it is refused; once a day
+has passed without a single attempt, refused ones included, it is removed. The row stays as a tombstone, so that what
+was called long ago can still be read against the contract it was called under.
+
+`sweep` does what is due, and may be run as often as one likes. When something is due follows from the store alone: the
+removal date is in the version's notice, the last report among the store's facts, the usage in the journal. A restart
+loses nothing, and two processes that sweep at once do nothing twice, because each version is judged inside one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import orjson
+import pydantic
+
+from interlock.core.clock import iso, new_id
+from interlock.core.errors import Failure
+from interlock.core.manifest import LifecycleState, Uri
+from interlock.core.schema import Json
+from interlock.core.versions import resolve
+from interlock.registry.catalog import Notice, bump_epoch
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction, Unit
+
+Happening = Literal[
+    "DEPRECATION_MIGRATION_PROGRESS",
+    "DEPRECATION_MIGRATION_COMPLETE",
+    "DEPRECATION_REMOVAL_BLOCKED",
+    "TOOL_VERSION_REMOVED",
+]
+
+# The only way there is; nothing leads back, and nothing is skipped.
+NEXT: Mapping[LifecycleState, LifecycleState] = {"active": "deprecated", "deprecated": "sunset", "sunset": "removed"}
+
+GRACE_DAYS = 90
+EXTEND_DAYS = 7
+REPORT_DAYS = 7
+
+_DAY_MS = 86_400_000
+_PAGE = 2000  # records read at a time, so that calls go on meanwhile
+_GUIDE = pydantic.TypeAdapter[str](Uri)
+# What a caller of a version that is gone is refused with: past its date, or no longer among those to choose from.
+_GONE = ("E3102", "E3104")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Attempts to call a version, refused ones included, over seven days and over the last one."""
+
+    week: int
+    day: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestone:
+    """Something that happened on a version's way out. `removal_ms` is the date as it stands now."""
+
+    event: Happening
+    address: str
+    version: str
+    at_ms: int
+    removal_ms: int
+    usage: Usage
+    forced: bool = False
+
+    @property
+    def tool(self) -> str:
+        return f"{self.address}@{self.version}"
+
+    def facts(self) -> Json:
+        return {
+            "event": self.event,
+            "tool": self.tool,
+            "attempts7d": self.usage.week,
+            "attempts24h": self.usage.day,
+            "removalDate": iso(self.removal_ms),
+            "forced": self.forced,
+        }
+
+
+def deprecate(
+    address: str,
+    version: str,
+    *,
+    by: str,
+    successor: str | None = None,
+    migration_guide: str | None = None,
+    grace_days: int = GRACE_DAYS,
+) -> Unit[Notice]:
+    """A unit that announces the end of a version: it runs on until the removal date, and every result says so."""
+    if grace_days < 0:
+        raise Failure("E3004", f"a grace period of {grace_days} days lies in the past")
+    if successor in (version, f"{address}@{version}"):
+        raise Failure("E3004", f"{address}@{version} cannot be its own successor")
+    guide = None if migration_guide is None else _uri(migration_guide)
+
+    def unit(transaction: Transaction) -> Notice:
+        _require_move(transaction, address, version, "deprecated")
+        now_ms = transaction.now_ms
+        notice = Notice(now_ms, now_ms + grace_days * _DAY_MS, successor, guide)
+        _set(transaction, address, version, "deprecated", notice)
+        _record(transaction, address, version, now_ms, event="tool.deprecated", by=by, **notice.document())
+        return notice
+
+    return unit
+
+
+def move(address: str, version: str, to: Literal["sunset", "removed"], *, by: str) -> Unit[None]:
+    """A unit that takes a deprecated version one state further on an operator's word, whatever its date and usage."""
+
+    def unit(transaction: Transaction) -> None:
+        _require_move(transaction, address, version, to)
+        _set(transaction, address, version, to, _notice(transaction, address, version))
+        _record(transaction, address, version, transaction.now_ms, event=f"tool.{to}", by=by)
+
+    return unit
+
+
+async def sweep(
+    journal: Journal, now_ms: int, *, by: str, force: bool = False, extend_days: int = EXTEND_DAYS
+) -> list[Milestone]:
+    """Report on deprecated versions and retire those whose time has come. Returns what happened, as recorded.
+
+    A version that is still in demand is not removed: its removal date moves by `extend_days`, or with `force` it goes
+    all the same.
+    """
+    rows = journal.read(
+        "SELECT address, version FROM tool_version WHERE state IN ('deprecated', 'sunset') AND notice IS NOT NULL"
+        " ORDER BY address, version"
+    )
+    if not rows:
+        return []
+    tally = await _count(journal, now_ms)
+    happened: list[Milestone] = []
+    for address, version in rows:
+        judge = _Judge(address, version, now_ms, by, tally, None if force else extend_days)
+        happened.extend(await journal.commit(judge.unit))
+    return happened
+
+
+async def usage(journal: Journal, address: str, version: str, now_ms: int) -> Usage:
+    """How often a version was asked for, as the journal has it."""
+    tally = await _count(journal, now_ms)
+    aliases = journal.read("SELECT alias FROM tool_alias WHERE address = ?", (address,))
+    return tally.of(_names(address, aliases), version)
+
+
+# Judging one version
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Decides, inside one write, what becomes of a version. `extend_days` is None where removal is forced."""
+
+    address: str
+    version: str
+    now_ms: int
+    by: str
+    tally: _Tally
+    extend_days: int | None
+
+    def unit(self, transaction: Transaction) -> list[Milestone]:
+        row = transaction.one(
+            "SELECT state FROM tool_version WHERE address = ? AND version = ?", (self.address, self.version)
+        )
+        notice = _notice(transaction, self.address, self.version)
+        # Looked at again inside the write: another process may have swept since.
+        if row is None or notice is None or row[0] not in ("deprecated", "sunset"):
+            return []
+        if self.now_ms >= notice.removal_ms:
+            return self._retire(transaction, row[0], notice)
+        return self._report(transaction, notice) if row[0] == "deprecated" else []
+
+    def _report(self, transaction: Transaction, notice: Notice) -> list[Milestone]:
+        name = f"deprecation_report:{self.address}@{self.version}"
+        last = transaction.one("SELECT value FROM fact WHERE name = ?", (name,))
+        since = notice.deprecated_ms if last is None else int(last[0])
+        if self.now_ms < since + REPORT_DAYS * _DAY_MS:
+            return []
+        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (name, str(self.now_ms)))
+        used = self._usage(transaction)
+        event: Happening = "DEPRECATION_MIGRATION_PROGRESS" if used.week else "DEPRECATION_MIGRATION_COMPLETE"
+        return [self._tell(transaction, event, notice, used)]
+
+    def _retire(self, transaction: Transaction, state: LifecycleState, notice: Notice) -> list[Milestone]:
+        told: list[Milestone] = []
+        used = self._usage(transaction)
+        if state == "deprecated":
+            _set(transaction, self.address, self.version, "sunset", notice)
+            _record(transaction, self.address, self.version, self.now_ms, event="tool.sunset", by=self.by)
+        if used.day:
+            if self.extend_days is not None:
+                notice = replace(notice, removal_ms=self.now_ms + self.extend_days * _DAY_MS)
+                _set(transaction, self.address, self.version, "sunset", notice)
+                return [self._tell(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used)]
+            told.append(self._tell(transaction, "DEPRECATION_REMOVAL_BLOCKED", notice, used))
+        # INVARIANT: a version in demand is removed only by force.
+        _set(transaction, self.address, self.version, "removed", notice)
+        told.append(self._tell(transaction, "TOOL_VERSION_REMOVED", notice, used, forced=used.day > 0))
+        return told
+
+    def _usage(self, transaction: Transaction) -> Usage:
+        """The usage that was counted, and what has come to the journal since."""
+        newer = transaction.execute(f"{_RECORDS} WHERE seq > ? AND kind = 'closed'", (self.tally.head,))
+        tally = self.tally.with_more(newer)
+        aliases = transaction.execute("SELECT alias FROM tool_alias WHERE address = ?", (self.address,))
+        return tally.of(_names(self.address, aliases), self.version)
+
+    def _tell(
+        self, transaction: Transaction, event: Happening, notice: Notice, used: Usage, *, forced: bool = False
+    ) -> Milestone:
+        milestone = Milestone(
+            event=event, address=self.address, version=self.version, at_ms=self.now_ms, removal_ms=notice.removal_ms,
+            usage=used, forced=forced,
+        )  # fmt: skip
+        _record(transaction, self.address, self.version, self.now_ms, **milestone.facts(), by=self.by)
+        return milestone
+
+
+# Counting
+
+
+_RECORDS = (
+    "SELECT call, json_extract(CAST(body AS TEXT), '$.toolId'), json_extract(CAST(body AS TEXT), '$.version'),"
+    " json_extract(CAST(body AS TEXT), '$.error_code'), json_extract(CAST(body AS TEXT), '$.versionSpec') FROM journal"
+)
+
+
+class _Attempt(NamedTuple):
+    """What a closing record says of the tool that was asked for. No version: the call was refused before it had one."""
+
+    tool: str
+    version: str | None
+    error: str | None
+    spec: str | None
+    today: bool
+
+    def meant(self, names: frozenset[str], version: str) -> bool:
+        if self.tool not in names:
+            return False
+        if self.version is not None:
+            return self.version == version
+        return self.error in _GONE and (self.spec is None or _admits(self.spec, version))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """Attempts of seven days, counted up to one record of the journal."""
+
+    head: int
+    day_start: str
+    attempts: Counter[_Attempt]
+
+    def with_more(self, rows: Iterable[Any]) -> _Tally:
+        more = Counter(_Attempt(*facts, today=call >= self.day_start) for call, *facts in rows)
+        return _Tally(self.head, self.day_start, self.attempts + more)
+
+    def of(self, names: frozenset[str], version: str) -> Usage:
+        meant = [(each, count) for each, count in self.attempts.items() if each.meant(names, version)]
+        return Usage(week=sum(n for _, n in meant), day=sum(n for each, n in meant if each.today))
+
+
+async def _count(journal: Journal, now_ms: int) -> _Tally:
+    # Whatever was handed to the journal before this is on disk when it returns.
+    head = await journal.commit(lambda transaction: transaction.head[0])
+    tally = _Tally(head, _first_call(now_ms - _DAY_MS), Counter())
+    after = _first_call(now_ms - 7 * _DAY_MS)
+    while True:
+        # Calls are named by ULIDs, which sort by time and begin with 0 to 7; other records have other names.
+        page = journal.read(
+            f"{_RECORDS} WHERE call >= ? AND call < '8' AND kind = 'closed' AND seq <= ? ORDER BY call LIMIT {_PAGE}",
+            (after, head),
+        )
+        tally = tally.with_more(page)
+        if len(page) < _PAGE:
+            return tally
+        after = page[-1][0] + "\0"
+        await asyncio.sleep(0)
+
+
+def _first_call(at_ms: int) -> str:
+    return new_id(max(at_ms, 0), bytes(10))
+
+
+def _names(address: str, aliases: Iterable[Any]) -> frozenset[str]:
+    """Every name a caller may have used: a refused call is on record under the one it used."""
+    full = {address, *(row[0] for row in aliases)}
+    return frozenset(full | {name.rpartition(".")[2] for name in full})
+
+
+def _admits(spec: str, version: str) -> bool:
+    try:
+        return resolve(spec, (version,)) == version
+    except Failure:
+        return False
+
+
+# The store
+
+
+def _require_move(transaction: Transaction, address: str, version: str, to: LifecycleState) -> None:
+    row = transaction.one("SELECT state FROM tool_version WHERE address = ? AND version = ?", (address, version))
+    if row is None:
+        known = transaction.one("SELECT 1 FROM tool_version WHERE address = ?", (address,))
+        raise (
+            Failure("E3102", f"{address} has no version `{version}`")
+            if known
+            else Failure("E3101", f"no tool named `{address}`")
+        )
+    if NEXT.get(row[0]) != to:
+        raise Failure(
+            "E3103", f"{address}@{version} is {row[0]} and cannot become {to}; versions go {' → '.join(_ORDER)}"
+        )
+
+
+_ORDER = (*NEXT, "removed")
+
+
+def _notice(transaction: Transaction, address: str, version: str) -> Notice | None:
+    row = transaction.one("SELECT notice FROM tool_version WHERE address = ? AND version = ?", (address, version))
+    return None if row is None or row[0] is None else Notice(**orjson.loads(row[0]))
+
+
+def _set(transaction: Transaction, address: str, version: str, state: LifecycleState, notice: Notice | None) -> None:
+    told = None if notice is None else orjson.dumps(notice).decode()
+    transaction.execute(
+        "UPDATE tool_version SET state = ?, notice = ? WHERE address = ? AND version = ?",
+        (state, told, address, version),
+    )
+    bump_epoch(transaction)
+
+
+def _record(transaction: Transaction, address: str, version: str, at_ms: int, **facts: Any) -> None:
+    ref = f"{address}@{version}"
+    transaction.append("registry", ref, records.plain("registry", ref, at_ms, **{"tool": ref, **facts}))
+
+
+def _uri(text: str) -> str:
+    try:
+        return _GUIDE.validate_python(text)
+    except pydantic.ValidationError:
+        raise Failure("E3004", f"`{text}` is not a URI; callers are to find the migration guide there") from None

@@ -44,8 +44,7 @@ def _time_part(now_ms: int) -> str:
 
 def iso(now_ms: int) -> str:
     """ISO 8601 in UTC with milliseconds."""
-    seconds, ms = divmod(now_ms, 1000)
-    return f"{_to_the_second(seconds)}.{ms:03d}Z"
+    return f"{_to_the_second(now_ms // 1000)}.{now_ms % 1000:03d}Z"
 
 
 @lru_cache(maxsize=4)
@@ -61,7 +60,3 @@ class Deadline:
 
     def remaining_s(self, monotonic: float) -> float:
         return self.at - monotonic
-
-    def sooner(self, at: float) -> Deadline:
-        # INVARIANT: a deadline only ever shrinks.
-        return self if at >= self.at else Deadline(at=at)

@@ -102,12 +102,12 @@ Why = Literal["timeout", "canceled", "sibling"]
 
 @record
 class Requested:
-    """1. A call whose tool is known and whose time is bounded. `model_input` is as it was sent, byte for byte."""
+    """1. A call whose tool is known and whose time is bounded. `model_input` is as it was sent, canonical."""
 
     call: Call
     tool: Prepared
     model_input: bytes
-    deadline: Deadline
+    deadline: float
 
 
 @record

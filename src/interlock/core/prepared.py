@@ -31,6 +31,7 @@ class Prepared:
         "quick",
         "ref",
         "required_scopes",
+        "slow",
         "writes",
     )
 
@@ -55,6 +56,7 @@ class Prepared:
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
         # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
         self.quick = contract.timeout.timeout_class == "interactive" and not self.writes
+        self.slow = contract.timeout.timeout_class in ("long_running", "async")
         # A read that leaves nothing behind but its closing record.
         self.plain = not self.writes and not bound.takes_context
 

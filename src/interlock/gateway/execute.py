@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
-from interlock.core.clock import Clock
+from interlock.core.clock import Clock, Deadline
 from interlock.core.context import Change, Context
 from interlock.core.effects import predict
 from interlock.core.errors import Failure
@@ -79,7 +79,7 @@ class Execution:
         call.move("running")
         if self._observer.listeners:
             self._observer.emit("tool.invocation.started", call)
-        if tool.contract.timeout.timeout_class in ("long_running", "async"):
+        if tool.slow:
             self._observer.progress(call, {"message": "started", "percent": 0})
         output = await self._bounded(granted, context)
         if context is None:
@@ -96,7 +96,7 @@ class Execution:
     async def _bounded(self, granted: Granted, context: Context | None) -> Any:
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
-        call.deadline = requested.deadline.at
+        call.deadline = requested.deadline
         call.context = context
         if call.deadline <= self._clock.monotonic():
             raise Failure("E3402", f"{tool.ref} had no time left to start")
@@ -151,7 +151,7 @@ class Execution:
 
     async def _wait_for(self, other: str, requested: Requested) -> None:
         """Wait for the call that holds the key, within this call's own time."""
-        left = requested.deadline.remaining_s(self._clock.monotonic())
+        left = requested.deadline - self._clock.monotonic()
         if left <= 0:
             details = {"invocation_id": other}
             raise Failure("E3408", "the same call is still running", retry_after_ms=250, details=details)
@@ -200,7 +200,7 @@ class Execution:
         return Context(
             invocation_id=call.id,
             caller=request.caller,
-            deadline=requested.deadline,
+            deadline=Deadline(at=requested.deadline),
             monotonic=self._clock.monotonic,
             session=session,
             key=request.key,

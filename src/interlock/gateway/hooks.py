@@ -78,7 +78,7 @@ class Hooks:
             # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
             seen = self._seen(call, frozen(orjson.loads(orjson.dumps(arguments))))
             self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
-            result = await self._run(hook, call, seen, requested.deadline.remaining_s(self._clock.monotonic()))
+            result = await self._run(hook, call, seen, requested.deadline - self._clock.monotonic())
             self._observer.emit("tool.hook.pre.completed", call, hook=hook.id)
             if result.progress is not None:
                 self._observer.progress(call, {"message": result.progress})

@@ -19,7 +19,7 @@ import orjson
 
 from interlock.authority.policy import PolicyFile
 from interlock.core.canonical import canonical
-from interlock.core.clock import Clock, Deadline, new_id
+from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Checked, Decision, Granted, Ran, Request, Requested, Verified
 from interlock.core.redact import Redactor
@@ -110,12 +110,14 @@ class Gateway:
             raise Failure("E3004", "arguments must be an object")
         model_input = canonical(request.arguments)
         call.input_hash = hashlib.sha256(model_input).hexdigest()
-        call.tool = tool = self._catalog.resolve(request.tool, request.version).prepared
+        call.tool = tool = self._catalog.prepared(request.tool, request.version)
         call.move("selected")
         timeout = tool.contract.timeout
         bound_s = timeout.default_s if request.timeout_s is None else min(request.timeout_s, timeout.max_s)
-        at = call.started + bound_s
-        deadline = Deadline(at=at) if request.deadline is None else request.deadline.sooner(at)
+        deadline = call.started + bound_s
+        if request.deadline is not None:
+            # INVARIANT: a deadline only ever shrinks.
+            deadline = min(deadline, request.deadline.at)
         return Requested(call=call, tool=tool, model_input=model_input, deadline=deadline)
 
     async def _validate(self, requested: Requested) -> Checked:

@@ -109,10 +109,11 @@ class Catalog:
         self._clock = clock
         self._versions: dict[str, dict[str, Version]] = {}
         self._resolved: dict[tuple[str, str | None], Version] = {}
+        self._ready: dict[tuple[str, str | None], Prepared] = {}
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._epoch = -1
-        self._looked_at = -1.0
+        self._looked_at = float("-inf")
 
     def resolve(self, name: str, spec: str | None = None) -> Version:
         """The version a name and range stand for. E3101 unknown tool, E3102 no such version, E3104 past removal."""
@@ -122,10 +123,22 @@ class Catalog:
             found = self._find(name, spec)
             if len(self._resolved) > 100_000:
                 self._resolved.clear()
+                self._ready.clear()
             self._resolved[(name, spec)] = found
         if found.row.notice is not None or found.row.state != "active":
             found.refuse_if_gone(self._clock.now_ms())
         return found
+
+    def prepared(self, name: str, spec: str | None) -> Prepared:
+        """The version a name and range stand for, ready to be called."""
+        now = self._clock.monotonic()
+        if now - self._looked_at >= STALE_AFTER_S:
+            self._refresh()
+        ready = self._ready.get((name, spec))
+        if ready is None or ready.notice is not None:
+            # A version with a removal date is looked at each time: the date may have come.
+            ready = self._ready[(name, spec)] = self.resolve(name, spec).prepared
+        return ready
 
     def resolve_within(self, name: str, specs: list[str | None]) -> Version:
         """The highest version that every range admits (request, token, pin); E3103 when there is none."""
@@ -201,11 +214,12 @@ class Catalog:
         """Drop what is in memory; the store is asked again."""
         self._versions.clear()
         self._resolved.clear()
-        self._looked_at = -1.0
+        self._ready.clear()
+        self._looked_at = float("-inf")
 
     def _refresh(self) -> None:
         now = self._clock.monotonic()
-        if now - self._looked_at < STALE_AFTER_S and self._looked_at >= 0:
+        if now - self._looked_at < STALE_AFTER_S:
             return
         self._looked_at = now
         rows = self._journal.read("SELECT value FROM fact WHERE name = 'registry_epoch'")
@@ -213,6 +227,7 @@ class Catalog:
         if epoch != self._epoch:
             self._versions.clear()
             self._resolved.clear()
+            self._ready.clear()
             self._epoch = epoch
 
     def _bind(self, row: Row) -> Tool[..., Any]:

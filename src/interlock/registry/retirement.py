@@ -118,8 +118,8 @@ def move(address: str, version: str, to: Literal["sunset", "removed"], *, by: st
     """A unit that takes a deprecated version one state further on an operator's word, whatever its date and usage."""
 
     def unit(transaction: Transaction) -> None:
-        _require_move(transaction, address, version, to)
-        _set(transaction, address, version, to, _notice(transaction, address, version))
+        notice = _require_move(transaction, address, version, to)
+        _set(transaction, address, version, to, notice)
         _record(transaction, address, version, transaction.now_ms, event=f"tool.{to}", by=by)
 
     return unit
@@ -169,16 +169,13 @@ class _Judge:
     extend_days: int | None
 
     def unit(self, transaction: Transaction) -> list[Milestone]:
-        row = transaction.one(
-            "SELECT state FROM tool_version WHERE address = ? AND version = ?", (self.address, self.version)
-        )
-        notice = _notice(transaction, self.address, self.version)
         # Looked at again inside the write: another process may have swept since.
-        if row is None or notice is None or row[0] not in ("deprecated", "sunset"):
+        state, notice = _look(transaction, self.address, self.version)
+        if notice is None or state not in ("deprecated", "sunset"):
             return []
         if self.now_ms >= notice.removal_ms:
-            return self._retire(transaction, row[0], notice)
-        return self._report(transaction, notice) if row[0] == "deprecated" else []
+            return self._retire(transaction, state, notice)
+        return self._report(transaction, notice) if state == "deprecated" else []
 
     def _report(self, transaction: Transaction, notice: Notice) -> list[Milestone]:
         name = f"deprecation_report:{self.address}@{self.version}"
@@ -307,27 +304,28 @@ def _admits(spec: str, version: str) -> bool:
 # The store
 
 
-def _require_move(transaction: Transaction, address: str, version: str, to: LifecycleState) -> None:
-    row = transaction.one("SELECT state FROM tool_version WHERE address = ? AND version = ?", (address, version))
-    if row is None:
-        known = transaction.one("SELECT 1 FROM tool_version WHERE address = ?", (address,))
-        raise (
-            Failure("E3102", f"{address} has no version `{version}`")
-            if known
-            else Failure("E3101", f"no tool named `{address}`")
-        )
-    if NEXT.get(row[0]) != to:
-        raise Failure(
-            "E3103", f"{address}@{version} is {row[0]} and cannot become {to}; versions go {' → '.join(_ORDER)}"
-        )
-
-
 _ORDER = (*NEXT, "removed")
 
 
-def _notice(transaction: Transaction, address: str, version: str) -> Notice | None:
-    row = transaction.one("SELECT notice FROM tool_version WHERE address = ? AND version = ?", (address, version))
-    return None if row is None or row[0] is None else Notice(**orjson.loads(row[0]))
+def _look(transaction: Transaction, address: str, version: str) -> tuple[LifecycleState, Notice | None]:
+    """State and notice of a version; E3101 or E3102 where there is none."""
+    row = transaction.one(
+        "SELECT state, notice FROM tool_version WHERE address = ? AND version = ?", (address, version)
+    )
+    if row is not None:
+        return row[0], None if row[1] is None else Notice(**orjson.loads(row[1]))
+    if transaction.one("SELECT 1 FROM tool_version WHERE address = ?", (address,)) is not None:
+        raise Failure("E3102", f"{address} has no version `{version}`")
+    raise Failure("E3101", f"no tool named `{address}`")
+
+
+def _require_move(transaction: Transaction, address: str, version: str, to: LifecycleState) -> Notice | None:
+    """What callers were told so far; E3103 unless `to` is the very next state."""
+    state, notice = _look(transaction, address, version)
+    if NEXT.get(state) != to:
+        order = ", ".join(_ORDER)
+        raise Failure("E3103", f"{address}@{version} is {state} and cannot become {to}; versions only go {order}")
+    return notice
 
 
 def _set(transaction: Transaction, address: str, version: str, state: LifecycleState, notice: Notice | None) -> None:

@@ -91,13 +91,19 @@ class Transaction:
 Unit = Callable[[Transaction], T]
 
 
+_NOBODY: asyncio.Future[None] | None = None
+
+
 class _Waiting(Generic[T]):
     """A unit (or a single record) in the queue and who waits for it, if anybody does."""
 
-    __slots__ = ("error", "future", "unit", "value")
+    __slots__ = ("error", "future", "record", "unit", "value")
 
-    def __init__(self, unit: Unit[T] | tuple[str, str, bytes], future: asyncio.Future[T] | None) -> None:
+    def __init__(
+        self, unit: Unit[T] | None, future: asyncio.Future[T] | None, record: tuple[str, str, bytes] | None = None
+    ) -> None:
         self.unit = unit
+        self.record = record
         self.future = future
         self.value: Any = None
         self.error: BaseException | None = None
@@ -138,12 +144,12 @@ class Journal:
     async def append(self, kind: str, call: str, body: bytes) -> None:
         """Make one record durable."""
         future: asyncio.Future[None] = self._loop.create_future()
-        self._enqueue(_Waiting((kind, call, body), future))
+        self._enqueue(_Waiting(None, future, (kind, call, body)))
         await future
 
     def record(self, kind: str, call: str, body: bytes) -> None:
         """Write one record with the next batch, without waiting for the disk."""
-        self._enqueue(_Waiting((kind, call, body), None))
+        self._enqueue(_Waiting(None, _NOBODY, (kind, call, body)))
 
     def post(self, unit: Unit[Any]) -> None:
         """Run a unit with the next batch, without waiting for the disk."""
@@ -262,8 +268,9 @@ class Journal:
         transaction = Transaction(connection, row[0], row[1], self._clock.now_ms())
         for waiting in batch:
             unit = waiting.unit
-            if isinstance(unit, tuple):
-                transaction.append(*unit)
+            if unit is None:
+                assert waiting.record is not None
+                transaction.append(*waiting.record)
                 waiting.error = None
                 continue
             mark = transaction.mark()

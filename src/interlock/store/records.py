@@ -128,20 +128,19 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     always = _ALWAYS.get(key)
     if always is None:
         always = _always(call, key)
-    states = _states(tuple(call.states))
-    summary = summarize(verified.value, len(verified.encoded))
     return (
         f'{{"kind":"closed","call":"{call.id}","timestamp":"{iso(at_ms)}","traceId":"{call.trace_id}",'
-        f'"inputHash":"{call.input_hash}","latencyMs":{latency_ms},"outputSummary":{_brief(summary)},'
-        f'"source":"{source}","states":{states},{always}}}'
+        f'"inputHash":"{call.input_hash}","latencyMs":{latency_ms},'
+        f'"outputSummary":{_summary(verified.value, len(verified.encoded))},'
+        f'"source":"{source}","states":{_states(tuple(call.states))},{always}}}'
     ).encode()
 
 
 def _has_more(request: Request) -> bool:
     """Whether a request has facts that only some records hold."""
-    return bool(
-        request.dry_run or request.parent or request.native or request.key or request.session
-        or request.operation != "invoke"
+    return (
+        request.key is not None or request.parent is not None or request.native is not None or request.dry_run
+        or request.session != "" or request.operation != "invoke"
     )  # fmt: skip
 
 
@@ -163,8 +162,9 @@ def _states(states: tuple[State, ...]) -> str:
     return orjson.dumps([*states, "succeeded"]).decode()
 
 
-def _brief(summary: Json) -> str:
-    return orjson.dumps(summary).decode()
+def _summary(value: Any, size: int) -> str:
+    name = _SCALARS.get(value.__class__)
+    return orjson.dumps(summarize(value, size)).decode() if name is None else f'{{"type":"{name}","bytes":{size}}}'
 
 
 def mutation(call: Call, at_ms: int, change: Change, private: Callable[[Any], bool]) -> bytes:
@@ -197,14 +197,12 @@ def summarize(value: Any, size: int) -> Json:
     """What an output looked like: type, size and counts, never its content."""
     if isinstance(value, dict):
         return {"type": "object", "keys": len(cast("Json", value)), "bytes": size}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return {"type": "array", "items": len(cast("list[Any]", value)), "bytes": size}
-    return {"type": next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), "string"), "bytes": size}
+    return {"type": _SCALARS.get(value.__class__, "string"), "bytes": size}
 
 
-_TYPE_NAMES: tuple[tuple[type, str], ...] = (
-    (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (type(None), "null"),
-)  # fmt: skip
+_SCALARS: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
 def _decision(call: Call) -> str | None:

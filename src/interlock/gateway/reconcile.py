@@ -1,0 +1,99 @@
+"""Calls whose outcome nobody can know, and the person who settles them.
+
+A process that dies between intent and outcome leaves a key that is blocked: whether its call took effect cannot be told
+from here. Someone who can look at the world decides. That it happened: the key answers from now on with the result they
+state. That it did not: the key is free, and the same call may run. Either way the decision is on record, under a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from interlock.core.canonical import digest
+from interlock.core.clock import iso
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction, Unit
+
+SCOPE = "calls:reconcile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownCall:
+    """A call that was cut off between intent and outcome."""
+
+    call: str
+    tool: str
+    version: str
+    key: str
+    caller: str
+    at_ms: int
+
+    def document(self) -> Json:
+        facts = asdict(self)
+        return {"invocation_id": facts.pop("call"), "at": iso(facts.pop("at_ms")), **facts}
+
+
+def unknown_calls(journal: Journal) -> list[UnknownCall]:
+    """Every call that waits for a person, oldest first."""
+    rows = journal.read(
+        "SELECT call, tool, version, key, caller, reserved_ms FROM reservation WHERE state = 'unknown'"
+        " ORDER BY reserved_ms, call"
+    )
+    return [
+        UnknownCall(call=call, tool=tool, version=version, key=key, caller=caller, at_ms=at_ms)
+        for call, tool, version, key, caller, at_ms in rows
+    ]
+
+
+def require_scope(caller: Caller) -> None:
+    """Refuse (E3206) a caller who may not settle."""
+    if SCOPE not in caller.scopes:
+        raise Failure("E3206", f"settling a call needs the scope `{SCOPE}`")
+
+
+async def reconcile(journal: Journal, caller: Caller, call_id: str, *, happened: bool, value: Any = None) -> None:
+    """Settle a call on a person's word, if they may give it."""
+    require_scope(caller)
+    await journal.commit(settle(call_id, happened, value, caller.id))
+
+
+def settle(call_id: str, happened: bool, value: Any, by: str) -> Unit[None]:
+    """A unit that settles one unknown call: with its result, or as never having happened. E3702 if none is open."""
+
+    def unit(transaction: Transaction) -> None:
+        row = transaction.one(
+            "SELECT scope, tool, version, key, caller, state, reserved_ms, expires_ms FROM reservation WHERE call = ?",
+            (call_id,),
+        )
+        # Looked at inside the write: the call may have ended after all, or someone else may have settled it.
+        if row is None or row[5] != "unknown":
+            raise Failure("E3702", f"no call `{call_id}` waits to be settled; see interlock calls reconcile")
+        scope, tool, version, key, caller, _, reserved_ms, expires_ms = row
+        if happened:
+            outcome: Json = {
+                "value": value,
+                "persistence": ["inline", None, len(orjson.dumps(value)), ""],
+                "redacted": [],
+                "metadata": {"settled_by": by},
+            }
+            # INVARIANT: a settled call is replayed for a whole window from now, however late it was settled.
+            until_ms = transaction.now_ms + (expires_ms - reserved_ms)
+            transaction.execute(
+                "UPDATE reservation SET state = 'done', result = ?, expires_ms = ? WHERE scope = ? AND call = ?",
+                (orjson.dumps(outcome), until_ms, scope, call_id),
+            )
+        else:
+            transaction.execute("DELETE FROM reservation WHERE scope = ? AND call = ?", (scope, call_id))
+        body = records.plain(
+            "settled", call_id, transaction.now_ms, toolId=tool, version=version, callerId=caller, idempotencyKey=key,
+            happened=happened, by=by, resultHash=digest(value) if happened else None,
+        )  # fmt: skip
+        transaction.append("settled", call_id, body)
+
+    return unit

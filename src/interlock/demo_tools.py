@@ -54,7 +54,7 @@ def post(ctx: Context, account: Account, cents: Cents) -> Entry:
         entries = _entries(ledger)
         before = _balance(entries, account)
         _append(ledger, {"entry": len(entries) + 1, "account": account, "cents": cents})
-    _dawdle(ctx)
+    _dawdle(ctx)  # only in the tour: here is where it gets killed
     ctx.effect(f"account:{account}", "UPDATE", before=before, after=before + cents)
     ctx.compensate_with(account=account, cents=cents)
     return Entry(entry=len(entries) + 1, balance=before + cents)

@@ -21,6 +21,7 @@ from pathlib import PurePath
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import pydantic
+import typing_extensions
 
 from interlock.core.context import Context
 from interlock.core.errors import Failure
@@ -166,7 +167,8 @@ def tool(
         space = namespace or namespace_of(function)
         if "." in identifier:
             space, _, identifier = identifier.rpartition(".")
-        annotations = _read_annotations(function, f"{space}.{identifier}")
+        # Tools may be declared inside a function, with types that only live there.
+        annotations = _read_annotations(function, f"{space}.{identifier}", sys._getframe(1).f_locals)  # pyright: ignore[reportPrivateUsage]
         doc = inspect.cleandoc(description or function.__doc__ or "")
         text = doc.split("\n\nArgs:", 1)[0].strip()
         _demand(len(text) >= 10, function, "a docstring of at least 10 characters: agents choose tools by it")
@@ -263,11 +265,13 @@ class Annotations:
     dump: Callable[[Any], Any] | None = None
 
 
-def _read_annotations(function: Callable[..., Any], address: str) -> Annotations:
+def _read_annotations(function: Callable[..., Any], address: str, around: Mapping[str, Any]) -> Annotations:
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(function, localns=dict(around), include_extras=True)
     except NameError as error:
-        raise Failure("E3105", f"{address}: the type hint `{error.name}` cannot be found at module level") from None
+        raise Failure(
+            "E3105", f"{address}: the type hint `{error.name}` cannot be found where it is declared"
+        ) from None
     context: str | None = None
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -387,7 +391,7 @@ def _is_plain(hint: Any) -> bool:
         return all(_is_plain(arg) for arg in args)
     if origin is Literal:
         return all(type(arg) in (str, int, bool, type(None)) for arg in args)
-    if typing.is_typeddict(hint):
+    if typing_extensions.is_typeddict(hint):
         return all(_is_plain(_item_hint(item)) for item in typing.get_type_hints(hint, include_extras=True).values())
     return False
 

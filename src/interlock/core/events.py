@@ -13,6 +13,7 @@ from interlock.core.schema import Json
 class Event:
     """One event of a call's life: its class (`tool.invocation.started`), which call, and the facts."""
 
+    id: str
     type: str
     invocation_id: str
     tool: str
@@ -22,10 +23,11 @@ class Event:
     def document(self) -> Json:
         return {
             "schema_version": "0.2.0",
-            "event_type": self.type,
+            "event_id": self.id,
+            "event_class": self.type,
+            "occurred_at": iso(self.at_ms),
             "invocation_id": self.invocation_id,
             "tool_id": self.tool,
-            "timestamp": iso(self.at_ms),
             "data": self.data,
         }
 

@@ -29,6 +29,7 @@ class Persistence:
     def document(self, invocation_id: str) -> Json:
         return {
             "schema_version": "0.2.0",
+            "persistence_id": f"per_{invocation_id}",
             "invocation_id": invocation_id,
             "decision": self.decision,
             "payload_ref": self.ref,
@@ -130,8 +131,13 @@ class Result:
             "is_error": not self.ok,
             "content": content,
             "structured_content": None if kept or not self.ok else self.value,
-            "model_facing_content": self.text(),
+            "model_facing_content": [{"type": "text", "text": self.text()}],
             "ui_facing_summary": self.summary(),
+            "ui_facing_rendering": {
+                "error": None if self.error is None else self.error.message,
+                "grouped": self.summary(),
+                "expanded": self.text(),
+            },
             "resource_refs": [],
             "artifact_refs": [],
             "evidence_refs": [f"journal:{self.invocation_id}"],

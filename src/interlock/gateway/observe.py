@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from typing import Any
@@ -22,13 +23,16 @@ class Observer:
         self._clock = clock
         self._redactor = redactor
         self.listeners: list[Listener] = []
+        self._numbers = itertools.count(1)
         self.metrics: Counter[str] = Counter()
 
     def emit(self, kind: str, call: Call, **data: Any) -> None:
         """Tell of one event."""
         if not self.listeners:
             return
-        event = Event(type=kind, invocation_id=call.id, tool=call.ref, at_ms=self._clock.now_ms(), data=data)
+        event_id = f"{call.id}:{next(self._numbers)}"
+        now_ms = self._clock.now_ms()
+        event = Event(id=event_id, type=kind, invocation_id=call.id, tool=call.ref, at_ms=now_ms, data=data)
         for listener in self.listeners:
             listener(event)
 

@@ -1,0 +1,1 @@
+"""What a governed call costs, beside the peers' ungoverned ones: `python -m bench --help`."""

@@ -1,0 +1,52 @@
+"""`python -m bench [NAME] [--quick] [--save]`: measure, print, and keep only what is asked to be kept."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+
+from rich.console import Console
+
+from bench import report
+from bench.measure import Plan
+from bench.report import Table
+
+SECTIONS = {
+    "calls": "CPU per call beside the peers, with the goals",
+    "catalog": "cost per call with few and many registered tools",
+    "journal": "cost per durable call on a short and a long journal",
+    "verify": "rows/s of audit verify",
+    "startup": "CPU of starting the command line",
+}
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    # Wide enough for every table, also where the output is a file.
+    console = Console(width=max(Console().width, 120), highlight=False)
+    headed = report.heading()
+    console.print(f"{headed}\n{report.peers()}")
+    plan = Plan.of(quick=arguments.quick)
+    tables: list[Table] = []
+    for name in SECTIONS if arguments.name == "all" else (arguments.name,):
+        # Each section imports only what it measures.
+        found: list[Table] = asyncio.run(importlib.import_module(f"bench.{name}").run(plan))
+        for table in found:
+            table.show(console)
+        tables.extend(found)
+    if arguments.save:
+        report.save(headed, tables)
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "; ".join(f"{name}: {words}" for name, words in SECTIONS.items())
+    parser = argparse.ArgumentParser(prog="bench", description=f"Measure Interlock. {listing}.")
+    parser.add_argument("name", nargs="?", default="all", choices=(*SECTIONS, "all"))
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, rougher figures")
+    parser.add_argument("--save", action="store_true", help="append the figures to bench/RESULTS.md")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

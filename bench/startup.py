@@ -1,0 +1,68 @@
+"""`startup`: CPU of a child process from nothing to `interlock --help`, beside what everybody pays."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.measure import Figure, Plan
+from bench.report import Table, verdict
+
+HELP = "interlock --help"
+HELP_BELOW_MS = 300.0
+
+
+async def run(plan: Plan) -> list[Table]:
+    python = sys.executable
+    script = str(Path(python).parent / "interlock")
+    commands: dict[str, Sequence[str]] = {
+        "python -c pass": (python, "-c", "pass"),
+        "import interlock": (python, "-c", "import interlock"),
+        HELP: (script, "--help"),
+        "import langchain_core.tools": (python, "-c", "import langchain_core.tools"),
+        "import mcp.server.mcpserver": (python, "-c", "import mcp.server.mcpserver"),
+    }
+    missing = "" if runs(commands[HELP]) else "interlock --help is left out: the command line does not start yet"
+    if missing:
+        del commands[HELP]
+    figures = measure(commands, plan.rounds)
+    rows = [(name, f"{figure.us / 1e3:.0f}", *_goal(name, figure)) for name, figure in figures.items()]
+    return [Table("Start-up", ("", "CPU ms (user + system)", "goal", ""), rows, missing)]
+
+
+def measure(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, Figure]:
+    order = random.Random(1)
+    samples: dict[str, list[float]] = {name: [] for name in commands}
+    for name in commands:
+        child_cpu_us(commands[name])  # compiles what has no bytecode yet
+    for _ in range(rounds):
+        for name in order.sample(list(commands), len(commands)):
+            samples[name].append(child_cpu_us(commands[name]))
+    return {name: Figure.of(values) for name, values in samples.items()}
+
+
+def child_cpu_us(command: Sequence[str]) -> float:
+    """User and system time of one run."""
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode != 0:
+        raise SystemExit(f"{command[-1]} ended with {child.returncode}")
+    return (usage.ru_utime + usage.ru_stime) * 1e6
+
+
+def runs(command: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def _goal(name: str, figure: Figure) -> tuple[str, str]:
+    if name != HELP:
+        return "", ""
+    return f"< {HELP_BELOW_MS:.0f}", verdict(figure.us / 1e3 < HELP_BELOW_MS)

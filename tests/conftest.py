@@ -1,0 +1,35 @@
+"""What every test has: the ledger of requirements behind the marks, and a profile for Hypothesis."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+LEDGER = Path(__file__).parent / "ledger"
+
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True)
+hypothesis.settings.load_profile("ci")
+
+
+def requirement_ids() -> set[str]:
+    """Every clause id of the ledger."""
+    files = (tomllib.loads(path.read_text()) for path in sorted(LEDGER.glob("*.toml")))
+    return {requirement["id"] for file in files for requirement in file["requirement"]}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that names a clause the ledger does not have is a mistake."""
+    known = requirement_ids()
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name not in ("proves", "part_of"):
+                continue
+            named = mark.args if mark.name == "proves" else mark.args[:1]
+            unknown = set(named) - known
+            if unknown:
+                raise pytest.UsageError(f"{item.nodeid} names unknown requirements: {', '.join(sorted(unknown))}")
+            if mark.name == "part_of" and not mark.kwargs.get("rest"):
+                raise pytest.UsageError(f"{item.nodeid}: part_of must say what is left (rest=…)")

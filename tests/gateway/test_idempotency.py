@@ -1,0 +1,403 @@
+"""Run once and only once: keys, replays, conflicts, windows, and the outcomes nobody can know."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from interlock import Caller, Failure, Interlock, Result
+from interlock.registry.admission import Evidence, publish
+from interlock.registry.catalog import contract_digest
+from interlock.testing import FakeClock
+from tests import sample
+from tests.gateway.test_lifecycle import records
+from tests.sample import flaky, world
+
+
+def code(result: Result) -> str | None:
+    return None if result.error is None else result.error.code
+
+
+@pytest.mark.part_of("IDEM-01", rest="over each door")
+@pytest.mark.parametrize("key", [None, "", "has space", "é", "x" * 256, "tab\t"])
+async def test_a_write_without_a_proper_key_of_the_callers_own_reaches_nothing(
+    lock: Interlock, key: str | None
+) -> None:
+    result = await lock.call("demo.increment", {"name": "a"}, key=key)
+    assert code(result) == "E3307"
+    assert result.error is not None
+    assert result.error.row.error_code == "INVALID_INPUT"
+    assert world.runs == 0
+
+
+@pytest.mark.proves("IDEM-03")
+async def test_a_key_means_something_only_within_its_tenant_caller_session_and_tool(lock: Interlock) -> None:
+    first = await lock.call("demo.increment", name="a", key="k")
+    others = [
+        await lock.call("demo.increment", {"name": "a"}, key="k", session="other"),
+        await lock.call("demo.increment", {"name": "a"}, key="k", caller=Caller(id="local:somebody")),
+        await lock.call("demo.increment", {"name": "a"}, key="k", caller=Caller(id=lock.caller.id, tenant="rival")),
+        await lock.call("demo.unsteady", {"name": "a"}, key="k"),
+    ]
+    assert first.ok
+    assert all(result.ok and not result.replayed for result in others)
+    assert world.runs == 4
+
+
+@pytest.mark.proves("IDEM-05")
+@pytest.mark.parametrize("submissions", [1, 2, 20])
+async def test_n_submissions_under_one_key_change_things_once(lock: Interlock, submissions: int) -> None:
+    results = [await lock.call("demo.increment", name="a", key="k") for _ in range(submissions)]
+    assert {result.unwrap() for result in results} == {1}
+    assert [result.replayed for result in results] == [False] + [True] * (submissions - 1)
+    assert world.counters == {"a": 1}
+    assert len(records(lock, kind="mutation")) == 1
+    assert lock.gateway.observer.metrics["IDEMPOTENT_REPLAY"] == submissions - 1
+    assert all(r.metadata["original_invocation_id"] == results[0].invocation_id for r in results[1:])
+
+
+@pytest.mark.proves("IDEM-05")
+async def test_who_lost_the_permission_does_not_get_the_stored_result(lock: Interlock, home: Path) -> None:
+    await lock.call("demo.increment", name="a", key="k")
+    (home / "policy.toml").write_text('[[rule]]\nid = "none"\neffect = "deny"\n')
+    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
+    again = await lock.call("demo.increment", name="a", key="k")
+    assert again.error is not None
+    assert again.error.row.error_code == "AUTHORIZATION_DENIED"
+    assert again.value is None
+
+
+@pytest.mark.part_of("IDEM-06", rest="over each door")
+async def test_a_known_key_with_other_arguments_or_version_is_a_conflict(lock: Interlock) -> None:
+    await lock.call("demo.increment", name="a", by=1, key="k")
+    other = await lock.call("demo.increment", name="a", by=2, key="k")
+    assert code(other) == "E3306"
+    assert other.error is not None
+    assert other.error.row.http == 409
+    assert other.value is None
+    assert world.counters == {"a": 1}
+
+
+@pytest.mark.part_of("IDEM-07", rest="three processes on Postgres")
+async def test_fifty_simultaneous_submissions_run_once_and_agree(lock: Interlock) -> None:
+    world.gate = asyncio.Event()
+    calls = [asyncio.create_task(lock.call("demo.increment", name="a", key="k")) for _ in range(50)]
+    await asyncio.sleep(0)
+    world.gate.set()
+    results = await asyncio.gather(*calls)
+    assert {result.unwrap() for result in results} == {1}
+    assert world.runs == 1
+
+
+@pytest.mark.part_of("IDEM-07", rest="three processes on Postgres")
+async def test_a_duplicate_that_cannot_wait_is_told_that_the_call_is_running(lock: Interlock) -> None:
+    world.gate = asyncio.Event()
+    first = asyncio.create_task(lock.call("demo.increment", name="a", key="k"))
+    await asyncio.sleep(0)
+    second = await lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=0.05)
+    assert code(second) == "E3408"
+    assert second.error is not None
+    assert second.error.retry_after_ms is not None
+    world.gate.set()
+    assert (await first).ok
+
+
+@pytest.mark.proves("IDEM-09")
+async def test_a_retryable_failure_without_effect_frees_the_key_and_a_definite_one_is_replayed(lock: Interlock) -> None:
+    flaky.failures = [Failure("UPSTREAM_FAILURE", "down"), Failure("UPSTREAM_FAILURE", "down")]
+    outcomes = [await lock.call("demo.unsteady", name="a", key="k") for _ in range(4)]
+    assert [code(result) for result in outcomes] == ["E3502", "E3502", None, None]
+    assert [result.replayed for result in outcomes] == [False, False, False, True]
+    assert flaky.runs == 3
+    flaky.failures = [Failure("PRECONDITION_FAILED", "closed account")]
+    for _ in range(3):
+        result = await lock.call("demo.unsteady", name="b", key="p")
+        assert code(result) == "E3411"
+    assert flaky.runs == 4
+    assert result.source == "replay"
+
+
+async def test_an_unforeseen_failure_of_a_write_is_definite_because_it_may_have_come_half_way(lock: Interlock) -> None:
+    flaky.failures = [ValueError("boom")]
+    first = await lock.call("demo.unsteady", name="a", key="k")
+    again = await lock.call("demo.unsteady", name="a", key="k")
+    assert [code(first), code(again)] == ["E3401", "E3401"]
+    assert flaky.runs == 1
+    assert first.error is not None
+    assert not first.error.retryable
+
+
+@pytest.mark.proves("IDEM-04")
+async def test_the_window_is_kept_by_the_stores_clock_whatever_the_nodes_think(home: Path) -> None:
+    store, early, late = FakeClock(), FakeClock(seed="early"), FakeClock(seed="late")
+    early.advance(-6 * 3600)
+    late.advance(6 * 3600)
+    async with (
+        Interlock.open(home, clock=early.clock, store_clock=store.clock, caller="local:u") as one,
+        Interlock.open(home, clock=late.clock, store_clock=store.clock, caller="local:u") as two,
+    ):
+        for node in (one, two):
+            node.catalog.attach(sample.increment)
+        assert (await one.call("demo.increment", name="a", key="k")).unwrap() == 1
+        store.advance(3599)
+        assert (await two.call("demo.increment", name="a", key="k")).replayed
+        store.advance(1)
+        fresh = await one.call("demo.increment", name="a", key="k")
+        assert (fresh.unwrap(), fresh.replayed) == (2, False)
+
+
+async def test_expired_outcomes_are_evicted_and_unknown_ones_are_not(lock: Interlock) -> None:
+    from interlock.gateway import keys
+
+    await lock.call("demo.increment", name="a", key="k")
+    await lock.call("demo.increment", name="b", key="u")
+    await lock.journal.commit(
+        lambda tx: (
+            tx.execute("UPDATE reservation SET expires_ms = 0, state = CASE key WHEN 'u' THEN 'unknown' ELSE state END")
+            and None
+        )
+    )
+    assert await lock.journal.commit(keys.evict) == 1
+    again = await lock.call("demo.increment", name="b", key="u")
+    assert code(again) == "E3409"
+
+
+class Idempotency(RuleBasedStateMachine):
+    """Submit, crash, retry, let windows pass, skew clocks: an effect per key and window, and never a silent second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.directory = tempfile.TemporaryDirectory()
+        self.store, self.node = FakeClock(), FakeClock()
+        sample.reset()
+        self.lock = self.loop.run_until_complete(self._open())
+        self.expected: dict[str, tuple[int, int]] = {}  # key -> (amount, store time of the run)
+        self.unknown: set[str] = set()
+        self.effects = 0
+
+    async def _open(self) -> Interlock:
+        lock = await Interlock.open(
+            self.directory.name, clock=self.node.clock, store_clock=self.store.clock, caller="local:u"
+        )
+        digest = contract_digest(sample.increment)
+        evidence = Evidence(digest, True, "test", "")
+        await lock.journal.commit(publish(sample.increment.manifest, digest, "library:", evidence, "test"))
+        lock.catalog.attach(sample.increment)
+        return lock
+
+    def _call(self, key: str, amount: int) -> Result:
+        return self.loop.run_until_complete(self.lock.call("demo.increment", {"name": "x", "by": amount}, key=key))
+
+    @rule(key=st.sampled_from("abc"), amount=st.integers(1, 3))
+    def submit(self, key: str, amount: int) -> None:
+        result = self._call(key, amount)
+        known = self.expected.get(key)
+        alive = known is not None and self.store.now_ms < known[1] + 3_600_000
+        if key in self.unknown:
+            assert code(result) in ("E3409", "E3306")
+        elif known is not None and alive:
+            assert result.replayed if known[0] == amount else code(result) == "E3306"
+        else:
+            assert result.ok
+            assert not result.replayed
+            self.expected[key] = (amount, self.store.now_ms)
+            self.effects += amount
+
+    @rule(key=st.sampled_from("abc"))
+    def crash_in_the_middle(self, key: str) -> None:
+        """The process dies between intent and outcome: what it leaves is an executing row of a dead owner."""
+        if key in self.unknown:
+            return
+        known = self.expected.pop(key, None)
+        if known is not None and self.store.now_ms < known[1] + 3_600_000:
+            self.expected[key] = known
+            return
+        claim_of_the_dead = f"{key}-dead"
+        self._leave_intent(key, claim_of_the_dead)
+        self.unknown.add(key)
+
+    def _leave_intent(self, key: str, owner: str) -> None:
+        from interlock.core.canonical import digest
+        from interlock.gateway import keys
+
+        caller = self.lock.caller
+        claim = keys.Claim(
+            scope=keys.scope_of(caller, "", "demo.increment#invoke", key), tool="demo.increment", version="1.0.0",
+            key=key, caller=caller.id, input_hash=digest({"name": "x", "by": 1}), call=f"dead-{key}", owner=owner,
+            window_s=3600, intent=b'{"call":"dead-%s","kind":"intent"}' % key.encode(),
+        )  # fmt: skip
+        self.loop.run_until_complete(self.lock.journal.commit(keys.reserve(claim, lambda owner: False)))
+
+    @rule(hours=st.sampled_from([0.2, 0.9, 1.1]))
+    def time_passes(self, hours: float) -> None:
+        self.store.advance(hours * 3600)
+
+    @rule(hours=st.sampled_from([-6, 6]))
+    def node_clock_jumps(self, hours: int) -> None:
+        self.node.now_ms += hours * 3_600_000
+
+    @rule()
+    def restart(self) -> None:
+        self.loop.run_until_complete(self.lock.close())
+        self.lock = self.loop.run_until_complete(self._open())
+
+    @rule(key=st.sampled_from("abc"))
+    def settle(self, key: str) -> None:
+        """A person looks and finds that it did not happen."""
+        if key in self.unknown:
+            self.loop.run_until_complete(
+                self.lock.journal.commit(
+                    lambda tx: tx.execute("DELETE FROM reservation WHERE key = ?", (key,)) and None
+                )
+            )
+            self.unknown.discard(key)
+            self.expected.pop(key, None)
+
+    @invariant()
+    def effects_are_exactly_those_acknowledged(self) -> None:
+        assert world.counters.get("x", 0) == self.effects
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self.lock.close())
+        self.loop.close()
+        self.directory.cleanup()
+
+
+Idempotency.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestIdempotency = pytest.mark.proves("IDEM-05")(Idempotency.TestCase)
+
+
+@pytest.mark.part_of("EFFECT-07", rest="a crash test over stores of tools' own")
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["set", "del", "fail", "replay"]), st.sampled_from("pqr"), st.integers(0, 9)),
+        max_size=12,
+    )
+)
+def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, str, int]]) -> None:
+    async def scenario() -> None:
+        from interlock import Context, Effect, tool
+        from interlock.core.context import Preview
+        from interlock.gateway.closing import session_id
+
+        @tool(
+            version="1.0.0",
+            mutation_class="write_reversible",
+            namespace="demo",
+            effects=[Effect("session:*", "UPDATE")],
+        )
+        async def remember(ctx: Context, what: sample.Text, name: sample.Text, value: sample.Number) -> str:
+            """Keep, forget or fail."""
+            if what == "set":
+                ctx.session[name] = value
+            elif what == "del":
+                ctx.session.pop(name, None)
+            else:
+                ctx.session[name] = -1
+                raise Failure("PRECONDITION_FAILED", "no")
+            return what
+
+        @remember.preview
+        def _(what: str, name: str, value: int) -> Preview:
+            return Preview()
+
+        @remember.compensate
+        async def _(result: str) -> None:
+            return None
+
+        with tempfile.TemporaryDirectory() as directory:
+            async with Interlock.open(directory) as lock:
+                digest = contract_digest(remember)
+                await lock.journal.commit(
+                    publish(remember.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
+                )
+                lock.catalog.attach(remember)
+                previous: tuple[dict[str, Any], str] | None = None
+                for number, (what, name, value) in enumerate(steps):
+                    if what == "replay" and previous is not None:
+                        await lock.call("demo.remember", previous[0], key=previous[1])
+                        continue
+                    arguments: dict[str, Any] = {"what": what, "name": name, "value": value}
+                    previous = (arguments, f"k{number}")
+                    await lock.call("demo.remember", arguments, key=previous[1])
+                rebuilt: dict[str, Any] = {}
+                for change in records(lock, kind="mutation"):
+                    name = change["affectedResource"].removeprefix("session:")
+                    if change["mutationType"] == "DELETE":
+                        del rebuilt[name]
+                    else:
+                        rebuilt[name] = change["newValue"]
+                live = lock.gateway._closer.load_session(lock.caller, "")  # pyright: ignore[reportPrivateUsage]
+                assert dict(live) == rebuilt
+                assert session_id(lock.caller, "") != session_id(lock.caller, "x")
+
+    asyncio.run(scenario())
+
+
+async def test_two_calls_that_change_one_session_at_once_do_not_lose_a_change(lock: Interlock) -> None:
+    from interlock import Context, Effect, Preview, tool
+
+    gate = asyncio.Event()
+
+    @tool(version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("session:n", "UPDATE")])
+    async def bump(ctx: Context) -> int:
+        """Count in the session, slowly."""
+        ctx.session["n"] = ctx.session.get("n", 0) + 1
+        await gate.wait()
+        return ctx.session["n"]
+
+    @bump.preview
+    def _() -> Preview:
+        return Preview()
+
+    @bump.compensate
+    async def _(result: int) -> None:
+        return None
+
+    await lock.add(bump)
+    both = [asyncio.create_task(lock.call("demo.bump", key=f"k{i}")) for i in range(2)]
+    await asyncio.sleep(0)
+    gate.set()
+    results = await asyncio.gather(*both)
+    assert sorted(str(code(result)) for result in results) == ["E3410", "None"]
+    loser = next(i for i, result in enumerate(results) if not result.ok)
+    assert (await lock.call("demo.bump", key=f"k{loser}")).unwrap() == 2
+
+
+async def test_a_write_that_is_cut_off_blocks_its_key_until_its_late_outcome_is_known(lock: Interlock) -> None:
+    from interlock import Effect, Preview, tool
+
+    @tool(version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("x", "UPDATE")])
+    def slow() -> str:
+        """Work in a thread that nothing can stop."""
+        world.release.wait(10)
+        world.runs += 1
+        return "done after all"
+
+    @slow.preview
+    def _() -> Preview:
+        return Preview()
+
+    @slow.compensate
+    async def _(result: str) -> None:
+        return None
+
+    await lock.add(slow)
+    first = await lock.call("demo.slow", key="k", timeout_s=0.05)
+    assert code(first) == "E3402"
+    assert code(await lock.call("demo.slow", key="k")) == "E3409"
+    world.release.set()
+    async with asyncio.timeout(10):
+        while not records(lock, kind="late"):
+            await lock.call("demo.add", a=1)
+    again = await lock.call("demo.slow", key="k")
+    assert (again.unwrap(), again.replayed) == ("done after all", True)
+    assert world.runs == 1

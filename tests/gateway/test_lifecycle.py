@@ -1,0 +1,413 @@
+"""The six phases, seen from outside: what every call leaves behind, whatever becomes of it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+import interlock
+from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, Seen
+from interlock.core.objects import ToolError, ToolResult
+from interlock.core.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
+from interlock.executors.function import FunctionExecutor
+from tests import sample
+from tests.sample import world
+
+SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
+
+
+def records(lock: Interlock, call: str | None = None, kind: str = "closed") -> list[dict[str, Any]]:
+    rows = lock.journal.read("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+    found = [orjson.loads(row[0]) for row in rows]
+    return [record for record in found if call is None or record["call"] == call]
+
+
+@pytest.mark.part_of("LIFE-01", rest="doors, composites, sagas and fallbacks, which do not exist yet")
+async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Interlock) -> None:
+    result = await lock.call("demo.add", a=1, b=2)
+    assert result.unwrap() == 3
+    (record,) = records(lock, result.invocation_id)
+    assert record["phases"] == SIX
+    assert record["states"] == ["planned", "selected", "arguments_ready", "running", "succeeded"]
+
+
+@pytest.mark.part_of("LIFE-01", rest="doors, composites, sagas and fallbacks, which do not exist yet")
+async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Interlock) -> None:
+    gateway = lock.gateway
+    call = gateway._open(lock.request("demo.increment", {"name": "a"}, key="k"))  # pyright: ignore[reportPrivateUsage]
+    checked = await gateway._validate(gateway._request(call))  # pyright: ignore[reportPrivateUsage]
+    granted = gateway._authorize(checked)  # pyright: ignore[reportPrivateUsage]
+    stranger = FunctionExecutor(object())
+    with pytest.raises(Failure) as refused:
+        await stranger.run(granted, None)
+    assert refused.value.code == "E3000"
+    assert world.runs == 0
+    stranger.close()
+
+
+@pytest.mark.part_of("LIFE-01", rest="doors, composites, sagas and fallbacks, which do not exist yet")
+def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
+    """A static look at the whole package: no other place constructs a grant or calls an executor."""
+    package = Path(interlock.__file__).parent
+    makers: set[str] = set()
+    runners: set[str] = set()
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            if name == "Granted":
+                makers.add(str(path.relative_to(package)))
+            if name.endswith("_executor.run"):
+                runners.add(str(path.relative_to(package)))
+    assert makers == {"gateway/invoke.py"}
+    assert runners == {"gateway/execute.py"}
+
+
+@pytest.mark.proves("LIFE-08")
+@pytest.mark.parametrize(
+    ("tool", "arguments", "options", "code", "state"),
+    [
+        ("demo.nothing", {}, {}, "E3101", "failed"),
+        ("demo.add@^9.0.0", {"a": 1}, {}, "E3102", "failed"),
+        ("demo.add", {"a": "x"}, {}, "E3301", "validation_failed"),
+        ("demo.add", {"a": "1.5"}, {}, "E3302", "validation_failed"),
+        ("demo.add", {"a": float("nan")}, {}, "E3004", "schema_parse_failed"),
+        ("demo.increment", {"name": "a"}, {}, "E3307", "validation_failed"),
+        ("demo.send", {"to": "x"}, {"key": "k"}, "E3208", "blocked"),
+        ("demo.unsteady", {"name": "a"}, {"key": "k", "fails": Failure("E3502")}, "E3502", "failed"),
+        ("demo.unsteady", {"name": "a"}, {"key": "k", "fails": ValueError("boom")}, "E3401", "failed"),
+        ("demo.add", {"a": 1}, {"caller": Caller(id="other:x")}, None, "succeeded"),
+    ],
+)
+async def test_every_outcome_is_one_terminal_result_with_one_record(
+    lock: Interlock, tool: str, arguments: dict[str, Any], options: dict[str, Any], code: str | None, state: State
+) -> None:
+    fails = options.pop("fails", None)
+    if fails is not None:
+        sample.flaky.failures = [fails]
+    events: list[str] = []
+    lock.listen(lambda event: events.append(event.type))
+    result = await lock.call(tool, arguments, **options)
+    assert result.state == state
+    assert (None if result.error is None else result.error.code) == code
+    (record,) = records(lock, result.invocation_id)
+    assert record["states"][-1] == state
+    assert events.count("tool.result.created") == 1
+    document = result.document()
+    ToolResult.parse(document)
+    if result.error is not None:
+        ToolError.parse(document["error"])
+
+
+@pytest.mark.proves("AUDIT-01")
+async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(lock: Interlock) -> None:
+    async def one(index: int) -> str:
+        kind = index % 6
+        if kind == 0:
+            result = await lock.call("demo.add", a=index)
+        elif kind == 1:
+            result = await lock.call("demo.add", a="nonsense")
+        elif kind == 2:
+            result = await lock.call("demo.nothing")
+        elif kind == 3:
+            result = await lock.call("demo.increment", name="a", key=f"k{index // 12}")
+        elif kind == 4:
+            result = await lock.call("demo.send", to="x", key=f"s{index}")
+        else:
+            result = await lock.call("demo.increment", name="a", dry_run=True)
+        return result.invocation_id
+
+    ids = await asyncio.gather(*(one(index) for index in range(1000)))
+    closed = records(lock)
+    assert sorted(record["call"] for record in closed) == sorted(ids)
+    fields = {
+        "timestamp", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash", "outputSummary",
+        "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
+    }  # fmt: skip
+    assert all(fields <= record.keys() for record in closed)
+    assert {record["status"] for record in closed} == {"SUCCESS", "ERROR"}
+    assert {record["authDecision"] for record in closed} == {"ALLOW", "REQUIRES_APPROVAL", None}
+
+
+async def test_the_short_closing_record_says_what_the_long_one_says(lock: Interlock) -> None:
+    plain = await lock.call("demo.add", a=1, b=2)
+    richer = await lock.call("demo.add", a=1)
+    (short,), (long,) = records(lock, plain.invocation_id), records(lock, richer.invocation_id)
+    assert long.keys() - short.keys() == {"inputMutations"}
+    own = {"call", "timestamp", "traceId", "inputHash", "latencyMs", "inputMutations"}
+    assert {k: v for k, v in short.items() if k not in own} == {k: v for k, v in long.items() if k not in own}
+
+
+@pytest.mark.proves("LIFE-03")
+async def test_a_request_is_refused_without_a_caller_and_filled_up_otherwise(lock: Interlock) -> None:
+    nobody = await lock.gateway.invoke(Request(tool="demo.add", arguments={"a": 1}, caller=None))
+    assert nobody.error is not None
+    assert nobody.error.code == "E3212"
+    traced = await lock.call("demo.add", a=1, b=1, trace_id="4bf92f3577b34da6a3ce929d0e0e4736", native={"id": 7})
+    assert traced.trace_id == "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert (await lock.call("demo.add", a=1)).trace_id != ""
+    (record,) = records(lock, traced.invocation_id)
+    assert record["native"] == {"id": 7}
+    assert record["callerId"].startswith("local:")
+    hostile = await lock.call("demo.add", a=1, trace_id='"},{"')
+    assert hostile.ok
+    assert hostile.trace_id != '"},{"'
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """Whatever is asked of a trail, it stays within the table and ends once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trail = Trail()
+
+    @rule(state=st.sampled_from(STATES))
+    def ask(self, state: State) -> None:
+        before = self.trail.state
+        try:
+            self.trail.move(state)
+        except Failure:
+            assert state not in MOVES[before]
+            assert self.trail.state == before
+        else:
+            assert state in MOVES[before]
+
+    @precondition(lambda self: self.trail.ended)  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType]
+    @rule(state=st.sampled_from(STATES))
+    def ends_once(self, state: State) -> None:
+        with pytest.raises(Failure):
+            self.trail.move(state)
+        assert sum(one in TERMINAL for one in self.trail.states) == 1
+
+
+TestLifecycle = pytest.mark.proves("LIFE-04")(Lifecycle.TestCase)
+
+
+def test_every_state_is_reachable_and_every_end_has_a_history() -> None:
+    reached: set[State] = {"planned"}
+    while True:
+        more = {move for state in reached for move in MOVES[state]} - reached
+        if not more:
+            break
+        reached |= more
+    assert reached == set(STATES)
+    assert set(HISTORY) == TERMINAL
+
+
+@pytest.mark.proves("LIFE-04")
+@given(order=st.permutations(["cancel", "finish", "cancel"]))
+def test_cancel_and_completion_in_any_order_leave_one_terminal_state(order: list[str]) -> None:
+    async def scenario() -> None:
+        import tempfile
+
+        world.gate = asyncio.Event()
+        with tempfile.TemporaryDirectory() as directory:
+            async with Interlock.open(directory) as lock:
+                await lock.journal.commit(_publish(sample.increment))
+                lock.catalog.attach(sample.increment)
+                request = lock.gateway.with_id(lock.request("demo.increment", {"name": "a"}, key="k"))
+                task = asyncio.create_task(lock.gateway.invoke(request))
+                started = asyncio.Event()
+                lock.listen(lambda event: started.set() if event.type == "tool.invocation.started" else None)
+                await started.wait()
+                await asyncio.sleep(0)
+                for step in order:
+                    if step == "cancel":
+                        lock.cancel(request.id or "")
+                    else:
+                        world.gate.set()
+                    await asyncio.sleep(0)
+                result = await task
+                closing = records(lock, request.id)
+                assert len(closing) == 1
+                assert closing[0]["states"][-1] == result.state
+                assert result.state in ("succeeded", "canceled")
+        world.gate = None
+
+    asyncio.run(scenario())
+
+
+def _publish(tool: Any) -> Any:
+    from interlock.registry.admission import Evidence, publish
+    from interlock.registry.catalog import contract_digest
+
+    digest = contract_digest(tool)
+    return publish(tool.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
+
+
+@pytest.mark.part_of("LIFE-02", rest="surfaces and deferred tools; credentials; sandbox")
+async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_mapped_once(lock: Interlock) -> None:
+    steps: list[str] = []
+    lock.listen(lambda event: steps.append(event.type))
+    lock.hook(Hook(id="before", when="pre", run=lambda seen: steps.append("pre")))
+    lock.hook(Hook(id="after", when="post", run=lambda seen: steps.append("post")))
+    await lock.call("demo.add", a=1, b=2)
+    assert steps == [
+        "tool.hook.pre.started", "pre", "tool.hook.pre.completed", "tool.permission.decided",
+        "tool.invocation.started", "tool.hook.post.started", "post", "tool.hook.post.completed",
+        "tool.invocation.succeeded", "tool.result.created",
+    ]  # fmt: skip
+
+
+@pytest.mark.proves("LIFE-05")
+@given(arguments=st.fixed_dictionaries({"a": st.integers(-99, 99) | st.integers(-99, 99).map(str)}))
+def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_input(arguments: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as directory:
+            async with Interlock.open(directory) as lock:
+                await lock.journal.commit(_publish(sample.add))
+                lock.catalog.attach(sample.add)
+                lock.hook(Hook(id="adds", when="pre", run=lambda s: HookResult(updated_input={**s.input, "b": 7})))
+                gateway = lock.gateway
+                sent = dict(arguments)
+                call = gateway._open(lock.request("demo.add", sent))  # pyright: ignore[reportPrivateUsage]
+                requested = gateway._request(call)  # pyright: ignore[reportPrivateUsage]
+                checked = await gateway._validate(requested)  # pyright: ignore[reportPrivateUsage]
+                replayed = orjson.loads(requested.model_input)
+                for change in call.mutations:
+                    replayed[change.pointer.removeprefix("/")] = change.after
+                assert replayed == checked.call_input
+                assert sent == arguments
+                assert {change.source for change in call.mutations} >= {"default", "hook:adds"}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.proves("LIFE-05", "LIFE-06")
+async def test_a_hook_cannot_write_what_it_is_shown(lock: Interlock) -> None:
+    def vandal(seen: Seen) -> None:
+        seen.input["a"] = 99  # pyright: ignore[reportIndexIssue] - the point of the test
+
+    lock.hook(Hook(id="vandal", when="pre", run=vandal))
+    result = await lock.call("demo.add", a=1, b=2)
+    assert result.error is not None
+    assert result.error.row.error_class == "hook_blocked"
+
+
+async def _overruns(seen: Seen) -> None:
+    await asyncio.Event().wait()
+
+
+def _raises(seen: Seen) -> None:
+    raise RuntimeError("secret detail")
+
+
+@pytest.mark.proves("LIFE-06")
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda seen: HookResult(stop="not today"), "not today"),  # pyright: ignore[reportUnknownLambdaType]
+        (lambda seen: HookResult(updated_input={"a": "nonsense"}), "invalid"),  # pyright: ignore[reportUnknownLambdaType]
+        (_raises, "failed"),
+        (_overruns, "too long"),
+    ],
+)
+async def test_a_hook_that_stops_raises_overruns_or_breaks_the_input_blocks_the_call(
+    lock: Interlock, run: Any, words: str
+) -> None:
+    lock.hook(Hook(id="guard", when="pre", run=run, timeout_s=0.05))
+    result = await lock.call("demo.increment", name="a", key="k")
+    assert result.state == "blocked"
+    assert result.error is not None
+    assert result.error.code == "E3211"
+    assert words in result.error.message
+    assert "secret detail" not in str(result.document())
+    assert world.runs == 0
+
+
+@pytest.mark.proves("LIFE-06")
+async def test_a_hook_can_forbid_and_ask_but_never_permit(lock: Interlock) -> None:
+    lock.hook(Hook(id="yes", when="pre", tools="demo.send", run=lambda s: HookResult(permission="allow")))
+    assert (await lock.call("demo.send", to="x", key="k")).state == "blocked"
+    lock.hook(Hook(id="no", when="pre", tools="demo.add", run=lambda s: HookResult(permission="deny")))
+    denied = await lock.call("demo.add", a=1, b=2)
+    assert denied.error is not None
+    assert denied.error.code == "E3206"
+    lock.hook(Hook(id="ask", when="pre", tools="demo.increment", run=lambda s: HookResult(permission="ask")))
+    assert (await lock.call("demo.increment", name="a", key="k")).state == "blocked"
+    assert world.runs == 0
+
+
+@pytest.mark.proves("LIFE-06")
+async def test_hooks_add_context_and_progress_and_see_failures(lock: Interlock) -> None:
+    progress: list[Any] = []
+    seen: list[Seen] = []
+    lock.hook(
+        Hook(id="adds", when="pre", run=lambda s: HookResult(context=("mind the gap",), progress="looking around"))
+    )
+    lock.hook(Hook(id="mourns", when="failure", run=seen.append))  # pyright: ignore[reportArgumentType] - append returns None
+    result = await lock.call("demo.add", {"a": 1, "b": 2}, on_progress=progress.append)
+    assert result.metadata["additional_context"] == ["mind the gap"]
+    assert [record["message"] for record in progress] == ["looking around"]
+    sample.flaky.failures = [Failure("E3502")]
+    await lock.call("demo.unsteady", name="a", key="k")
+    assert [one.error.code for one in seen if one.error] == ["E3502"]
+
+
+@pytest.mark.proves("LIFE-07", "VALID-01")
+async def test_all_faults_are_told_at_once_in_actionable_words(lock: Interlock) -> None:
+    result = await lock.call("demo.increment", {"nmae": "a", "by": "many"})
+    assert result.error is not None
+    assert result.error.details is not None
+    faults = {fault["pointer"]: fault["message"] for fault in result.error.details["faults"]}
+    assert faults["/nmae"] == "`nmae` is not a parameter; did you mean `name`?"
+    assert faults["/name"] == "missing; for example `a`"
+    assert faults["/by"] == "`many` is not a whole number; for example `1`"
+    assert "/idempotencyKey" in faults
+    assert world.runs == 0
+
+
+@pytest.mark.part_of("CONTRACT-13", rest="every door")
+async def test_what_a_tool_raises_never_shows_a_stack_a_path_or_a_secret(
+    lock: Interlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "sk-live-0123456789abcdef"
+    for error in (
+        ValueError(f"could not open /etc/interlock/private.key with {secret}"),
+        Failure("E3502", f"GET /srv/app/secret.py failed, Authorization: Bearer {secret}"),
+        Failure("E3401", 'Traceback (most recent call last):\n  File "/srv/x.py", line 3'),
+    ):
+        sample.flaky.failures = [error]
+        with caplog.at_level(logging.ERROR):
+            result = await lock.call("demo.unsteady", name="a", key=f"k{id(error)}")
+        told = str(result.document())
+        assert secret not in told
+        assert "/srv" not in told
+        assert "/etc/" not in told
+        assert "Traceback" not in told
+    assert any(getattr(record, "trace_id", None) for record in caplog.records)
+
+
+async def test_a_tool_that_tries_to_end_the_process_only_ends_its_own_call(lock: Interlock) -> None:
+    sample.flaky.failures = [SystemExit(3)]  # pyright: ignore[reportAttributeAccessIssue] - on purpose
+    result = await lock.call("demo.unsteady", name="a", key="k")
+    assert result.error is not None
+    assert result.error.code == "E3404"
+    assert (await lock.call("demo.add", a=1)).ok
+
+
+async def test_the_policy_is_a_file_that_can_be_replaced_and_a_broken_one_denies(lock: Interlock, home: Path) -> None:
+    assert "write_irreversible" in (home / "policy.toml").read_text()
+    (home / "policy.toml").write_text('[[rule]]\nid = "none"\neffect = "deny"\n')
+    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
+    denied = await lock.call("demo.add", a=1)
+    assert denied.error is not None
+    assert denied.error.policy_refs == ("none",)
+    (home / "policy.toml").write_text("[[rule]\nid=")
+    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage]
+    broken = await lock.call("demo.add", {"a": 1}, caller=Caller(id="local:x"))
+    assert broken.error is not None
+    assert broken.error.code == "E3205"

@@ -66,7 +66,7 @@ class Interlock:
         self.settings = settings
         self.clock = clock
         self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
-        self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(10)))
+        self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
         self.catalog = Catalog(self.journal, clock)
         self.policy = PolicyFile(home.policy, clock.monotonic)
         self.redactor = Redactor(RedactionRules(strict=settings.strict_redaction, extra_names=settings.redact_names))

@@ -45,25 +45,36 @@ def _dump(value: Any) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """The value with whole floats as whole numbers; everything else as it is."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise Failure("E3004", f"`{value}` is not a JSON number")
-        return int(value) if value.is_integer() else value
-    if isinstance(value, dict):
-        members = cast("dict[str, Any]", value).items()
-        return {name: _whole(item) if isinstance(item, _MAY_HOLD_FLOATS) else item for name, item in members}
-    if isinstance(value, list | tuple):
-        items = cast("list[Any]", value)
-        return [_whole(item) if isinstance(item, _MAY_HOLD_FLOATS) else item for item in items]
-    return value
+    """The value with whole floats as whole numbers. Written flat, because it may see every value of a call."""
+    kind = value.__class__
+    if kind is dict:
+        copied: Any = None
+        for name, item in value.items():
+            kind = item.__class__
+            if kind is float:
+                new: Any = _whole_number(item)
+            elif kind is dict or kind is list or kind is tuple:
+                new = _whole(item)
+            else:
+                continue
+            if new is not item:
+                copied = dict(value) if copied is None else copied
+                copied[name] = new
+        return value if copied is None else copied
+    if kind is list or kind is tuple:
+        return [_whole(item) if item.__class__ in _MAY_CHANGE else item for item in value]
+    return _whole_number(value) if kind is float else value
 
 
-_MAY_HOLD_FLOATS = (float, dict, list, tuple)
+def _whole_number(number: float) -> int | float:
+    if not math.isfinite(number):
+        raise Failure("E3004", f"`{number}` is not a JSON number")
+    return int(number) if number.is_integer() else number
+
+
+_MAY_CHANGE = frozenset({float, dict, list, tuple})
 _EXPONENT = re.compile(rb"e[1-9]").search
 _LARGE = 10_000_000
-
-
 _STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 

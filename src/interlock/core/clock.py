@@ -28,13 +28,12 @@ class Clock:
 
 
 def new_id(now_ms: int, random: bytes) -> str:
-    """A ULID: 26 characters that sort by time, from ten random bytes."""
-    n = int.from_bytes(random, "big")
-    p = _PAIRS
-    return (
-        _time_part(now_ms) + p[n >> 70 & 1023] + p[n >> 60 & 1023] + p[n >> 50 & 1023] + p[n >> 40 & 1023]
-        + p[n >> 30 & 1023] + p[n >> 20 & 1023] + p[n >> 10 & 1023] + p[n & 1023]
-    )  # fmt: skip
+    """A ULID, 26 characters that sort by time, from eight random bytes.
+
+    The random part uses sixteen of the thirty-two letters a ULID may use: 64 random bits a millisecond are plenty, and
+    writing them is one call.
+    """
+    return _time_part(now_ms) + random.hex().upper()
 
 
 @lru_cache(maxsize=4)

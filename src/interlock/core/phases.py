@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from interlock.core.clock import Deadline
 from interlock.core.context import Attestation, Caller, Change, Context
 from interlock.core.prepared import Prepared
-from interlock.core.record import record
+from interlock.core.record import record, step
 from interlock.core.schema import Json
 from interlock.core.states import Trail
 
@@ -100,7 +100,7 @@ class Call(Trail):
 Why = Literal["timeout", "canceled", "sibling"]
 
 
-@record
+@step
 class Requested:
     """1. A call whose tool is known and whose time is bounded. `model_input` is as it was sent, canonical."""
 
@@ -110,7 +110,7 @@ class Requested:
     deadline: float
 
 
-@record
+@step
 class Checked:
     """2. A call whose input fits the contract. Holds the input as policy sees it and as the tool will get it."""
 
@@ -129,7 +129,7 @@ class Decision:
     policy: str
 
 
-@record
+@step
 class Granted:
     """3. A checked call and the decision that allows it. Only the Authorize phase can set the seal."""
 
@@ -138,7 +138,7 @@ class Granted:
     seal: object
 
 
-@record
+@step
 class Ran:
     """4. What came out of the tool, and what it said about its effects."""
 
@@ -151,7 +151,7 @@ class Ran:
     source: Source = "compute"
 
 
-@record
+@step
 class Verified:
     """5. A result that fits its contract, whose effects were confirmed, with nothing private in it."""
 

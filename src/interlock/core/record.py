@@ -17,3 +17,9 @@ T = TypeVar("T")
 def record(cls: type[T]) -> type[T]:
     """Make a class a record."""
     return dataclass(slots=True, kw_only=True, eq=False)(cls)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def step(cls: type[T]) -> type[T]:
+    """Make a class a record whose fields are given in order; the steps of a call are made this way."""
+    return dataclass(slots=True, eq=False)(cls)

@@ -207,7 +207,7 @@ class Closer:
         if ref is not None:
             rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
             value = orjson.loads(rows[0][0]) if rows and rows[0][0] is not None else None
-        return Verified(ran=ran, value=value, encoded=b"", redacted=tuple(outcome["redacted"]))
+        return Verified(ran, value, b"", tuple(outcome["redacted"]))
 
     async def _close_replay(self, verified: Verified) -> Result:
         ran = verified.ran
@@ -308,7 +308,7 @@ class Closer:
         call, scope = requested.call, requested.call.scope
         assert scope is not None
         try:
-            verified = self.redact(Ran(granted=granted, output=None), verify.map_output(requested.tool, done.result()))
+            verified = self.redact(Ran(granted, None), verify.map_output(requested.tool, done.result()))
         except Failure as failure:
             outcome = _stored(failure)
         except Exception as error:  # noqa: BLE001 - whatever the tool raised after its time
@@ -334,10 +334,10 @@ class Closer:
         requested = ran.granted.checked.requested
         redactor = self._redactor_of(requested.tool)
         if redactor.trivial:
-            return Verified(ran=ran, value=value, encoded=verify.encode(value))
+            return Verified(ran, value, verify.encode(value))
         caller = requested.call.request.caller
         shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
-        return Verified(ran=ran, value=shown.value, encoded=verify.encode(shown.value), redacted=tuple(shown.paths))
+        return Verified(ran, shown.value, verify.encode(shown.value), shown.paths)
 
     def _redactor_of(self, tool: Prepared) -> SchemaRedactor:
         found = self._redactors.get(tool.digest)

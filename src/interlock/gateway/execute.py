@@ -83,10 +83,10 @@ class Execution:
             self._observer.progress(call, {"message": "started", "percent": 0})
         output = await self._bounded(granted, context)
         if context is None:
-            return Ran(granted=granted, output=output)
+            return Ran(granted, output)
         return Ran(
-            granted=granted,
-            output=output,
+            granted,
+            output,
             changes=tuple(context.changes),
             attestations=tuple(context.attestations),
             compensation=context.compensation,
@@ -146,7 +146,7 @@ class Execution:
                 return None
             if isinstance(found, keys.Replay):
                 self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
-                return Ran(granted=granted, output=found, source="replay")
+                return Ran(granted, found, source="replay")
             await self._wait_for(found.call, requested)
 
     async def _wait_for(self, other: str, requested: Requested) -> None:
@@ -188,7 +188,7 @@ class Execution:
             "preconditions": preconditions,
             "impact": impact,
         }
-        return Ran(granted=granted, output=document, source="preview")
+        return Ran(granted, document, source="preview")
 
     # What tools get
 

@@ -95,11 +95,11 @@ class Gateway:
 
     def _open(self, request: Request) -> Call:
         clock = self._clock
-        now_ms, random = clock.now_ms(), clock.random_bytes(26)
+        now_ms, random = clock.now_ms(), clock.random_bytes(24)
         trace_id = request.trace_id
         if trace_id is None or not _TRACE.match(trace_id):
-            trace_id = random[10:].hex()
-        return Call(request.id or new_id(now_ms, random[:10]), trace_id, now_ms, clock.monotonic(), request)
+            trace_id = random[8:].hex()
+        return Call(request.id or new_id(now_ms, random[:8]), trace_id, now_ms, clock.monotonic(), request)
 
     def _request(self, call: Call) -> Requested:
         """1. Who asks, for which tool, by when; the input as it was sent."""
@@ -118,7 +118,7 @@ class Gateway:
         if request.deadline is not None:
             # INVARIANT: a deadline only ever shrinks.
             deadline = min(deadline, request.deadline.at)
-        return Requested(call=call, tool=tool, model_input=model_input, deadline=deadline)
+        return Requested(call, tool, model_input, deadline)
 
     async def _validate(self, requested: Requested) -> Checked:
         """2. The input fits the contract, means something, and has been past the hooks."""
@@ -138,7 +138,7 @@ class Gateway:
             # INVARIANT: from here on nobody outside can reach what was checked. A read without hooks runs at once, so
             # there is no step in between at which its caller could.
             arguments = orjson.loads(canonical(arguments))
-        return Checked(requested=requested, permission_input=arguments, call_input=arguments)
+        return Checked(requested, arguments, arguments)
 
     def _authorize(self, checked: Checked) -> Granted:
         """3. The caller's authority covers the call, or a person must agree first, or the answer is no."""
@@ -149,9 +149,9 @@ class Gateway:
         decision = self._policy.current().decide(request.caller, tool.contract)
         if call.decision is not None:
             decision = stricter(call.decision, decision)
-        lacking = [scope for scope in tool.required_scopes if scope not in request.caller.scopes]
+        lacking = tool.required_scopes and set(tool.required_scopes) - request.caller.scopes
         if lacking:
-            words = f"missing scope {', '.join(lacking)}"
+            words = f"missing scope {', '.join(sorted(lacking))}"
             decision = Decision(behavior="deny", reason=words, rules=(), policy=decision.policy)
         call.decision = decision
         if self.observer.listeners:
@@ -162,7 +162,7 @@ class Gateway:
             call.move("awaiting_approval")
             words = f"{tool.ref} must be agreed to by a person first: {decision.reason}"
             raise Failure("E3208", words, policy_refs=decision.rules)
-        return Granted(checked=checked, decision=decision, seal=self._seal)
+        return Granted(checked, decision, self._seal)
 
     async def _execute(self, granted: Granted) -> Ran:
         """4. It runs, once, within its time; or it ran before."""
@@ -178,7 +178,7 @@ class Gateway:
             return self._closer.recall(ran)
         if ran.source == "preview" or call.request.operation == "compensate":
             value = ran.output if ran.source == "preview" else None
-            return Verified(ran=ran, value=value, encoded=orjson.dumps(value))
+            return Verified(ran, value, orjson.dumps(value))
         try:
             value = verify.map_output(tool, ran.output)
         except Failure:
@@ -214,7 +214,7 @@ class Gateway:
 
     def with_id(self, request: Request) -> Request:
         """The request with the id its call will have, so that it can be stopped by it."""
-        return replace(request, id=new_id(self._clock.now_ms(), self._clock.random_bytes(10)))
+        return replace(request, id=new_id(self._clock.now_ms(), self._clock.random_bytes(8)))
 
     async def decline(self, request: Request, failure: Failure) -> Result:
         """The result of a call that was never started: labelled synthetic, on record like any other."""

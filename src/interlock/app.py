@@ -185,7 +185,7 @@ class Interlock:
         return await self.gateway.invoke(
             Request(
                 tool=stored["tool"],
-                version=f"={stored['version']}",
+                version=stored["version"],
                 arguments=stored["arguments"],
                 caller=self.caller,
                 key=key,

@@ -197,7 +197,7 @@ TestLifecycle = pytest.mark.proves("LIFE-04")(Lifecycle.TestCase)
 def test_every_state_is_reachable_and_every_end_has_a_history() -> None:
     reached: set[State] = {"planned"}
     while True:
-        more = {move for state in reached for move in MOVES[state]} - reached
+        more: set[State] = {move for state in reached for move in MOVES[state]} - reached
         if not more:
             break
         reached |= more
@@ -305,15 +305,17 @@ def _raises(seen: Seen) -> None:
     raise RuntimeError("secret detail")
 
 
+def _stops(seen: Seen) -> HookResult:
+    return HookResult(stop="not today")
+
+
+def _spoils(seen: Seen) -> HookResult:
+    return HookResult(updated_input={"a": "nonsense"})
+
+
 @pytest.mark.proves("LIFE-06")
 @pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        (lambda seen: HookResult(stop="not today"), "not today"),  # pyright: ignore[reportUnknownLambdaType]
-        (lambda seen: HookResult(updated_input={"a": "nonsense"}), "invalid"),  # pyright: ignore[reportUnknownLambdaType]
-        (_raises, "failed"),
-        (_overruns, "too long"),
-    ],
+    ("run", "words"), [(_stops, "not today"), (_spoils, "invalid"), (_raises, "failed"), (_overruns, "too long")]
 )
 async def test_a_hook_that_stops_raises_overruns_or_breaks_the_input_blocks_the_call(
     lock: Interlock, run: Any, words: str

@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -146,8 +146,14 @@ class Effect(Part):
     operation: Operation
     scope: str = "resource"
 
-    def __init__(self, resource: str, operation: Operation, scope: str = "resource") -> None:
-        super().__init__(resource=resource, operation=operation, scope=scope)  # pyright: ignore[reportCallIssue] - the base takes fields by name
+    if TYPE_CHECKING:
+
+        def __init__(self, resource: str, operation: Operation, scope: str = "resource") -> None: ...
+
+    else:
+
+        def __init__(self, *said, **facts):
+            super().__init__(**dict(zip(("resource", "operation", "scope"), said, strict=False)), **facts)
 
 
 class IdempotencyPart(Part):

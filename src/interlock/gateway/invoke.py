@@ -110,7 +110,11 @@ class Gateway:
             raise Failure("E3004", "arguments must be an object")
         model_input = canonical(request.arguments)
         call.input_hash = hashlib.sha256(model_input).hexdigest()
-        call.tool = tool = self._catalog.prepared(request.tool, request.version)
+        if request.operation == "compensate":
+            tool = self._catalog.exact(request.tool, request.version or "").prepared
+        else:
+            tool = self._catalog.prepared(request.tool, request.version)
+        call.tool = tool
         call.move("selected")
         timeout = tool.contract.timeout
         bound_s = timeout.default_s if request.timeout_s is None else min(request.timeout_s, timeout.max_s)

@@ -52,6 +52,7 @@ class Verdict:
 
     refused: Mapping[Conjunct, tuple[str, ...]]
     warnings: tuple[str, ...] = ()
+    conflict: bool = False
 
     @property
     def admitted(self) -> bool:
@@ -60,7 +61,7 @@ class Verdict:
     def failure(self, address: str) -> Failure:
         listing = "; ".join(f"{name}: {', '.join(faults)}" for name, faults in self.refused.items())
         return Failure(
-            "E3105",
+            "E3103" if self.conflict else "E3105",
             f"{address} was refused: {listing}",
             details={"conjuncts": {name: list(faults) for name, faults in self.refused.items()}},
         )
@@ -85,7 +86,9 @@ def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], e
         "contract_tests_passing": _evidence_faults(digest, evidence),
     }
     warnings = ["tool_kind custom is a fallback; choose a named kind"] if manifest.tool_kind == "custom" else []
-    return Verdict({name: tuple(found) for name, found in faults.items() if found}, tuple(warnings))
+    same = published.get(manifest.version)
+    conflict = same is not None and same.row.digest != digest
+    return Verdict({name: tuple(found) for name, found in faults.items() if found}, tuple(warnings), conflict)
 
 
 def _unless(holds: bool, words: str) -> list[str]:
@@ -112,6 +115,8 @@ def _version_faults(manifest: Manifest, digest: str, published: Mapping[str, Ver
         if same.row.digest == digest:
             return []
         return [f"{manifest.version} is published with other content; give the change a new version"]
+    if manifest.lifecycle_state != "active":
+        return ["a version is published as active; deprecate it afterwards"]
     before = predecessor(manifest.version, published)
     if before is None or manifest.result_schema is None:
         return []

@@ -91,11 +91,15 @@ class Version:
             self._prepared = Prepared(self.contract, self.bound, self.row.digest, document)
         return self._prepared
 
+    def gone(self, now_ms: int) -> bool:
+        """Whether the removal date has passed."""
+        notice = self.row.notice
+        return self.row.state in ("sunset", "removed") or (notice is not None and now_ms >= notice.removal_ms)
+
     def refuse_if_gone(self, now_ms: int) -> None:
         """Refuse a version whose removal date has passed (E3104)."""
         notice = self.row.notice
-        gone = self.row.state in ("sunset", "removed") or (notice is not None and now_ms >= notice.removal_ms)
-        if gone:
+        if self.gone(now_ms):
             successor = f"; use {notice.successor}" if notice and notice.successor else ""
             details = None if notice is None else {"deprecation": notice.document()}
             raise Failure("E3104", f"{self.row.address}@{self.row.version} was removed{successor}", details=details)
@@ -125,9 +129,31 @@ class Catalog:
                 self._resolved.clear()
                 self._ready.clear()
             self._resolved[(name, spec)] = found
-        if found.row.notice is not None or found.row.state != "active":
-            found.refuse_if_gone(self._clock.now_ms())
+        if found.row.notice is None and found.row.state == "active":
+            return found
+        now_ms = self._clock.now_ms()
+        if found.gone(now_ms):
+            # Its date has come since it was chosen: a range may still mean another version.
+            found = self._alive(name, spec, now_ms) or found
+            found.refuse_if_gone(now_ms)
         return found
+
+    def exact(self, address: str, version: str) -> Version:
+        """A version by its full name, whatever has become of it since: what it did must stay undoable."""
+        found = self.versions(address).get(version)
+        if found is None:
+            raise Failure("E3102", f"{address} has no version {version}")
+        return found
+
+    def _alive(self, name: str, spec: str | None, now_ms: int) -> Version | None:
+        versions = self.versions(self.address(name))
+        if spec is not None and _is_exact(spec, versions):
+            return None
+        pool = {v for v, version in versions.items() if not version.gone(now_ms)}
+        try:
+            return versions[resolve(spec, pool, deprecated=self._deprecated(versions))]
+        except Failure:
+            return None
 
     def prepared(self, name: str, spec: str | None) -> Prepared:
         """The version a name and range stand for, ready to be called."""
@@ -143,6 +169,8 @@ class Catalog:
     def resolve_within(self, name: str, specs: list[str | None]) -> Version:
         """The highest version that every range admits (request, token, pin); E3103 when there is none."""
         versions = self.versions(self.address(name))
+        if not versions:
+            raise Failure("E3101", f"no tool named `{name}`{self._suggest(name)}")
         chosen = common(specs, versions, self._deprecated(versions))
         return self.resolve(name, f"={chosen}")
 
@@ -171,11 +199,11 @@ class Catalog:
         if "." in name:
             row = self._journal.read("SELECT address FROM tool_alias WHERE alias = ?", (name,))
             return row[0][0] if row else name
-        suffix = f"%.{name.translate(_LIKE)}"
+        suffix = (-len(name) - 1, f".{name}")
         rows = self._journal.read(
-            "SELECT DISTINCT address FROM tool_version WHERE address LIKE ? ESCAPE '\\' UNION "
-            "SELECT address FROM tool_alias WHERE alias LIKE ? ESCAPE '\\' ORDER BY 1",
-            (suffix, suffix),
+            "SELECT DISTINCT address FROM tool_version WHERE substr(address, ?) = ? UNION "
+            "SELECT address FROM tool_alias WHERE substr(alias, ?) = ? ORDER BY 1",
+            (*suffix, *suffix),
         )
         candidates = [row[0] for row in rows]
         if len(candidates) > 1:
@@ -264,7 +292,6 @@ def contract_digest(tool: Tool[..., Any]) -> str:
     return digest(tool.manifest.document())
 
 
-_LIKE = str.maketrans({"%": "\\%", "_": "\\_", "\\": "\\\\"})
 _SELECT = "SELECT address, version, digest, state, manifest, origin, published_ms, notice FROM tool_version"
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.declare import LOADED, Tool, from_manifest, tools_in
+from interlock.core.declare import LOADED, Tool, from_manifest, implementation_digest, tools_in
 from interlock.core.errors import Failure
 from interlock.core.manifest import parse_manifest
 from interlock.core.schema import Json
@@ -51,7 +51,7 @@ def _import(name: str) -> ModuleType:
         raise Failure("E3105", f"no module named `{error.name}`; give a .py file, a module or a manifest") from None
     except Failure:
         raise
-    except Exception as error:  # the author's code runs at import; whatever it raises is a refusal
+    except (Exception, SystemExit) as error:  # the author's code runs at import; whatever it raises is a refusal
         raise _broken(name, error) from error
 
 
@@ -63,21 +63,22 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Compiled from the text itself: a bytecode cache is trusted by second and size, which an edit may keep.
+        exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(module))  # noqa: S102 - as importing it would
     except Failure:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(path.name, error) from error
     return module
 
 
-def _broken(what: str, error: Exception) -> Failure:
+def _broken(what: str, error: BaseException) -> Failure:
     line = error.lineno if isinstance(error, SyntaxError) else _line_of(error)
     where = f", line {line}" if line else ""
     return Failure("E3105", f"`{what}` cannot be loaded{where}: {type(error).__name__}: {error}")
 
 
-def _line_of(error: Exception) -> int | None:
+def _line_of(error: BaseException) -> int | None:
     trace, line = error.__traceback__, None
     while trace is not None:
         line, trace = trace.tb_lineno, trace.tb_next
@@ -90,7 +91,10 @@ def _from_manifests(path: Path) -> list[Tool[..., Any]]:
     except OSError as error:
         raise Failure("E3105", f"`{path.name}` cannot be read: {error.strerror}") from None
     documents = _parse(path, text)
-    return [_bind(document, path.parent) for document in documents]
+    if not documents:
+        raise Failure("E3105", f"no tools in `{path.name}`")
+    modules: dict[Path, ModuleType] = {}
+    return [_bind(document, path.parent, modules) for document in documents]
 
 
 def _parse(path: Path, text: bytes) -> list[Any]:
@@ -99,7 +103,9 @@ def _parse(path: Path, text: bytes) -> list[Any]:
     try:
         found: Any = orjson.loads(text) if path.suffix == ".json" else list(yaml.safe_load_all(text))
     except (orjson.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = f"line {mark.line + 1}: {getattr(error, 'problem', None) or reason}" if mark is not None else reason
         raise Failure("E3105", f"`{path.name}` is not a manifest: {reason}") from None
     documents = cast("list[Any]", found) if isinstance(found, list) else [found]
     flat: list[Any] = []
@@ -108,25 +114,36 @@ def _parse(path: Path, text: bytes) -> list[Any]:
     return flat
 
 
-def _bind(document: Json, base: Path) -> Tool[..., Any]:
+def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[..., Any]:
     manifest = parse_manifest(document)
     if manifest.execution is None:
         raise Failure("E3105", f"{manifest.address} names nothing to run: execution: {{target: module:function}}")
-    target = _resolve(manifest.execution.target, base)
-    handlers = {name: _function(_resolve(where, base)) for name, where in manifest.execution.handlers.items()}
-    return from_manifest(manifest, _function(target), handlers)
+    target = _function(_resolve(manifest.execution.target, base, modules))
+    named = manifest.execution.handlers.items()
+    handlers = {name: _function(_resolve(where, base, modules)) for name, where in named}
+    for fact, name in (("previews", "preview"), ("compensable", "compensate"), ("has_fixture", "fixture")):
+        if getattr(manifest, fact) != (name in handlers):
+            raise Failure("E3105", f"{manifest.address} must say {fact} exactly where execution.handlers has `{name}`")
+    # The digest covers the code, whatever the manifest says of it.
+    implementation = implementation_digest(target, *handlers.values())
+    execution = manifest.execution.model_copy(update={"implementation": implementation})
+    return from_manifest(manifest.model_copy(update={"execution": execution}), target, handlers)
 
 
 def _function(found: Any) -> Any:
     return cast("Tool[..., Any]", found).function if isinstance(found, Tool) else found
 
 
-def _resolve(target: str, base: Path) -> Any:
+def _resolve(target: str, base: Path, modules: dict[Path, ModuleType]) -> Any:
     """`module:name`, or `file.py:name` beside the manifest."""
     where, colon, name = target.rpartition(":")
     if not colon:
         raise Failure("E3105", f"`{target}` must be written module:function or file.py:function")
-    module = _load_file((base / where).resolve()) if where.endswith(".py") else _import(where)
+    if where.endswith(".py"):
+        path = (base / where).resolve()
+        module = modules[path] if path in modules else modules.setdefault(path, _load_file(path))
+    else:
+        module = _import(where)
     found: Any = module
     for step in name.split("."):
         found = getattr(found, step, None)

@@ -48,6 +48,8 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
         "mutationClass": None if contract is None else contract.mutation.mutation_class,
         "door": request.door,
     }
+    if contract is None and request.version is not None:
+        record["versionSpec"] = request.version
     if request.parent is not None:
         record["parent"] = request.parent
     if request.native:

@@ -1,0 +1,497 @@
+"""Proof that the journal is whole: every record where it was written, none changed, none missing.
+
+Theory of operation. Each record's hash covers the hash before it, so a change, a gap, an insertion or a swap breaks the
+chain where it happened. What a chain alone cannot show, that its end was cut off or that all of it was written anew,
+the signed heads show: anchors in the database, the same anchors in a file beside it, and whatever head an auditor took
+away earlier. What retention removed is stood for by signed segments, and the chain goes on from the last of them.
+
+The file is opened for reading only and read in one transaction, so a copy will do, and so will the file of a running
+program. Nothing stored is believed: a row may hold any type, any bytes, any number.
+
+Limit: records younger than the newest anchor are chained but not signed yet. `Verdict.anchored_through` says where
+that begins; a journal that was closed properly is anchored to its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import struct
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote
+
+import orjson
+
+from interlock.core.errors import Failure
+from interlock.store.home import APPLICATION_ID, Home
+from interlock.store.journal import GENESIS
+from interlock.store.signing import signed_by
+
+MAX_FAULTS = 20
+# Few rows at a time stay in the processor's cache.
+_AT_A_TIME = 32
+_PROGRESS_EVERY = _AT_A_TIME * 500
+_RECORDS = "SELECT seq, kind, call, body, hash FROM journal WHERE seq > ? ORDER BY seq"
+_ANCHORS = "SELECT seq, hash, at_ms, key_id, signature FROM anchor ORDER BY seq"
+_SEGMENTS = "SELECT last_seq, hash, at_ms, key_id, signature, first_seq FROM segment ORDER BY last_seq"
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFault:
+    """Something that is not as it was written. `seq` 0: not about one record."""
+
+    seq: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the verification found."""
+
+    intact: bool
+    records: int
+    purged_through: int
+    head: tuple[int, str]
+    anchors: int
+    anchored_through: int
+    last_anchor_ms: int | None
+    faults: tuple[ChainFault, ...]
+    seconds: float
+
+
+def verify(
+    home: Home,
+    *,
+    public_key: bytes | None = None,
+    known_head: tuple[int, bytes] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Verdict:
+    """Prove the chain of a home, or say where it is broken. E3804 when there is no readable database of ours.
+
+    `public_key` is the one the auditor trusts, in place of the one in the home. `known_head` is a head seen earlier;
+    the chain must still go through it. `progress` hears how many records have been read.
+    """
+    began = time.monotonic()
+    if not home.database.exists():
+        raise Failure("E3804", "there is no database in this home")
+    if public_key is not None and len(public_key) != 32:
+        raise Failure("E3004", "the public key given is not an Ed25519 key of 32 bytes")
+    # An anchor is in the database before it is in the file, so the file is read first.
+    examine = partial(_examine, home, _witnessed(home.anchors), public_key, known_head, progress)
+    before = _stamp(home.database)
+    if before.wal:
+        found = examine(immutable=False)
+    else:
+        # Nobody has the file open. Reading it as immutable leaves nothing beside it and works on read-only media; if
+        # somebody wrote meanwhile, what was read means nothing and is read again.
+        try:
+            found = examine(immutable=True)
+        except Failure:
+            if _stamp(home.database) == before:
+                raise
+            found = None
+        if found is None or _stamp(home.database) != before:
+            found = examine(immutable=False)
+    return found.verdict(time.monotonic() - began)
+
+
+# The parts of an examination
+
+
+@dataclass(frozen=True, slots=True)
+class _SignedHead:
+    seq: int
+    hash: bytes
+    at_ms: int
+    key_id: str
+    signature: bytes
+
+
+@dataclass(slots=True)
+class _Faults:
+    """The first faults of one kind of check. Each check meets its own in order, so the first overall are kept."""
+
+    found: list[ChainFault] = field(default_factory=list[ChainFault])
+
+    def note(self, seq: int, what: str) -> None:
+        if len(self.found) < MAX_FAULTS:
+            self.found.append(ChainFault(seq, what))
+
+
+@dataclass(slots=True)
+class _Found:
+    """What an examination gathers."""
+
+    in_segments: _Faults = field(default_factory=_Faults)
+    in_records: _Faults = field(default_factory=_Faults)
+    in_anchors: _Faults = field(default_factory=_Faults)
+    elsewhere: _Faults = field(default_factory=_Faults)
+    records: int = 0
+    segment_heads: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    purged_through: int = 0
+    seq: int = 0
+    head: bytes = GENESIS
+    anchors: int = 0
+    newest: _SignedHead | None = None
+
+    def verdict(self, seconds: float) -> Verdict:
+        parts = (self.in_segments, self.in_records, self.in_anchors)
+        faults = sorted((fault for part in parts for fault in part.found), key=lambda fault: fault.seq)
+        faults = [*faults, *self.elsewhere.found][:MAX_FAULTS]
+        newest = self.newest
+        return Verdict(
+            intact=not faults,
+            records=self.records,
+            purged_through=self.purged_through,
+            head=(self.seq, self.head.hex()),
+            anchors=self.anchors,
+            anchored_through=0 if newest is None else newest.seq,
+            last_anchor_ms=None if newest is None else newest.at_ms,
+            faults=tuple(faults),
+            seconds=seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """By what a write to the database shows from outside."""
+
+    wal: bool
+    size: int
+    modified_ns: int
+
+
+def _stamp(database: Path) -> _Stamp:
+    status = database.stat()
+    return _Stamp(database.with_name(database.name + "-wal").exists(), status.st_size, status.st_mtime_ns)
+
+
+def _examine(
+    home: Home,
+    witnessed: list[_SignedHead | str],
+    public_key: bytes | None,
+    known_head: tuple[int, bytes] | None,
+    progress: Callable[[int], None] | None,
+    *,
+    immutable: bool,
+) -> _Found:
+    found = _Found()
+    try:
+        with closing(_open(home.database, immutable=immutable)) as connection:
+            connection.execute("BEGIN")
+            _refuse_foreign(connection)
+            signatures = _Signatures(home, public_key, found.elsewhere)
+            _check_segments(connection, signatures, found)
+            _check_records(connection, found, progress)
+            _check_anchors(connection, signatures, witnessed, found)
+            if known_head is not None:
+                _check_known_head(connection, known_head, found)
+    except _UNREADABLE as error:
+        raise Failure("E3804", f"the database in this home cannot be read: {_said(error)}") from None
+    return found
+
+
+# A damaged schema can make the driver stumble over its own message.
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, sqlite3.Error) else "its schema is damaged"
+
+
+def _open(database: Path, *, immutable: bool) -> sqlite3.Connection:
+    how = "mode=ro&immutable=1" if immutable else "mode=ro"
+    address = f"file:{quote(os.path.abspath(database))}?{how}"
+    connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None)
+    # Text comes as bytearray: no bytes can make it fail, and it is told from a blob.
+    connection.text_factory = bytearray
+    connection.execute("PRAGMA trusted_schema=OFF")
+    return connection
+
+
+def _refuse_foreign(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise Failure("E3804", "the database in this home was not made by Interlock")
+    query = "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%' AND name IN (?, ?, ?)"
+    if connection.execute(query, ("journal", "anchor", "segment")).fetchone()[0] != 3:
+        raise Failure("E3804", "the database in this home has no ledger")
+
+
+# Records
+
+
+def _check_records(connection: sqlite3.Connection, found: _Found, progress: Callable[[int], None] | None) -> None:
+    """Follow the chain from the last purged record to the end."""
+    faults = found.in_records
+    for (seq,) in connection.execute("SELECT seq FROM journal WHERE seq <= ? ORDER BY seq", (found.seq,)):
+        faults.note(seq, "a record lies before the start of the chain")
+    records = connection.execute(_RECORDS, (found.seq,))
+    check = _Follower(found)
+    try:
+        while rows := records.fetchmany(_AT_A_TIME):
+            check.follow(rows)
+            found.records += len(rows)
+            if progress is not None and found.records % _PROGRESS_EVERY == 0:
+                progress(found.records)
+    except _UNREADABLE as error:
+        faults.note(found.seq + 1, f"the database cannot be read from here on: {_said(error)}")
+    if progress is not None:
+        progress(found.records)
+
+
+class _Follower:
+    """The inner loop. Where a link is broken it notes so and goes on from what the row says.
+
+    Whether a row's columns repeat what its record says could be told by parsing the record, which costs more than all
+    other checks together. Records of one tool look alike, so the places where the record before had its two names are
+    tried first. `,"call":"…"` before any second brace is the record's own call: inside a text the quotes would be
+    escaped.
+    """
+
+    def __init__(self, found: _Found) -> None:
+        self._found = found
+        self._alike = _Places()
+
+    def follow(self, rows: Iterable[Any]) -> None:
+        found, sha256 = self._found, hashlib.sha256
+        seq, head = found.seq, found.head
+        usual, named, kind_at, kind_end, call_at, call_end = self._alike
+        for at, kind, call, body, stored in rows:
+            if (
+                at != seq + 1
+                or type(body) is not bytes
+                or type(stored) is not bytes
+                or (computed := sha256(head + _EIGHT_BYTES(at) + body).digest()) != stored
+            ):
+                seq, head = self._broken(seq, head, at, kind, call, body, stored)
+                continue
+            seq, head = at, computed
+            if (
+                kind == usual
+                and type(kind) is bytearray
+                and type(call) is bytearray
+                and body[kind_at:kind_end] == named
+                and body[call_at:call_end] == b',"call":"' + call + b'"'
+                and call.isalnum()  # a value with a quote or an escape could match more than one value
+                and body.find(b"{", 1, kind_at) < 0
+            ):
+                continue
+            if not _names_agree(kind, call, body):
+                found.in_records.note(at, "the row names another kind or call than its record")
+            elif kind.isalpha():
+                self._alike = _Places.of(kind, call, body)
+                usual, named, kind_at, kind_end, call_at, call_end = self._alike
+        found.seq, found.head = seq, head
+
+    def _broken(
+        self, seq: int, head: bytes, at: Any, kind: Any, call: Any, body: Any, stored: Any
+    ) -> tuple[int, bytes]:
+        """Say what is wrong with a row, and from where to go on."""
+        note = self._found.in_records.note
+        if type(at) is not int or at <= seq:
+            note(seq + 1, "a record has no place of its own in the sequence")
+            return seq, head
+        gap = at != seq + 1
+        if gap:
+            note(seq + 1, f"{_records(seq + 1, at - 1)} missing")
+        if type(body) is not bytes or type(stored) is not bytes:
+            note(at, "the record is not stored as bytes")
+            return at, stored if type(stored) is bytes else head
+        # After a gap there is nothing to link to: what the record says can be checked, its place cannot.
+        if not gap:
+            note(at, "the record does not fit its hash and the record before it")
+        elif not _names_agree(kind, call, body):
+            note(at, "the row names another kind or call than its record")
+        return at, stored
+
+
+class _Places(NamedTuple):
+    """Where a record has its kind and its call."""
+
+    kind: bytearray = bytearray()
+    named: bytes = b"nothing"
+    kind_at: int = 0
+    kind_end: int = 0
+    call_at: int = 0
+    call_end: int = 0
+
+    @classmethod
+    def of(cls, kind: bytearray, call: bytearray, body: bytes) -> _Places:
+        named, called = b',"kind":"' + kind + b'"', b',"call":"' + call + b'"'
+        kind_at, call_at = body.find(named), body.find(called)
+        return cls(kind, named, kind_at, kind_at + len(named), call_at, call_at + len(called))
+
+
+_EIGHT_BYTES = struct.Struct(">Q").pack
+
+
+def _names_agree(kind: Any, call: Any, body: bytes) -> bool:
+    if type(kind) is not bytearray or type(call) is not bytearray:
+        return False
+    try:
+        record = orjson.loads(body)
+        return record["kind"].encode() == kind and record["call"].encode() == call
+    except (orjson.JSONDecodeError, TypeError, KeyError, AttributeError, UnicodeEncodeError):
+        return False
+
+
+# Signed heads
+
+
+class _Signatures:
+    """Checks signatures with the auditor's key or the home's; without either, says so once."""
+
+    def __init__(self, home: Home, public_key: bytes | None, faults: _Faults) -> None:
+        self._path = home.keys / "journal.pub"
+        self._given = public_key
+        self._faults = faults
+        self._loaded = False
+        self._key: bytes | None = None
+        self._key_id = ""
+
+    def fault(self, kind: str, head: _SignedHead) -> str | None:
+        """What is wrong with a signed head; None when nothing is, or when there is no key to tell."""
+        if not self._loaded:
+            self._loaded = True
+            self._key = self._given or self._from_home()
+            self._key_id = hashlib.sha256(self._key or b"").hexdigest()[:16]
+        if self._key is None:
+            return None
+        if head.key_id != self._key_id:
+            return f"signed with key `{head.key_id}`, not with `{self._key_id}`"
+        if not signed_by(self._key, kind, head.seq, head.hash, head.at_ms, head.signature):
+            return "its signature does not verify"
+        return None
+
+    def _from_home(self) -> bytes | None:
+        try:
+            key = bytes.fromhex(self._path.read_text(encoding="ascii").strip())
+        except FileNotFoundError:
+            self._faults.note(0, "the public key journal.pub is missing; signatures cannot be checked")
+            return None
+        except (OSError, ValueError):
+            key = b""
+        if len(key) != 32:
+            self._faults.note(0, "the public key journal.pub is damaged; signatures cannot be checked")
+            return None
+        return key
+
+
+def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) -> _SignedHead | None:
+    """A row as a signed head, or None when a column does not hold what it should."""
+    if type(seq) is not int or type(at_ms) is not int or type(key_id) is not bytearray:
+        return None
+    if type(hash_) is not bytes or type(signature) is not bytes:
+        return None
+    return _SignedHead(seq, hash_, at_ms, key_id.decode("utf-8", "replace"), signature)
+
+
+def _check_segments(connection: sqlite3.Connection, signatures: _Signatures, found: _Found) -> None:
+    """What retention removed: signed heads, each beginning where the one before ended."""
+    for *row, first_seq in connection.execute(_SEGMENTS):
+        head, last_seq = _signed_head(*row), row[0]
+        if head is None or last_seq <= found.seq:
+            found.in_segments.note(max(found.seq, 1), f"the purged segment ending at `{last_seq}` is damaged")
+            continue
+        if first_seq != found.seq + 1:
+            found.in_segments.note(last_seq, f"the purged segment does not begin at {found.seq + 1}")
+        if (wrong := signatures.fault("segment", head)) is not None:
+            found.in_segments.note(last_seq, f"the purged segment: {wrong}")
+        found.seq, found.head = head.seq, head.hash
+        found.segment_heads[head.seq] = head.hash
+    found.purged_through = found.seq
+
+
+def _check_anchors(
+    connection: sqlite3.Connection, signatures: _Signatures, witnessed: list[_SignedHead | str], found: _Found
+) -> None:
+    """Every anchor, in the database and in the file: signed, and in agreement with the record it names."""
+    stored: dict[int, _SignedHead] = {}
+    heads: list[_SignedHead] = []
+    for row in connection.execute(_ANCHORS):
+        head = _signed_head(*row)
+        if head is None:
+            found.in_anchors.note(row[0] if type(row[0]) is int else 0, "the anchor is damaged")
+            continue
+        stored[head.seq] = head
+        heads.append(head)
+    absent: list[int] = []
+    for line in witnessed:
+        if isinstance(line, str):
+            found.elsewhere.note(0, line)
+        elif line.seq not in stored:
+            absent.append(line.seq)
+            heads.append(line)
+        elif stored[line.seq] != line:
+            heads.append(line)
+    lost = set(absent)
+    found.anchors = len(stored) + len(lost)
+    for head in sorted(heads, key=lambda head: head.seq):
+        wrong = signatures.fault("head", head)
+        if wrong is not None:
+            found.in_anchors.note(head.seq, f"the anchor: {wrong}")
+            continue
+        if found.newest is None or head.seq >= found.newest.seq:
+            found.newest = head
+        if head.seq > found.seq:
+            continue  # the cut is told once, below
+        if head.seq in lost:
+            found.in_anchors.note(head.seq, "an anchor in the file is missing in the database")
+        if (hash_ := _hash_at(connection, head.seq, found)) is not None and hash_ != head.hash:
+            found.in_anchors.note(head.seq, "the record is not the one that was anchored")
+    if found.newest is not None and found.newest.seq > found.seq:
+        gone = _records(found.seq + 1, found.newest.seq)
+        found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: a signed anchor names the last"))
+
+
+def _check_known_head(connection: sqlite3.Connection, known: tuple[int, bytes], found: _Found) -> None:
+    """The head an auditor took away earlier; what has been purged since is vouched for by its signed segment."""
+    seq, known_hash = known
+    if seq > found.seq:
+        gone = _records(found.seq + 1, seq)
+        found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: the known head names the last"))
+    elif (hash_ := _hash_at(connection, seq, found)) is not None and hash_ != known_hash:
+        found.in_anchors.found.insert(0, ChainFault(seq, "the record is not the one of the known head"))
+
+
+def _hash_at(connection: sqlite3.Connection, seq: int, found: _Found) -> bytes | None:
+    """The hash a record must have; None when it was purged (or is missing, which the chain itself shows)."""
+    if seq in found.segment_heads:
+        return found.segment_heads[seq]
+    if seq <= found.purged_through:
+        return GENESIS if seq == 0 else None
+    row = connection.execute("SELECT hash FROM journal WHERE seq = ?", (seq,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _witnessed(path: Path) -> list[_SignedHead | str]:
+    """The anchors in the file; for a line that cannot be read, a text that says so."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []  # the auditor has the database alone
+    except OSError as error:
+        return [f"the anchors file cannot be read: {error.strerror}"]
+    return [
+        _line(line) or f"line {number} of the anchors file is damaged" for number, line in enumerate(lines, 1) if line
+    ]
+
+
+def _line(line: bytes) -> _SignedHead | None:
+    try:
+        fields = cast("dict[str, Any]", orjson.loads(line))
+        hash_, signature = bytes.fromhex(fields["hash"]), bytes.fromhex(fields["signature"])
+        return _signed_head(fields["seq"], hash_, fields["at_ms"], bytearray(fields["key_id"], "utf-8"), signature)
+    except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
+        return None
+
+
+def _records(first: int, last: int) -> str:
+    return f"record {first} is" if first == last else f"records {first} to {last} are"

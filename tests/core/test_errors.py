@@ -1,0 +1,218 @@
+"""The one error table: it says what the ledger says, it has no gaps, and nobody overrides it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock.core.contract import ERROR_SCHEMA
+from interlock.core.errors import CODES, RETRYABLE, Code, ErrorClass, ErrorCode, Failure
+from interlock.core.schema import Schema
+
+LEDGER = Path(__file__).parent.parent / "ledger" / "contract.toml"
+CLAUSES = {entry["id"]: entry["must"] for entry in tomllib.loads(LEDGER.read_text())["requirement"]}
+_ENTRY = re.compile(r"(E\d{4}) ([^,;:.]+?) (\d{3})(?=[,;.])")
+ROWS = [pytest.param(row, id=row.code) for row in CODES.values()]
+JSONRPC_RESERVED = {-32700, -32600, -32601}
+GRPC_STATUSES = {
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+}  # fmt: skip
+
+
+def listed(clause: str) -> Iterator[tuple[str, str, int]]:
+    """The codes a clause lists: E-code, condition, HTTP status."""
+    for code, condition, status in _ENTRY.findall(CLAUSES[clause]):
+        yield code, condition, int(status)
+
+
+def test_the_ledger_lists_as_many_codes_as_its_proofs_count() -> None:
+    assert [len(list(listed(clause))) for clause in ("CONTRACT-15", "CONTRACT-16", "CONTRACT-17")] == [18, 20, 20]
+
+
+@pytest.mark.part_of("CONTRACT-15", rest="each of the 18 conditions provoked over REST")
+def test_general_registry_and_token_codes_keep_the_statuses_of_the_ledger() -> None:
+    assert {code: CODES[code].http for code, _, _ in listed("CONTRACT-15")} == {
+        code: status for code, _, status in listed("CONTRACT-15")
+    }
+
+
+@pytest.mark.part_of("CONTRACT-16", rest="each of the 20 conditions provoked over REST")
+def test_validation_execution_upstream_and_secret_codes_keep_the_statuses_of_the_ledger() -> None:
+    assert {code: CODES[code].http for code, _, _ in listed("CONTRACT-16")} == {
+        code: status for code, _, status in listed("CONTRACT-16")
+    }
+
+
+@pytest.mark.part_of("CONTRACT-17", rest="each of the 20 conditions provoked over REST and the bridges")
+def test_job_journal_document_and_state_codes_keep_the_statuses_of_the_ledger() -> None:
+    assert {code: CODES[code].http for code, _, _ in listed("CONTRACT-17")} == {
+        code: status for code, _, status in listed("CONTRACT-17")
+    }
+
+
+@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+def test_codes_of_our_own_take_numbers_that_the_ledger_left_free() -> None:
+    theirs = {code for clause in ("CONTRACT-15", "CONTRACT-16", "CONTRACT-17") for code, _, _ in listed(clause)}
+    assert theirs <= set(CODES)
+    for code in set(CODES) - theirs:
+        assert re.fullmatch(r"E3[1-9]\d\d|E3200", code), code
+        assert CODES[code].title, code
+        assert CODES[code].resolution, code
+
+
+@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+@pytest.mark.parametrize("row", ROWS)
+def test_every_code_has_one_value_in_every_column(row: Code) -> None:
+    assert CODES[row.code] is row
+    assert re.fullmatch(r"E3\d{3}", row.code)
+    assert row.error_code in ErrorCode
+    assert row.error_class in ErrorClass
+    assert 200 <= row.http <= 599
+    assert row.grpc in GRPC_STATUSES
+    assert -32768 <= row.jsonrpc <= -32000
+    assert row.jsonrpc not in JSONRPC_RESERVED
+
+
+@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+def test_every_error_class_of_the_ledger_is_reachable_and_no_other_exists() -> None:
+    names = CLAUSES["CONTRACT-18"].split("22 names ")[1].split(". ")[0].split(", ")
+    assert len(names) == 22
+    assert {member.value for member in ErrorClass} == set(names)
+    assert {row.error_class for row in CODES.values()} == set(ErrorClass)
+
+
+@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+def test_every_error_code_is_reachable_and_each_has_a_json_rpc_number_of_its_own() -> None:
+    assert {row.error_code for row in CODES.values()} == set(ErrorCode)
+    numbers = {row.error_code: row.jsonrpc for row in CODES.values()}
+    assert len(set(numbers.values())) == len(ErrorCode)
+
+
+@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+@pytest.mark.parametrize("row", ROWS)
+def test_the_statuses_of_a_row_agree_with_each_other(row: Code) -> None:
+    assert (row.http == 401) == (row.grpc == "UNAUTHENTICATED")
+    assert (row.http == 499) == (row.grpc == "CANCELLED")
+    assert (row.http == 200) == (row.grpc == "OK")
+    if row.http == 429:
+        assert row.grpc == "RESOURCE_EXHAUSTED"
+    if row.error_code is ErrorCode.CONFLICT:
+        assert row.http == 409
+
+
+@pytest.mark.part_of("CONTRACT-17", rest="a cold document cache gives a normal success")
+def test_a_cache_miss_is_the_only_code_that_is_not_a_failure() -> None:
+    assert [row.code for row in CODES.values() if row.http < 202] == ["E3854"]
+
+
+# The words of CONTRACT-14, taken as yes or no; None is "as the failure says", no where it says nothing.
+FLAGS: dict[str, bool | None] = {
+    "INVALID_INPUT": False,
+    "AUTHORIZATION_DENIED": False,
+    "TOOL_NOT_FOUND": False,
+    "DEADLINE_EXCEEDED": True,
+    "RATE_LIMITED": True,
+    "UPSTREAM_FAILURE": True,
+    "INTERNAL_TOOL_ERROR": None,
+    "RESOURCE_EXHAUSTED": False,
+    "PRECONDITION_FAILED": False,
+    "CONFLICT": True,
+    "APPROVAL_REQUIRED": True,
+    "EXECUTION_FAILED": None,
+    "COMPOSITE_PARTIAL_FAILURE": False,
+    "RETRY_EXHAUSTED": False,
+}
+_WORDS = {"not retryable": False, "no": False, "yes": True, "poll": True, "with caution": None}
+
+
+@pytest.mark.part_of("CONTRACT-14", rest="an executor counting attempts sees one for each code that is not retryable")
+def test_the_retryable_flag_of_each_code_is_as_the_ledger_lists_it() -> None:
+    said = {
+        name: _WORDS[words.split(",")[0]]
+        for name, words in re.findall(r"([A-Z]{4,}(?:_[A-Z]+)*) \(([^)]*)\)", CLAUSES["CONTRACT-14"])
+    }
+    assert len(said) == 11
+    assert said.items() <= FLAGS.items()
+    assert {code.value: flag for code, flag in RETRYABLE.items()} == FLAGS
+    assert set(FLAGS) == set(re.findall(r"[A-Z]{4,}(?:_[A-Z]+)*", CLAUSES["CONTRACT-14"]))
+
+
+@pytest.mark.part_of("CONTRACT-14", rest="an executor counting attempts sees one for each code that is not retryable")
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("said", [None, False, True])
+def test_nobody_overrides_the_flag_where_the_table_decides_it(row: Code, said: bool | None) -> None:
+    failure = Failure(row.code, retryable=said)
+    expected = bool(said) if row.retryable is None else row.retryable
+    assert failure.retryable is expected
+    assert failure.envelope("t")["retryable"] is expected
+    assert failure.envelope("t")["recoverability"] == ("retry" if expected else "none")
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_a_bare_error_code_becomes_a_row_that_has_this_error_code(code: ErrorCode) -> None:
+    assert Failure(code).row.error_code is code
+    assert Failure(code.value).row.error_code is code
+    assert Failure(code).row.code in CODES
+
+
+def test_a_code_that_is_not_in_the_table_cannot_be_raised() -> None:
+    with pytest.raises(ValueError, match="E9999"):
+        Failure("E9999")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_titles_and_resolutions_are_lower_case_without_a_full_stop(row: Code) -> None:
+    for text in (row.title, row.resolution):
+        assert text == text.strip()
+        assert text[0].islower(), text
+        assert not text.endswith("."), text
+        assert len(text) <= 80, text
+
+
+@pytest.mark.part_of("CONTRACT-13", rest="every layer and every door; the detail in the server log")
+@pytest.mark.parametrize("row", ROWS)
+def test_the_envelope_of_every_code_fits_the_published_error_schema(row: Code) -> None:
+    envelope = Failure(row.code, details={"faults": []}, retry_after_ms=5, policy_refs=("p",)).envelope("trace")
+    assert Schema(ERROR_SCHEMA).valid(envelope)
+    assert (envelope["error_code"], envelope["errorCode"]) == (row.code, row.error_code)
+    assert envelope["error_class"] == row.error_class
+    assert envelope["humanMessage"] == envelope["message"] == row.title
+    assert envelope["resolution"] == row.resolution
+    assert envelope["traceId"] == "trace"
+    assert envelope["retryAfterMs"] == envelope["retry_after"] == 5
+    assert envelope["policy_refs"] == ["p"]
+    assert envelope["evidence_refs"] == []
+    assert envelope["native_error_ref"] is None
+
+
+@pytest.mark.part_of("CONTRACT-13", rest="every layer and every door; the detail in the server log")
+@given(
+    code=st.sampled_from([*CODES, *ErrorCode]),
+    message=st.text(max_size=50) | st.none(),
+    details=st.none() | st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+    retryable=st.none() | st.booleans(),
+    retry_after_ms=st.none() | st.integers(min_value=0, max_value=10**9),
+)
+def test_whatever_a_failure_is_made_of_its_envelope_is_valid(
+    code: str,
+    message: str | None,
+    details: dict[str, int | str] | None,
+    retryable: bool | None,
+    retry_after_ms: int | None,
+) -> None:
+    failure = Failure(code, message, details=details, retryable=retryable, retry_after_ms=retry_after_ms)
+    envelope = failure.envelope("trace")
+    assert Schema(ERROR_SCHEMA).valid(envelope)
+    assert envelope["humanMessage"]
+    assert ("details" in envelope) == (details is not None)
+    assert ("retryAfterMs" in envelope) == (retry_after_ms is not None)
+    assert str(failure) == envelope["humanMessage"]
+    assert failure.code in repr(failure)

@@ -1,0 +1,154 @@
+"""Runs calls in forked children and kills them: at a labelled point, or at any moment.
+
+Imports everything once and forks without threads, so that a kill costs milliseconds. A child tells over a pipe which
+calls were acknowledged; what it had to say when it died is all that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from interlock import Interlock
+from interlock.gateway.invoke import Gateway
+from interlock.store.journal import Journal, Transaction
+from tests.crash.counter import crash_here, mark
+
+PHASES = ("_request", "_validate", "_authorize", "_execute", "_verify", "_return")
+POINTS = (
+    *(f"{when} {phase}" for phase in PHASES for when in ("before", "after")),
+    "before the effect",
+    "after the effect",
+    "intent: before commit",
+    "intent: after commit",
+    "closing: before commit",
+    "closing: after commit",
+)
+
+
+def instrument() -> None:
+    """Put a labelled point before and after every phase and around every commit that holds an intent or a closing."""
+    for phase in PHASES:
+        setattr(Gateway, phase, _around(phase, getattr(Gateway, phase)))
+    apply = Journal._apply  # pyright: ignore[reportPrivateUsage]
+
+    def watched(self: Journal, batch: list[Any]) -> None:
+        kinds: set[str] = set()
+        append = Transaction.append
+
+        def noted(self: Transaction, kind: str, call: str, body: bytes) -> None:
+            kinds.add(kind)
+            append(self, kind, call, body)
+            if kind in ("intent", "closed"):
+                crash_here(f"{'intent' if kind == 'intent' else 'closing'}: before commit")
+
+        Transaction.append = noted
+        try:
+            apply(self, batch)
+        finally:
+            Transaction.append = append
+        if "intent" in kinds:
+            crash_here("intent: after commit")
+        if "closed" in kinds:
+            crash_here("closing: after commit")
+
+    Journal._apply = watched  # pyright: ignore[reportPrivateUsage]
+
+
+def _around(phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(method):
+
+        async def waited(self: Gateway, step: Any) -> Any:
+            crash_here(f"before {phase}")
+            made = await method(self, step)
+            crash_here(f"after {phase}")
+            return made
+
+        return waited
+
+    def direct(self: Gateway, step: Any) -> Any:
+        crash_here(f"before {phase}")
+        made = method(self, step)
+        crash_here(f"after {phase}")
+        return made
+
+    return direct
+
+
+async def run_calls(home: str, names: list[str], say: Callable[[str], None], together: bool) -> None:
+    async with Interlock.open(home) as lock:
+        lock.catalog.attach(mark)
+
+        async def one(name: str) -> None:
+            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}")
+            say(f"{name} {'ok' if result.ok else result.error and result.error.code}\n")
+
+        if together:
+            await asyncio.gather(*(one(name) for name in names))
+        else:
+            for name in names:
+                await one(name)
+
+
+def in_child(home: str, names: list[str], *, crash_at: str, die_after_s: float, together: bool) -> dict[str, str]:
+    """Fork, run, die; what was acknowledged before that."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        os.environ["CRASH_AT"] = crash_at
+
+        def say(line: str) -> None:
+            os.write(writer, line.encode())
+
+        asyncio.run(run_calls(home, names, say, together))
+        os._exit(0)
+    os.close(writer)
+    until = time.monotonic() + die_after_s if die_after_s else None
+    said = b""
+    while True:
+        left = None if until is None else max(0.0, until - time.monotonic())
+        ready, _, _ = select.select([reader], [], [], left)
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+            until = None
+            continue
+        data = os.read(reader, 65536)
+        if not data:
+            break
+        said += data
+    os.close(reader)
+    os.waitpid(pid, 0)
+    return dict(line.split(" ", 1) for line in said.decode().splitlines())
+
+
+def main() -> None:
+    mode, home, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    instrument()
+    chance = random.Random(count)
+    if mode == "points":
+        for turn in range(count):
+            for number, point in enumerate(POINTS):
+                name = f"p{turn}-{number}"
+                acknowledged = in_child(home, [name], crash_at=point, die_after_s=0, together=False)
+                print(json.dumps({"point": point, "names": [name], "acknowledged": acknowledged}), flush=True)
+    else:
+        for turn in range(count):
+            names = [f"r{turn}-{number}" for number in range(40)]
+            acknowledged = in_child(
+                home, names, crash_at="", die_after_s=chance.uniform(0.005, 0.12), together=turn % 2 == 0
+            )
+            print(json.dumps({"point": "random", "names": names, "acknowledged": acknowledged}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

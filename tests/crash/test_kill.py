@@ -1,0 +1,96 @@
+"""kill -9 at every labelled point of a write, and at any moment: nothing acknowledged is lost, nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Interlock
+from interlock.audit.chain import verify
+from interlock.registry.admission import Evidence, publish
+from interlock.registry.catalog import contract_digest
+from interlock.store.home import Home
+from tests.crash.counter import effects, mark
+from tests.crash.driver import POINTS
+
+ROOT = Path(__file__).parents[2]
+
+
+async def prepare(home: Path) -> None:
+    async with Interlock.open(home) as lock:
+        digest = contract_digest(mark)
+        evidence = Evidence(digest, True, "test", "")
+        await lock.journal.commit(publish(mark.manifest, digest, "library:", evidence, "test"))
+
+
+def drive(mode: str, home: Path, lines: Path, count: int) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crash.driver", mode, str(home), str(count)],
+        cwd=ROOT,
+        env={**os.environ, "EFFECTS": str(lines)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every promise about a crash, checked on what the dead processes left behind; then every call is retried."""
+    monkeypatch.setenv("EFFECTS", str(lines))
+    made = effects(str(lines))
+    assert len(made) == len(set(made)), "an effect was made twice"
+    acknowledged = {name for turn in turns for name, answer in turn["acknowledged"].items() if answer == "ok"}
+    assert acknowledged <= set(made), "an acknowledged effect was lost"
+    assert {answer for turn in turns for answer in turn["acknowledged"].values()} <= {"ok"}
+    async with Interlock.open(home) as lock:
+        lock.catalog.attach(mark)
+        rows = lock.journal.read("SELECT key, state FROM reservation")
+        state = {key.removeprefix("key-"): status for key, status in rows}
+        assert "executing" not in state.values(), "an intent of a dead process was not reported"
+        assert set(made) <= state.keys(), "an effect has no record"
+        closed = {row[0] for row in lock.journal.read("SELECT DISTINCT call FROM journal WHERE kind = 'closed'")}
+        intents = {row[0] for row in lock.journal.read("SELECT DISTINCT call FROM journal WHERE kind = 'intent'")}
+        assert intents <= closed, "a call was never closed"
+        for name in (name for turn in turns for name in turn["names"]):
+            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}")
+            if state.get(name) == "unknown":
+                assert result.error is not None
+                assert result.error.code == "E3409"
+            else:
+                assert result.unwrap() == name
+                assert result.replayed == (name in made)
+    final = effects(str(lines))
+    assert len(final) == len(set(final)), "a retry repeated an effect"
+    verdict = verify(Home(home))
+    assert verdict.intact, verdict.faults
+
+
+@pytest.mark.proves("IDEM-08")
+async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, lines = tmp_path / "home", tmp_path / "effects"
+    await prepare(home)
+    turns = drive("points", home, lines, 6)
+    assert len(turns) == 6 * len(POINTS)
+    await judge(home, lines, turns, monkeypatch)
+
+
+@pytest.mark.proves("IDEM-08")
+async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, lines = tmp_path / "home", tmp_path / "effects"
+    await prepare(home)
+    turns = drive("random", home, lines, 110)
+    await judge(home, lines, turns, monkeypatch)
+    answered = sum(len(turn["acknowledged"]) for turn in turns)
+    asked = sum(len(turn["names"]) for turn in turns)
+    assert 0 < answered < asked, "the kills came too early or too late to prove anything"

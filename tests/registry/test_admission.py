@@ -1,0 +1,320 @@
+"""Admission: eight conditions or nothing, and what is published stays as it is."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from interlock import Field, Interlock, Tool, tool
+from interlock.app import Admission
+from interlock.core.declare import from_manifest
+from interlock.core.errors import Failure
+from interlock.core.manifest import parse_manifest
+from interlock.registry import admission
+from interlock.registry.admission import CONJUNCTS, Conjunct, Evidence, examine
+from interlock.registry.catalog import contract_digest
+
+Json = dict[str, Any]
+AnyTool = Tool[..., Any]
+Account = Annotated[str, Field(description="ledger account", examples=["cash"])]
+Cents = Annotated[int, Field(description="amount", examples=[250])]
+
+COMPLETE: Json = {
+    "tool_id": "balance",
+    "namespace": "demo",
+    "version": "1.0.0",
+    "name": "Balance",
+    "description": "Balance of one account, in cents.",
+    "provider": "local",
+    "protocol": "native",
+    "parameters": {
+        "type": "object",
+        "properties": {"account": {"type": "string", "description": "ledger account", "examples": ["cash"]}},
+        "required": ["account"],
+    },
+    "result_schema": {"type": "integer"},
+    "required_permissions": [],
+    "timeout_class": "standard",
+    "idempotency": {},
+    "mutation_class": "read_only",
+    "observability": {},
+}
+# One edit of a complete manifest that makes exactly one condition false; None takes the field away.
+SPOIL: dict[Conjunct, Json] = {
+    "schema_valid": {"result_schema": None},
+    "auth_policy_defined": {"required_permissions": None},
+    "timeout_class_assigned": {"timeout_class": "interactive", "timeout_default": 30},
+    "idempotency_specified": {"idempotency": None},
+    "mutation_class_labeled": {"mutation_class": None},
+    "observability_instrumented": {"observability": None},
+}
+
+
+def declared(**edits: Any) -> Json:
+    document = COMPLETE | edits
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def working(account: str) -> int:
+    return len(account)
+
+
+def failing(account: str) -> int:
+    raise Failure("E3502", "the ledger does not answer")
+
+
+def made(document: Json, function: Any = working) -> AnyTool:
+    return from_manifest(parse_manifest(document), function, {})
+
+
+def passed(digest: str) -> Evidence:
+    return Evidence(digest, True, "examples", "1 cases passed")
+
+
+async def offer(lock: Interlock, candidate: AnyTool) -> Admission:
+    return await lock.offer(candidate, "library:")
+
+
+async def with_facts(lock: Interlock, number: int, facts: dict[Conjunct, bool]) -> tuple[AnyTool, Admission]:
+    """Offer a tool of which exactly these conditions hold."""
+    document = declared(tool_id=f"tool_{number:03d}")
+    for name, edit in SPOIL.items():
+        if not facts[name]:
+            document = {key: value for key, value in (document | edit).items() if value is not None}
+    if not facts["version_registered"]:
+        earlier = made(declared(tool_id=f"tool_{number:03d}", changelog="other content"))
+        digest = contract_digest(earlier)
+        await lock.journal.commit(admission.publish(earlier.manifest, digest, "library:", passed(digest), "test"))
+    candidate = made(document, working if facts["contract_tests_passing"] else failing)
+    if facts["contract_tests_passing"]:
+        evidence = passed(contract_digest(candidate))
+        await lock.journal.commit(lambda transaction: admission.record_evidence(transaction, evidence))
+    return candidate, await offer(lock, candidate)
+
+
+@pytest.mark.proves("REG-01")
+async def test_a_version_is_available_iff_all_eight_conditions_hold_and_a_refusal_names_exactly_the_others(
+    tmp_path: Path,
+) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        for number, held in enumerate(product((False, True), repeat=8)):
+            facts = dict(zip(CONJUNCTS, held, strict=True))
+            candidate, answer = await with_facts(lock, number, facts)
+            assert answer.admitted == all(held)
+            assert set(answer.verdict.refused) == {name for name, holds in facts.items() if not holds}
+            assert all(words for words in answer.verdict.refused.values())
+            available = {row.digest for row in lock.catalog.rows() if row.address == candidate.manifest.address}
+            assert (contract_digest(candidate) in available) == all(held)
+
+
+@pytest.mark.proves("REG-01")
+async def test_a_refused_version_cannot_be_called_in_any_form(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        answer = await offer(lock, made(declared(observability=None, idempotency=None)))
+        assert not answer.admitted
+        result = await lock.call("demo.balance", account="cash")
+        assert result.error is not None
+        assert result.error.code == "E3101"
+
+
+@pytest.mark.proves("REG-01")
+async def test_a_refusal_lists_everything_that_is_wrong_at_once_and_what_to_do(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        with pytest.raises(Failure) as caught:
+            await lock.add(made(declared(observability=None, mutation_class=None, required_permissions=None)))
+        failure = caught.value
+        assert failure.code == "E3105"
+        assert failure.details is not None
+        wrong = {"auth_policy_defined", "mutation_class_labeled", "observability_instrumented"}
+        assert wrong <= set(failure.details["conjuncts"])
+        for words in ("say required_permissions", "say mutation_class", "say observability"):
+            assert words in failure.message
+
+
+@pytest.mark.proves("REG-01")
+@pytest.mark.parametrize("field", ["parameters", "result_schema", "error_schema"])
+def test_each_of_the_three_schemas_must_itself_be_a_schema(field: str) -> None:
+    with pytest.raises(Failure) as caught:
+        parse_manifest(declared(**{field: {"type": "nonsense"}}))
+    assert caught.value.code == "E3105"
+    assert caught.value.details is not None
+    assert [fault["pointer"] for fault in caught.value.details["faults"]] == [f"/{field}"]
+
+
+@pytest.mark.proves("REG-01")
+async def test_evidence_recorded_for_another_digest_does_not_count(tmp_path: Path) -> None:
+    candidate, other = made(declared(), failing), made(declared(changelog="other content"), failing)
+    digest = contract_digest(candidate)
+    verdict = examine(candidate.manifest, digest, {}, passed(contract_digest(other)))
+    assert set(verdict.refused) == {"contract_tests_passing"}
+    assert examine(candidate.manifest, digest, {}, passed(digest)).admitted
+    async with Interlock.open(tmp_path) as lock:
+        evidence = passed(contract_digest(other))
+        await lock.journal.commit(lambda transaction: admission.record_evidence(transaction, evidence))
+        assert set((await offer(lock, candidate)).verdict.refused) == {"contract_tests_passing"}
+
+
+@pytest.mark.proves("REG-01")
+async def test_evidence_of_failed_tests_does_not_admit(tmp_path: Path) -> None:
+    candidate = made(declared(), failing)
+    async with Interlock.open(tmp_path) as lock:
+        answer = await offer(lock, candidate)
+        assert set(answer.verdict.refused) == {"contract_tests_passing"}
+        assert "the ledger does not answer" in answer.verdict.refused["contract_tests_passing"][0]
+
+
+@pytest.mark.part_of("CONTRACT-10", rest="closed enumerations and the table of lifecycle states")
+async def test_the_fallback_kind_is_admitted_with_a_warning(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        answer = await offer(lock, made(declared(tool_kind="custom")))
+        assert answer.admitted
+        assert "custom" in answer.verdict.warnings[0]
+        assert not (await offer(lock, made(declared(tool_id="other")))).verdict.warnings
+
+
+EFFECTS: list[Json] = [{"resource": "account:{account}", "operation": "UPDATE"}]
+
+
+@pytest.mark.part_of("EFFECT-02", rest="prediction before the call, and what shipped write tools change")
+@pytest.mark.parametrize(
+    ("edits", "words"),
+    [
+        ({"mutation_class": "write_reversible", "compensable": True}, "lists what it may change"),
+        ({"mutation_class": "write_irreversible", "previews": True}, "lists what it may change"),
+        ({"effects": EFFECTS}, "read_only tool has no effects"),
+        ({"mutation_class": "write_reversible", "effects": EFFECTS}, "compensate"),
+        ({"mutation_class": "write_irreversible", "effects": EFFECTS}, "preview"),
+        (
+            {
+                "mutation_class": "write_irreversible",
+                "previews": True,
+                "effects": [{"resource": "account:{acount}", "operation": "DELETE"}],
+            },
+            "`acount`, which is not a parameter",
+        ),
+    ],
+)
+def test_the_mutation_class_and_the_declared_effects_must_agree(edits: Json, words: str) -> None:
+    candidate = made(declared(**edits))
+    digest = contract_digest(candidate)
+    refused = examine(candidate.manifest, digest, {}, passed(digest)).refused
+    assert set(refused) == {"mutation_class_labeled"}
+    assert any(words in fault for fault in refused["mutation_class_labeled"])
+
+
+# Published content stays
+
+PART_OF_03 = pytest.mark.part_of("REG-03", rest="on Postgres")
+
+
+@PART_OF_03
+async def test_registering_identical_content_again_changes_nothing(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        [first] = await lock.add(made(declared()))
+        before = lock.journal.read("SELECT * FROM tool_version"), lock.journal.read("SELECT seq FROM journal")
+        [again] = await lock.add(made(declared()))
+        assert (first.new, again.new) == (True, False)
+        assert before == (lock.journal.read("SELECT * FROM tool_version"), lock.journal.read("SELECT seq FROM journal"))
+
+
+@PART_OF_03
+async def test_other_content_under_a_published_version_is_a_conflict(tmp_path: Path) -> None:
+    changed = declared(result_schema={"type": "number"})
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(made(declared()))
+        digest = lock.catalog.rows()[0].digest
+        with pytest.raises(Failure) as caught:
+            await lock.add(made(changed))
+        assert (caught.value.code, caught.value.row.http) == ("E3103", 409)
+        assert "new version" in caught.value.message
+        assert [row.digest for row in lock.catalog.rows()] == [digest]
+
+
+@PART_OF_03
+async def test_of_two_that_publish_one_version_at_once_the_later_is_refused(tmp_path: Path) -> None:
+    one, other = made(declared()), made(declared(changelog="other content"))
+    async with Interlock.open(tmp_path) as lock:
+        for candidate, expected in ((one, None), (other, "E3103")):
+            digest = contract_digest(candidate)
+            unit = admission.publish(candidate.manifest, digest, "library:", passed(digest), "test")
+            if expected is None:
+                assert await lock.journal.commit(unit)
+            else:
+                with pytest.raises(Failure) as caught:
+                    await lock.journal.commit(unit)
+                assert caught.value.code == expected
+        assert [row.digest for row in lock.catalog.rows()] == [contract_digest(one)]
+
+
+@PART_OF_03
+async def test_many_versions_live_side_by_side_and_an_older_one_never_becomes_current(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        for version in ("1.1.0", "2.0.0", "1.1.1"):
+            await lock.add(made(declared(version=version)))
+        assert lock.catalog.resolve("demo.balance").contract.version == "2.0.0"
+        for version in ("1.1.0", "2.0.0", "1.1.1"):
+            result = await lock.call("demo.balance", account="cash", version=version)
+            assert (result.ok, result.tool) == (True, f"demo.balance@{version}")
+
+
+# The bump must hold the change
+
+PART_OF_06 = pytest.mark.part_of("REG-06", rest="one change per rule and the class of random edits")
+TIGHTER: Json = {
+    "type": "object",
+    "properties": {"account": {"type": "string", "description": "account", "examples": ["cash"], "maxLength": 9}},
+    "required": ["account"],
+}
+
+
+@PART_OF_06
+@pytest.mark.parametrize(
+    ("version", "says_breaking", "admitted"),
+    [
+        ("1.0.1", False, False),
+        ("1.1.0", False, False),
+        ("1.1.0", True, False),
+        ("2.0.0", False, False),
+        ("2.0.0", True, True),
+    ],
+)
+async def test_a_breaking_change_needs_a_major_bump_that_says_so(
+    tmp_path: Path, version: str, says_breaking: bool, admitted: bool
+) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(made(declared()))
+        answer = await offer(lock, made(declared(version=version, parameters=TIGHTER, breaking_changes=says_breaking)))
+        assert answer.admitted == admitted
+        assert ("version_registered" in answer.verdict.refused) == (not admitted)
+
+
+@PART_OF_06
+async def test_a_patch_is_measured_against_its_own_line_and_not_the_highest_version(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(made(declared()))
+        await lock.add(made(declared(version="2.0.0", parameters=TIGHTER, breaking_changes=True)))
+        assert (await offer(lock, made(declared(version="1.0.1", changelog="as 1.0.0")))).admitted
+        assert not (await offer(lock, made(declared(version="1.0.2", parameters=TIGHTER)))).admitted
+
+
+@PART_OF_06
+async def test_functions_are_held_to_the_same_rule(tmp_path: Path) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", name="quote")
+    async def first(account: Account) -> int:
+        """Quote a price for an account."""
+        return 1
+
+    @tool(version="1.1.0", mutation_class="read_only", namespace="demo", name="quote")
+    async def second(account: Account, cents: Cents) -> int:
+        """Quote a price for an account."""
+        return cents
+
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(first)
+        with pytest.raises(Failure) as caught:
+            await lock.add(second)
+        assert caught.value.code == "E3105"
+        assert "cents" in caught.value.message

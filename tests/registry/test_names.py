@@ -1,0 +1,188 @@
+"""Names: one tool per address, aliases that collide with nothing, and versions found through the catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Interlock, Tool
+from interlock.core.declare import from_manifest
+from interlock.core.errors import Failure
+from interlock.core.manifest import parse_manifest
+
+
+def named(namespace: str, tool_id: str, *aliases: str, version: str = "1.0.0") -> Tool[..., Any]:
+    """A tool that answers with its own address."""
+    manifest = parse_manifest(
+        {
+            "tool_id": tool_id,
+            "namespace": namespace,
+            "version": version,
+            "name": "Answer",
+            "description": "Answers with its own address.",
+            "provider": "local",
+            "protocol": "native",
+            "parameters": {"type": "object", "properties": {}},
+            "result_schema": {"type": "string"},
+            "required_permissions": [],
+            "timeout_class": "interactive",
+            "idempotency": {},
+            "mutation_class": "read_only",
+            "observability": {},
+            "aliases": list(aliases),
+        }
+    )
+    return from_manifest(manifest, lambda: f"{namespace}.{tool_id}", {})
+
+
+async def refused(lock: Interlock, candidate: Tool[..., Any]) -> Failure:
+    before = lock.catalog.rows(), lock.journal.read("SELECT * FROM tool_alias")
+    with pytest.raises(Failure) as caught:
+        await lock.add(candidate)
+    assert before == (lock.catalog.rows(), lock.journal.read("SELECT * FROM tool_alias"))
+    return caught.value
+
+
+@pytest.mark.proves("REG-02")
+async def test_two_namespaces_may_both_offer_search(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(named("mail", "search"), named("files", "search"))
+        for namespace in ("mail", "files"):
+            assert (await lock.call(f"{namespace}.search")).unwrap() == f"{namespace}.search"
+
+
+@pytest.mark.proves("REG-02")
+async def test_an_ambiguous_bare_name_is_refused_with_its_candidates(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(named("mail", "search"), named("files", "search"), named("web", "find_pages", "search"))
+        error = (await lock.call("search")).error
+        assert error is not None
+        assert error.code == "E3101"
+        assert error.details == {"candidates": ["files.search", "mail.search", "web.find_pages"]}
+        for candidate in ("files.search", "mail.search", "web.find_pages"):
+            assert f"`{candidate}`" in error.message
+
+
+@pytest.mark.proves("REG-02")
+async def test_a_bare_name_or_alias_that_means_one_tool_finds_it(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(named("mail", "search_mail", "find_mail"), named("files", "search_files"))
+        for name in ("search_mail", "find_mail", "mail.find_mail", "mail.search_mail"):
+            assert (await lock.call(name)).unwrap() == "mail.search_mail"
+        # The wildcard characters of the store's language mean nothing in a name.
+        for name in ("search%", "search____l", "%", "mail.%", "files.find_mail"):
+            error = (await lock.call(name)).error
+            assert error is not None
+            assert error.code == "E3101"
+
+
+async def test_a_name_is_the_same_name_only_in_the_same_case(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(named("mail", "search"))
+        for name in ("mail.SEARCH", "SEARCH"):
+            error = (await lock.call(name)).error
+            assert error is not None
+            assert error.code == "E3101"
+
+
+@pytest.mark.proves("REG-02")
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        named("mail", "lookup", "find_mail"),  # an alias that another tool has
+        named("mail", "lookup", "search"),  # an alias that is another tool's name
+        named("mail", "find_mail"),  # a name that is another tool's alias
+    ],
+    ids=["alias on alias", "alias on name", "name on alias"],
+)
+async def test_a_name_that_would_collide_inside_a_namespace_is_refused(
+    tmp_path: Path, candidate: Tool[..., Any]
+) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(named("mail", "search", "find_mail"))
+        failure = await refused(lock, candidate)
+        assert failure.code == "E3103"
+        assert "mail.search" in failure.message
+        # The same names in another namespace collide with nothing.
+        manifest = candidate.manifest
+        await lock.add(named("files", manifest.tool_id, *manifest.aliases))
+
+
+@pytest.mark.proves("REG-02")
+async def test_versions_of_one_tool_share_their_alias(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(named("mail", "search", "find_mail"), named("mail", "search", "find_mail", version="1.0.1"))
+        assert (await lock.call("mail.find_mail")).tool == "mail.search@1.0.1"
+
+
+# Versions through the catalog
+
+PART_OF_04 = pytest.mark.part_of("REG-04", rest="the property against an oracle")
+
+
+async def add_seed(lock: Interlock) -> None:
+    # Not in order: the answer is the highest, whatever was published last.
+    for version in ("2.0.0", "1.0.0", "1.2.0", "1.1.0"):
+        await lock.add(named("demo", "answer", version=version))
+
+
+@PART_OF_04
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("^1.0.0", "1.2.0"),
+        ("~1.1.0", "1.1.0"),
+        ("1.x", "1.2.0"),
+        ("1.0.0", "1.0.0"),
+        ("*", "2.0.0"),
+        ("LATEST", "2.0.0"),
+        (None, "2.0.0"),
+    ],
+)
+async def test_a_spec_finds_the_highest_match(tmp_path: Path, spec: str | None, expected: str) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await add_seed(lock)
+        assert (await lock.call("demo.answer", version=spec)).tool == f"demo.answer@{expected}"
+        if spec is not None:
+            assert (await lock.call(f"demo.answer@{spec}")).tool == f"demo.answer@{expected}"
+
+
+@PART_OF_04
+async def test_unknown_tools_versions_and_ranges_each_have_their_error(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await add_seed(lock)
+        for name, spec, code in (
+            ("demo.answr", None, "E3101"),
+            ("answr", "^1.0.0", "E3101"),
+            ("demo.answer", "3.x", "E3102"),
+            ("demo.answer", "=1.0.5", "E3102"),
+            ("demo.answer", "one", "E3004"),
+        ):
+            error = (await lock.call(name, version=spec)).error
+            assert error is not None
+            assert error.code == code
+        unknown = (await lock.call("demo.answr")).error
+        assert unknown is not None
+        assert "`demo.answer`" in unknown.message
+
+
+@PART_OF_04
+async def test_ranges_of_request_token_and_pin_meet_in_the_highest_common_version(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await add_seed(lock)
+        within = lock.catalog.resolve_within
+        assert within("demo.answer", [None, "^1.0.0", "<1.2.0"]).contract.version == "1.1.0"
+        assert within("answer", ["LATEST", None]).contract.version == "2.0.0"
+        with pytest.raises(Failure) as caught:
+            within("demo.answer", ["^1.0.0", "2.x"])
+        assert caught.value.code == "E3103"
+
+
+@PART_OF_04
+async def test_ranges_for_a_tool_that_does_not_exist_are_an_unknown_tool(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        with pytest.raises(Failure) as caught:
+            lock.catalog.resolve_within("demo.nothing", ["^1.0.0"])
+        assert caught.value.code == "E3101"

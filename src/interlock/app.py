@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
+import logging
 import os
+import random
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,11 +35,14 @@ from interlock.registry import admission
 from interlock.registry.admission import Evidence, Verdict
 from interlock.registry.catalog import Catalog, contract_digest
 from interlock.registry.source import load
+from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings, load_settings
 from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
 from interlock.trials import Trial, try_tool
+
+_log = logging.getLogger("interlock.app")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,27 @@ class Interlock:
                 on_progress=on_progress,
                 door=door,
             )
+        )
+
+    async def call_with_retries(
+        self, tool: str, arguments: Mapping[str, Any] | None = None, /, *, within_s: float = 60.0, **options: Any
+    ) -> Result:
+        """Call a tool as often as its retry policy allows, under one key, until it is clear how the call ended."""
+        name, _, spec = tool.partition("@")
+        version = self.catalog.resolve(name, options.get("version") or spec or None)
+        deadline = self.clock.monotonic() + within_s
+        pacing = Pacing(monotonic=self.clock.monotonic, sleep=asyncio.sleep, uniform=random.uniform)
+
+        def exhausted(result: Result, attempts: int) -> None:
+            self.gateway.observer.metrics["RETRY_BUDGET_EXHAUSTED"] += 1
+            _log.warning("RETRY_BUDGET_EXHAUSTED: %s after %d attempts", result.tool, attempts)
+
+        return await call_with_retries(
+            lambda: self.call(tool, arguments, deadline=Deadline(at=deadline), **options),
+            version.contract.manifest.retry_policy,
+            pacing,
+            deadline=deadline,
+            on_exhausted=exhausted,
         )
 
     async def batch(self, requests: Sequence[Request], policy: BatchPolicy | None = None) -> list[Result]:

@@ -514,7 +514,6 @@ async def test_the_running_program_has_no_right_to_change_or_remove_a_record(tmp
 
 
 @AUDIT_03
-@pytest.mark.xfail(reason="neither the triggers nor the authorizer cover these yet", strict=True)
 @pytest.mark.parametrize(
     "statement",
     [

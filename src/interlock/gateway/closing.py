@@ -223,6 +223,8 @@ class Closer:
         await self._journal.append("closed", call.id, body)
         call.move("succeeded")
         decision, ref, size, reason = found.outcome["persistence"]
+        if ref is not None and verified.value is None:
+            decision, reason = "link", "the payload is no longer kept"
         metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}
         return Result(
             invocation_id=call.id,

@@ -43,6 +43,8 @@ class Home:
             return connect(self.database)
         except sqlite3.DatabaseError as error:
             raise store_failure(error) from None
+        except UnicodeDecodeError:  # what the driver makes of a damaged schema
+            raise Failure("E3804", "the database in this home is damaged") from None
         except OSError as error:
             raise Failure("E3801", f"the home cannot be used: {error.strerror}") from None
 
@@ -90,15 +92,18 @@ def _persist(connection: sqlite3.Connection, statement: str) -> None:
 
 
 _LEDGER = frozenset({"journal", "anchor", "segment"})
-_REWRITES = frozenset(
-    {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_TRIGGER}
-)
+_REWRITES = frozenset({sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
 
 
 def _append_only(action: int, first: str | None, second: str | None, *_: str | None) -> int:
     # INVARIANT: the running program has no right to change or remove a record, whatever code asks it to.
-    table = second if action == sqlite3.SQLITE_DROP_TRIGGER else first
-    return sqlite3.SQLITE_DENY if action in _REWRITES and table in _LEDGER else sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_PRAGMA:
+        forbidden = first == "writable_schema" and second is not None
+    elif action in (sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_DROP_TRIGGER):
+        forbidden = second in _LEDGER
+    else:
+        forbidden = action in _REWRITES and first in _LEDGER
+    return sqlite3.SQLITE_DENY if forbidden else sqlite3.SQLITE_OK
 
 
 def run_migrations(path: Path) -> None:

@@ -326,7 +326,8 @@ class Journal:
         }
         try:
             with open(self._home.anchors, "ab") as file:
-                file.write(orjson.dumps(line) + b"\n")
+                # The newline in front ends a line that a power cut may have left half written.
+                file.write(b"\n" + orjson.dumps(line) + b"\n")
         except OSError:
             pass  # the database holds the same anchor; the copy is a second witness
 

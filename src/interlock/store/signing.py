@@ -33,6 +33,8 @@ class Signer:
             raise Failure("E3804", "the journal's signing key in this home is damaged") from None
 
     def _private_bytes(self) -> bytes:
+        if self._public.exists() and not self._private.exists():
+            raise Failure("E3804", "the journal's signing key is missing; restore it from a backup")
         try:
             # Only one process may create the key; whoever loses the race reads what the winner wrote.
             staged = self._private.with_name(f"{self._private.name}.{os.getpid()}")

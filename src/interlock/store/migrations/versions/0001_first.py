@@ -18,6 +18,15 @@ _GUARDS = (
     """CREATE TRIGGER journal_keeps_its_term BEFORE DELETE ON journal
        WHEN OLD.seq > (SELECT COALESCE(MAX(last_seq), 0) FROM segment)
        BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END""",
+    """CREATE TRIGGER journal_only_grows BEFORE INSERT ON journal
+       WHEN EXISTS (SELECT 1 FROM journal WHERE seq = NEW.seq)
+       BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END""",
+    """CREATE TRIGGER anchor_only_grows BEFORE INSERT ON anchor
+       WHEN EXISTS (SELECT 1 FROM anchor WHERE seq = NEW.seq)
+       BEGIN SELECT RAISE(IGNORE); END""",
+    """CREATE TRIGGER segment_only_grows BEFORE INSERT ON segment
+       WHEN EXISTS (SELECT 1 FROM segment WHERE last_seq = NEW.last_seq)
+       BEGIN SELECT RAISE(ABORT, 'segments are append-only'); END""",
     """CREATE TRIGGER anchor_never_changes BEFORE UPDATE ON anchor
        BEGIN SELECT RAISE(ABORT, 'anchors are append-only'); END""",
     """CREATE TRIGGER anchor_stays BEFORE DELETE ON anchor

@@ -1,0 +1,361 @@
+"""Deadlines, cancellation, progress and partial results."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from interlock import Context, Deadline, Effect, Failure, Interlock, Preview, tool
+from interlock.core.manifest import RetryPolicy
+from interlock.core.objects import ToolProgress
+from interlock.core.results import Result
+from interlock.resilience.retry import Pacing, call_with_retries, delay_s
+from tests import sample
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import records
+from tests.sample import Number
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="slow", concurrency_safe=True)
+async def waits(ctx: Context) -> str:
+    """Wait until told otherwise."""
+    waiting.set()
+    await asyncio.Event().wait()
+    return "never"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="slow")
+async def ignores() -> str:
+    """Wait, whatever anybody says."""
+    while True:
+        try:
+            await released.wait()
+            return "at last"
+        except asyncio.CancelledError:
+            continue
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="slow", timeout_class="interactive", external_io=False)
+async def computes() -> str:
+    """Wait in the caller's own task."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="slow", cancellable=False)
+async def stubborn(ctx: Context) -> str:
+    """Cannot be cancelled by contract."""
+    waiting.set()
+    await released.wait()
+    return "done"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="slow", timeout_class="long_running", timeout_s=100)
+def climbs(ctx: Context, steps: Number) -> int:
+    """Report progress from threads."""
+
+    def climb() -> None:
+        for step in range(steps):
+            ctx.progress(f"step {step}", percent=step * 30, current_step=step)
+
+    threads = [threading.Thread(target=climb) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ctx.partial({"half": steps // 2})
+    return steps
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="slow")
+async def nests(ctx: Context) -> float:
+    """Call another tool and say how much time it had."""
+    return await ctx.call("slow.remaining")
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="slow")
+async def remaining(ctx: Context) -> float:
+    """The time that is left."""
+    return ctx.remaining_s
+
+
+waiting = asyncio.Event()
+released = asyncio.Event()
+
+
+@pytest.fixture
+async def slow(lock: Interlock) -> Interlock:
+    global waiting, released
+    waiting, released = asyncio.Event(), asyncio.Event()
+    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+
+    for one in (waits, ignores, computes, stubborn, climbs, nests, remaining):
+        await lock.journal.commit(_publish(one))
+        lock.catalog.attach(one)
+    return lock
+
+
+@pytest.mark.part_of("LIFE-10", rest="over every door and gRPC; a process tree that is gone")
+@pytest.mark.parametrize("name", ["slow.waits", "slow.ignores", "slow.computes"])
+async def test_a_call_is_answered_at_its_deadline_even_if_the_tool_does_not_listen(slow: Interlock, name: str) -> None:
+    began = time.monotonic()
+    result = await slow.call(name, timeout_s=0.1)
+    took = time.monotonic() - began
+    assert code(result) == "E3402"
+    assert result.error is not None
+    assert (result.error.row.error_code, result.error.retryable) == ("DEADLINE_EXCEEDED", True)
+    assert result.state == "timed_out"
+    assert result.source == "synthetic"
+    assert took < 5, "the tool was waited for"
+    released.set()
+
+
+@pytest.mark.part_of("LIFE-10", rest="over every door and gRPC; a process tree that is gone")
+async def test_a_childs_deadline_never_lies_beyond_its_parents(slow: Interlock) -> None:
+    assert (await slow.call("slow.nests", timeout_s=0.9)).unwrap() <= 0.9
+    budget = Deadline(at=slow.clock.monotonic() + 0.5)
+    assert (await slow.call("slow.remaining", deadline=budget, timeout_s=4)).unwrap() <= 0.5
+    assert (await slow.call("slow.remaining", timeout_s=3600)).unwrap() <= 5.0
+    spent = await slow.call("slow.remaining", deadline=Deadline(at=slow.clock.monotonic() - 1))
+    assert code(spent) == "E3402"
+
+
+@pytest.mark.part_of("LIFE-15", rest="over each door; calls that wait for approval")
+async def test_cancelling_ends_a_running_call_and_says_so_when_it_cannot(slow: Interlock) -> None:
+    events: list[str] = []
+    slow.listen(lambda event: events.append(event.type))
+    request = slow.gateway.with_id(slow.request("slow.waits"))
+    call = asyncio.create_task(slow.gateway.invoke(request))
+    await waiting.wait()
+    assert slow.cancel(request.id or "") == "canceled"
+    result = await call
+    assert (code(result), result.state, result.source) == ("E3703", "canceled", "synthetic")
+    assert slow.cancel(request.id or "") == "finished"
+    waiting.clear()
+    request = slow.gateway.with_id(slow.request("slow.stubborn"))
+    call = asyncio.create_task(slow.gateway.invoke(request))
+    await waiting.wait()
+    assert slow.cancel(request.id or "") == "unsupported"
+    released.set()
+    assert (await call).unwrap() == "done"
+    assert slow.cancel("01ARZ3NDEKTSV4RRFFQ69G5FAV") == "finished"
+    await slow.journal.drain()
+    answers = [record["answer"] for record in records(slow, kind="cancel")]
+    assert answers == ["canceled", "finished", "unsupported", "finished"]
+    assert events.count("tool.invocation.cancel_requested") == 2
+
+
+async def test_a_caller_that_goes_away_leaves_a_closed_call_behind(slow: Interlock) -> None:
+    task = asyncio.create_task(slow.call("slow.waits"))
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (record,) = records(slow)[-1:]
+    assert record["states"][-1] == "canceled"
+
+
+@pytest.mark.part_of("LIFE-14", rest="over MCP, gRPC and REST")
+async def test_progress_is_numbered_without_gaps_and_never_passes_the_end(slow: Interlock) -> None:
+    seen: list[dict[str, Any]] = []
+    result = await slow.call("slow.climbs", {"steps": 20}, on_progress=seen.append)
+    assert result.unwrap() == 20
+    assert [record["sequence"] for record in seen] == list(range(1, 62))
+    assert all(record["percent"] is None or record["percent"] <= 100 for record in seen)
+    for record in seen:
+        ToolProgress.parse(record)
+    assert result.metadata["parts"] == [{"half": 10}]
+    at_end = len(seen)
+    slow.gateway.observer.progress(_ended(slow), {"message": "too late"})
+    assert len(seen) == at_end
+
+
+def _ended(lock: Interlock) -> Any:
+    call = lock.gateway._open(lock.request("demo.add"))  # pyright: ignore[reportPrivateUsage]
+    call.move("failed")
+    return call
+
+
+async def test_a_slow_read_is_on_record_as_begun_before_it_ends(slow: Interlock) -> None:
+    request = slow.gateway.with_id(slow.request("slow.waits"))
+    call = asyncio.create_task(slow.gateway.invoke(request))
+    async with asyncio.timeout(5):
+        while not records(slow, request.id, kind="started"):
+            await slow.call("demo.add", a=1)
+    slow.cancel(request.id or "")
+    await call
+    assert len(records(slow, request.id)) == 1
+
+
+# Retries
+
+
+class Scripted:
+    """A clock, dice and a callee that do what the test says."""
+
+    def __init__(self, outcomes: list[Failure | None]) -> None:
+        self.outcomes = outcomes
+        self.now = 0.0
+        self.pauses: list[float] = []
+        self.attempts = 0
+        self.exhausted = 0
+
+    async def attempt(self) -> Result:
+        error = self.outcomes[min(self.attempts, len(self.outcomes) - 1)]
+        self.attempts += 1
+        return Result(
+            invocation_id=str(self.attempts), tool="t@1.0.0", state="failed" if error else "succeeded", created_ms=0,
+            trace_id="t", metadata={}, error=error,
+        )  # fmt: skip
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def note(self, result: Result, attempts: int) -> None:
+        self.exhausted += 1
+
+    async def run(self, *, deadline: float = 1e9, **policy: Any) -> Result:
+        pacing = Pacing(monotonic=lambda: self.now, sleep=self.sleep, uniform=lambda low, high: high, base_s=1.0)
+        chosen = RetryPolicy.model_validate(policy)
+        return await call_with_retries(self.attempt, chosen, pacing, deadline=deadline, on_exhausted=self.note)
+
+
+DOWN = Failure("E3502")
+
+
+@pytest.mark.proves("IDEM-10")
+@pytest.mark.parametrize(
+    ("outcomes", "attempts", "final"),
+    [
+        ([None], 1, None),
+        ([DOWN, None], 2, None),
+        ([DOWN, DOWN, DOWN], 3, "E3415"),
+        ([Failure("E3301")], 1, "E3301"),
+        ([Failure("E3206")], 1, "E3206"),
+        ([Failure("E3208")], 1, "E3208"),
+        ([Failure("E3401", retryable=True), None], 2, None),
+        ([Failure("E3401")], 1, "E3401"),
+    ],
+)
+async def test_only_what_may_be_repeated_is_repeated(
+    outcomes: list[Failure | None], attempts: int, final: str | None
+) -> None:
+    script = Scripted(outcomes)
+    result = await script.run(max_attempts=3)
+    assert (script.attempts, code(result)) == (attempts, final)
+    assert script.exhausted == (final == "E3415")
+    if final == "E3415":
+        assert result.error is not None
+        assert result.error.details is not None
+        assert result.error.details["last_error"]["error_code"] == "E3502"
+
+
+@pytest.mark.part_of("CONTRACT-14", rest="an INTERNAL_TOOL_ERROR raised by adapters that do not exist yet")
+@pytest.mark.parametrize("row", [r.code for r in __import__("interlock.core.errors").core.errors.CODES.values()])
+async def test_a_code_that_is_not_retryable_is_attempted_once_under_the_most_generous_policy(row: str) -> None:
+    failure = Failure(row)
+    script = Scripted([failure])
+    await script.run(max_attempts=10)
+    repeats = failure.retryable and row != "E3208"
+    assert script.attempts == (10 if repeats else 1)
+
+
+@pytest.mark.proves("IDEM-10", "IDEM-11")
+async def test_nothing_sleeps_past_the_deadline_and_a_wanted_delay_is_honoured() -> None:
+    script = Scripted([DOWN])
+    result = await script.run(max_attempts=5, deadline=0.5)
+    assert (script.attempts, code(result), script.pauses) == (1, "E3502", [])
+    script = Scripted([Failure("E3504", retry_after_ms=7000), None])
+    await script.run(max_attempts=5)
+    assert script.pauses == [7.0]
+    script = Scripted([Failure("E3502", native_error_ref="http:404"), None])
+    await script.run(max_attempts=5)
+    assert script.attempts == 1
+    script = Scripted([Failure("E3502", native_error_ref="http:503"), None])
+    await script.run(max_attempts=5)
+    assert script.attempts == 2
+
+
+@pytest.mark.proves("IDEM-11")
+@given(
+    retry=st.integers(1, 30), multiplier=st.floats(1, 10), cap=st.integers(1, 300), base=st.floats(0.01, 5),
+    seed=st.integers(0, 2**32), mode=st.sampled_from(["full", "proportional"]),
+)  # fmt: skip
+def test_delays_stay_within_their_bounds(
+    retry: int, multiplier: float, cap: int, base: float, seed: int, mode: Any
+) -> None:
+    policy = RetryPolicy(backoff_multiplier=multiplier, backoff_max_seconds=cap)  # pyright: ignore[reportCallIssue]
+    dice = random.Random(seed)
+    pacing = Pacing(monotonic=lambda: 0, sleep=asyncio.sleep, uniform=dice.uniform, base_s=base, mode=mode)
+    capped = min(cap, base * multiplier ** (retry - 1))
+    drawn = delay_s(policy, pacing, retry)
+    low, high = (0, capped) if mode == "full" else (0.8 * capped, 1.2 * capped)
+    assert low - 1e-9 <= drawn <= high + 1e-9
+
+
+@pytest.mark.proves("IDEM-11")
+def test_a_thousand_clients_that_failed_together_do_not_come_back_together() -> None:
+    dice = random.Random(1)
+    policy = RetryPolicy()  # pyright: ignore[reportCallIssue] - defaults
+    pacing = Pacing(monotonic=lambda: 0, sleep=asyncio.sleep, uniform=dice.uniform, base_s=10.0)
+    buckets = Counter(int(delay_s(policy, pacing, 1)) for _ in range(1000))
+    assert max(buckets.values()) <= 3 * 1000 / 10
+
+
+@pytest.mark.proves("IDEM-10")
+async def test_retries_keep_the_key_and_count_as_one_call_for_the_world(lock: Interlock) -> None:
+    sample.flaky.failures = [Failure("RATE_LIMITED", "slow down", retry_after_ms=1), Failure("E3502", retry_after_ms=1)]
+    result = await lock.call_with_retries("demo.unsteady", {"name": "a"}, key="k")
+    assert result.unwrap() == "a"
+    assert sample.flaky.runs == 3
+    assert {record["idempotencyKey"] for record in records(lock)} == {"k"}
+    sample.flaky.failures = [Failure("E3502", retry_after_ms=1)] * 9
+    gave_up = await lock.call_with_retries("demo.unsteady", {"name": "b"}, key="k2")
+    assert code(gave_up) == "E3415"
+    assert lock.gateway.observer.metrics["RETRY_BUDGET_EXHAUSTED"] == 1
+
+
+async def test_the_home_fixture_of_the_library_works(tmp_path: Path) -> None:
+    from interlock.testing import lock as fixture
+
+    assert fixture is not None
+    async with Interlock.open(tmp_path / "one") as one, Interlock.open(tmp_path / "two") as two:
+        await one.add(sample.add)
+        assert (await one.call("demo.add", a=1, b=2)).unwrap() == 3
+        assert code(await two.call("demo.add", a=1, b=2)) == "E3101"
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="slow", effects=[Effect("x", "UPDATE")])
+async def half(ctx: Context) -> str:
+    """Change something, then fail in a way that looks harmless."""
+    ctx.effect("x", "UPDATE", after=1)
+    raise Failure("UPSTREAM_FAILURE", "the other half is down")
+
+
+@half.preview
+def _() -> Preview:
+    return Preview()
+
+
+@half.compensate
+async def _(result: str) -> None:
+    return None
+
+
+async def test_a_retryable_failure_after_a_reported_change_is_not_retried_blindly(lock: Interlock) -> None:
+    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+
+    await lock.journal.commit(_publish(half))
+    lock.catalog.attach(half)
+    await lock.call("slow.half", key="k")
+    assert code(await lock.call("slow.half", key="k")) == "E3409"

@@ -113,7 +113,10 @@ class Interlock:
     @property
     def caller(self) -> Caller:
         """The local user, with the scopes the policy grants."""
-        policy = self.policy.current()
+        try:
+            policy = self.policy.current()
+        except Failure:
+            return Caller(id=self._caller_id)  # without scopes: the call itself is refused, and on record
         if self._caller is None or self._caller[0] is not policy:
             self._caller = (policy, Caller(id=self._caller_id, scopes=policy.scopes(self._caller_id)))
         return self._caller[1]
@@ -267,6 +270,8 @@ class Interlock:
 
     async def offer(self, tool: Tool[..., Any], origin: str) -> Admission:
         """Judge a tool and publish it if all eight conditions hold."""
+        if "tools:admin" not in self.caller.scopes:
+            raise Failure("E3206", "adding tools needs the scope tools:admin")
         manifest = tool.manifest
         digest = contract_digest(tool)
         published = self.catalog.versions(manifest.address)

@@ -112,8 +112,14 @@ class Tool(Generic[P, R]):
 
     def undo_arguments(self, result: Any) -> Json:
         """What the compensation gets when the tool said nothing of it: the result, under the name it gives it."""
-        names = list(inspect.signature(self.handlers["compensate"]).parameters)
+        names = list(inspect.signature(self.handlers["compensate"]).parameters)[self.undo_takes_context :]
         return {names[0]: result} if names else {}
+
+    @property
+    def undo_takes_context(self) -> bool:
+        """Whether the compensation wants to report what it changes."""
+        handler = self.handlers.get("compensate")
+        return handler is not None and Context in _hints(handler).values()
 
     def _handle(self, name: str, handler: Handler) -> Handler:
         if self._manifest is not None:

@@ -37,7 +37,7 @@ class FunctionExecutor:
         function = tool.function if operation == "invoke" else tool.handlers[operation]
         given = granted.checked.call_input
         arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
-        positional = (context,) if operation == "invoke" and tool.takes_context else ()
+        positional = (context,) if context is not None and _takes_context(tool, operation) else ()
         try:
             if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
                 return await function(*positional, **arguments)
@@ -59,6 +59,10 @@ class FunctionExecutor:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _takes_context(tool: Tool[..., Any], operation: str) -> bool:
+    return tool.takes_context if operation == "invoke" else tool.undo_takes_context and operation == "compensate"
 
 
 def bind(tool: Tool[..., Any], call_input: Json) -> Json:

@@ -130,7 +130,7 @@ class Closer:
         session = None if ran.context is None else ran.context.session
         assert session is None or isinstance(session, SessionState)
         changes = (*ran.changes, *(() if session is None else session.changes()))
-        if call.scope is not None and ran.context is not None and not changes:
+        if call.scope is not None and ran.context is not None and not changes and request.operation == "invoke":
             # Only a tool that can report its changes can be seen to have made none.
             call.warnings.append("WRITE_TOOL_NO_MUTATION")
             metadata["warnings"] = call.warnings
@@ -226,6 +226,7 @@ class Closer:
         if ref is not None and verified.value is None:
             decision, reason = "link", "the payload is no longer kept"
         metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}
+        metadata |= found.outcome.get("metadata", {})
         return Result(
             invocation_id=call.id,
             tool=requested.tool.ref,
@@ -318,6 +319,7 @@ class Closer:
         else:
             inline = ["inline", None, len(verified.encoded), ""]
             outcome = {"value": verified.value, "persistence": inline, "redacted": verified.redacted}
+            outcome["metadata"] = {"late": True}
         facts = {"succeeded": "error" not in outcome, "traceId": call.trace_id}
         body = records.plain("late", call.id, self._clock.now_ms(), **facts)
 

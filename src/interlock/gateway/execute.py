@@ -75,7 +75,9 @@ class Execution:
             replay = await self._reserve(granted)
             if replay is not None:
                 return replay
-        context = self._context(granted) if tool.bound.takes_context else None
+        undo = call.request.operation == "compensate"
+        wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
+        context = self._context(granted) if wanted else None
         call.move("running")
         if self._observer.listeners:
             self._observer.emit("tool.invocation.started", call)

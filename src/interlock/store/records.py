@@ -64,6 +64,9 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
 def intent(call: Call, at_ms: int, predicted: tuple[Change, ...]) -> bytes:
     """What is about to happen, durable before it does."""
     record = head("intent", call, at_ms)
+    if call.decision is not None:
+        record["policy"] = call.decision.policy
+        record["rules"] = call.decision.rules
     record["predicted"] = [{"resource": change.resource, "operation": change.operation} for change in predicted]
     record["authDecision"] = _decision(call)
     return encode(record)

@@ -1,0 +1,97 @@
+"""The command line. Only click is imported here: `interlock --help` must answer at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from interlock._version import __version__
+from interlock.cli.command import Session
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules that are imported when they are asked for."""
+
+    def __init__(self, *args: object, lazy: dict[str, str], **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType] - click's own arguments, passed on
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        where = self._lazy.get(cmd_name)
+        if where is None:
+            return None
+        module, _, name = where.partition(":")
+        found: click.Command = getattr(importlib.import_module(f"interlock.cli.{module}"), name)
+        return found
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "demo": "demo:demo",
+        "tools": "tools:tools",
+        "call": "calls:call",
+        "calls": "calls:calls",
+        "audit": "audit:audit",
+        "doctor": "doctor:doctor",
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 it worked, 1 it was refused or failed, 2 the command was not understood.",
+)
+@click.option(
+    "--home",
+    envvar="INTERLOCK_HOME",
+    type=click.Path(file_okay=False),
+    help="Where tools, journal and keys live [env: INTERLOCK_HOME; default: your data directory].",
+)
+@click.option("--verbose", is_flag=True, help="Log what happens inside, with stack traces, on stderr.")
+@click.version_option(__version__, message="interlock %(version)s")
+@click.pass_context
+def root(context: click.Context, home: str | None, verbose: bool) -> None:
+    """Governed tools for AI agents: typed, authorized, run once, and provable afterwards.
+
+    \b
+    New here?     interlock demo
+    Your tools:   interlock tools add my_tools.py
+    A call:       interlock call demo.post '{"account": "cash", "cents": 250}' --key order-17
+    The proof:    interlock audit verify
+    """
+    context.obj = Session(home=home, verbose=verbose)
+
+
+def main() -> None:
+    """The console script."""
+    _steady_streams()
+    garbled = [word for word in sys.argv[1:] if not _is_text(word)]
+    if garbled:
+        click.echo(f"Error: an argument is not valid UTF-8: {garbled[0]!r}", err=True)
+        sys.exit(2)
+    root(prog_name="interlock")
+
+
+def _steady_streams() -> None:
+    """Streams that take every character, also where the caller closed them or set a narrow encoding."""
+    for descriptor, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            # Otherwise the database might get the number of a standard stream.
+            os.open(os.devnull, os.O_RDWR)
+            stream = open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: SIM115 - a standard stream
+            setattr(sys, name, stream)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

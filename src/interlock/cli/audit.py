@@ -1,0 +1,220 @@
+"""`interlock audit`: prove the chain, hand it out, tell one call's story."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, over_home, require, without_home
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.audit.chain import Verdict
+    from interlock.cli.render import Page
+
+Json = dict[str, Any]
+PAGE = 1000
+
+
+@click.group()
+def audit() -> None:
+    """Proof of what happened, without having to trust anybody's word.
+
+    \b
+    interlock audit verify
+    interlock audit explain 01JC…
+    """
+
+
+# verify
+
+
+def _key(_: click.Context, __: click.Parameter, value: str | None) -> bytes | None:
+    try:
+        key = None if value is None else bytes.fromhex(value)
+    except ValueError:
+        key = b""
+    if key is not None and len(key) != 32:
+        raise click.BadParameter("an Ed25519 key is 64 hexadecimal digits")
+    return key
+
+
+def _head(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, bytes] | None:
+    if value is None:
+        return None
+    seq, _colon, digest = value.partition(":")
+    try:
+        return int(seq), bytes.fromhex(digest)
+    except ValueError:
+        raise click.BadParameter("write it SEQ:HASH, as `audit verify --json` gives it") from None
+
+
+@audit.command()
+@click.option("--public-key", metavar="HEX", callback=_key, help="The key you trust, instead of the one in the home.")
+@click.option(
+    "--known-head", metavar="SEQ:HASH", callback=_head, help="A head you noted earlier; it must still be there."
+)
+@without_home
+def verify(out: Output, /, public_key: bytes | None, known_head: tuple[int, bytes] | None) -> int:
+    """Recompute the whole chain and check it against its signed heads. Exits 1 if a record was touched, and says which.
+
+    \b
+    interlock audit verify
+    interlock audit verify --json
+    """
+    from interlock.audit.chain import verify as check
+    from interlock.core.clock import iso
+    from interlock.store.home import Home
+
+    verdict = check(Home(out.session.path), public_key=public_key, known_head=known_head)
+    seq, digest = verdict.head
+    document = {
+        "intact": verdict.intact,
+        "records": verdict.records,
+        "purged_through": verdict.purged_through,
+        "head": {"seq": seq, "hash": digest},
+        "anchors": verdict.anchors,
+        "anchored_through": verdict.anchored_through,
+        "last_anchor_at": None if verdict.last_anchor_ms is None else iso(verdict.last_anchor_ms),
+        "faults": [{"seq": fault.seq, "what": fault.what} for fault in verdict.faults],
+        "seconds": verdict.seconds,
+    }
+    out.answer(document, lambda page: _show_verdict(page, verdict))
+    return 0 if verdict.intact else 1
+
+
+def _show_verdict(page: Page, verdict: Verdict) -> None:
+    from interlock.cli.render import BAD, GOOD, Text, clock_time
+    from interlock.core.clock import iso
+
+    head = verdict.head[1]
+    signed = "not signed yet" if verdict.last_anchor_ms is None else f"signed {clock_time(iso(verdict.last_anchor_ms))}"
+    parts = [f"{verdict.records:,} records", "1 chain", f"head {head[:4]}…{head[-2:]} {signed}"]
+    if verdict.purged_through:
+        parts.append(f"{verdict.purged_through:,} retired")
+    word = Text("intact", "bold green") if verdict.intact else Text("broken", "bold red")
+    mark = GOOD if verdict.intact else BAD
+    page.line(mark, f" {' · '.join(parts)} · ", word, right=f"{verdict.seconds:.1f} s")
+    unsigned = verdict.head[0] - verdict.anchored_through
+    if verdict.intact and unsigned > 0:
+        page.line(f"  the last {unsigned:,} are chained but not signed yet")
+    shown = verdict.faults[:50]
+    page.table([(f"  at record {fault.seq}" if fault.seq else "  the chain", fault.what) for fault in shown])
+    if len(verdict.faults) > len(shown):
+        page.line(f"  and {len(verdict.faults) - len(shown):,} more; --json lists them all")
+
+
+# export
+
+
+@audit.command()
+@click.option("--out", "target", type=click.Path(dir_okay=False, path_type=Path), help="A file instead of stdout.")
+@over_home
+async def export(lock: Interlock, out: Output, /, target: Path | None) -> int:
+    """Every record as JSON lines: {"seq", "hash", "record"}. That it was read is itself on record.
+
+    Each hash is sha256(previous hash, seq as 8 bytes, canonical record), so a copy can be checked anywhere.
+
+    \b
+    interlock audit export > journal.jsonl
+    interlock audit export --out journal.jsonl
+    """
+    upto = await _note_reading(lock, "export")
+    if target is None:
+        _export(lock, out.stdout, upto)
+        out.stdout.flush()
+        return 0
+    count = _export_to(lock, target, upto)
+
+    def show(page: Page) -> None:
+        page.line(f"{count:,} records written to {target}")
+
+    out.answer({"records": count, "out": str(target), "through": upto}, show)
+    return 0
+
+
+async def _note_reading(lock: Interlock, what: str, **facts: Any) -> int:
+    """Put on record that the journal is read, before anything of it is shown. Returns the record's place."""
+    from interlock.core.clock import new_id
+    from interlock.store import records
+    from interlock.store.journal import Transaction
+
+    require(lock.caller.scopes, "audit:read", "reading the audit journal")
+    by, read_id = lock.caller.id, new_id(lock.clock.now_ms(), lock.clock.random_bytes(10))
+
+    def unit(transaction: Transaction) -> int:
+        body = records.plain("audit.read", read_id, transaction.now_ms, by=by, what=what, door="cli", **facts)
+        transaction.append("audit.read", read_id, body)
+        return transaction.head[0]
+
+    return await lock.journal.commit(unit)
+
+
+def _export_to(lock: Interlock, target: Path, upto: int) -> int:
+    """Write the file whole or not at all, readable by its owner alone."""
+    from interlock.core.errors import Failure
+
+    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        try:
+            with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                count = _export(lock, file, upto)
+            staged.replace(target)
+        finally:
+            staged.unlink(missing_ok=True)
+    except OSError as error:
+        raise Failure("E3004", f"`{target.name}` cannot be written: {error.strerror}") from None
+    return count
+
+
+def _export(lock: Interlock, file: IO[bytes], upto: int) -> int:
+    import orjson
+
+    count, after = 0, -1
+    while True:
+        rows = lock.journal.read(
+            "SELECT seq, hash, body FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?", (after, upto, PAGE)
+        )
+        for seq, digest, body in rows:
+            # The body goes out byte for byte: its hash must still fit.
+            file.write(b'{"seq":%d,"hash":%b,"record":%b}\n' % (seq, orjson.dumps(digest.hex()), body))
+        if not rows:
+            return count
+        count, after = count + len(rows), rows[-1][0]
+
+
+# explain
+
+
+@audit.command()
+@click.argument("call_id", metavar="ID")
+@over_home
+async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
+    """One call as a story: who asked, on whose behalf, under which rule, what changed, how it ended.
+
+    \b
+    interlock audit explain 01JCXK2M4Q8Z
+    """
+    from interlock.cli.history import explain as tell
+    from interlock.cli.history import find
+
+    history = find(lock.journal, call_id)
+    await _note_reading(lock, "explain", subject=history.call)
+    sentences = tell(history)
+
+    def show(page: Page) -> None:
+        for sentence in sentences:
+            page.line(sentence)
+
+    document = {
+        "invocation_id": history.call,
+        "tool": history.tool,
+        "state": history.state,
+        "story": sentences,
+        "records": [entry.seq for entry in history.entries],
+    }
+    out.answer(document, show)
+    return 0

@@ -1,0 +1,213 @@
+"""What every command shares: the home it works on, the form of its answer, and one door for everything that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.cli.render import Page
+    from interlock.core.errors import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What was said before the command's name."""
+
+    home: str | None
+    verbose: bool
+
+    @property
+    def path(self) -> Path:
+        if self.home:
+            return Path(self.home)
+        import platformdirs
+
+        return Path(platformdirs.user_data_dir("interlock"))
+
+
+class Output:
+    """Where a command's answer goes: a page for people, or one JSON document and nothing else on stdout."""
+
+    def __init__(self, *, as_json: bool, session: Session) -> None:
+        self.as_json = as_json
+        self.session = session
+        self.stdout = open(os.dup(1), "wb")  # noqa: SIM115 - lives as long as the command
+
+    def answer(self, document: Any, show: Callable[[Page], None]) -> None:
+        """Give the answer in the form that was asked for."""
+        if self.as_json:
+            self.write(document)
+        else:
+            show(self.page())
+
+    def page(self, *, error: bool = False) -> Page:
+        from interlock.cli.render import Page
+
+        return Page(sys.stderr if error else sys.stdout)
+
+    def write(self, document: Any) -> None:
+        """One JSON document: on one line for programs, indented for people."""
+        import orjson
+
+        option = orjson.OPT_INDENT_2 if self.stdout.isatty() else 0
+        self.stdout.write(orjson.dumps(document, default=_as_json, option=option | orjson.OPT_NON_STR_KEYS) + b"\n")
+        self.stdout.flush()
+
+    def fail(self, failure: Failure) -> None:
+        """Say what kept the command from doing anything."""
+        if self.as_json:
+            # Shaped like any result, so that one reader serves both.
+            self.write(
+                {
+                    "status": "failed",
+                    "is_error": True,
+                    "structured_content": None,
+                    "invocation_id": None,
+                    "error": failure.envelope(""),
+                    "metadata": {"replayed": False, "source": "synthetic"},
+                }
+            )
+            return
+        self.page(error=True).failure(failure, home=str(self.session.path))
+
+    @contextlib.contextmanager
+    def reserved(self) -> Generator[None]:
+        """With JSON, whatever tools and their modules print goes to stderr: stdout is for the answer."""
+        if not self.as_json:
+            yield
+            return
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _as_json(value: Any) -> Any:
+    return dict(value) if hasattr(value, "keys") else str(value)
+
+
+def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
+    """Make a command of a coroutine function that works on an open home."""
+
+    @functools.wraps(body)
+    def run(out: Output, /, **given: Any) -> int:
+        import asyncio
+
+        async def work() -> int:
+            async with opened(out.session) as lock:
+                return await body(lock, out, **given)
+
+        return asyncio.run(work())
+
+    return without_home(run)
+
+
+def without_home(body: Callable[..., int]) -> Callable[..., None]:
+    """Make a command of a function that needs no open home. Adds --json, and the door for failures."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there.")
+    @click.pass_obj
+    @functools.wraps(body)
+    def run(session: Session, /, *, as_json: bool, **given: Any) -> None:
+        out = Output(as_json=as_json, session=session)
+        _log(session)
+        with out.reserved():
+            code = _guarded(out, lambda: body(out, **given))
+        _leave(code)
+
+    return run
+
+
+@contextlib.asynccontextmanager
+async def opened(session: Session) -> AsyncGenerator[Interlock]:
+    """The home, open. Modules in the working directory can be added as tools, after everything that is installed."""
+    from interlock.app import Interlock
+
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    async with Interlock.open(session.path) as lock:
+        yield lock
+
+
+def _guarded(out: Output, work: Callable[[], int]) -> int:
+    try:
+        return work()
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if out.session.verbose:
+            import logging
+
+            logging.getLogger("interlock.cli").exception("the command failed")
+        out.fail(_failure(error))
+        return 1
+
+
+def _failure(error: Exception) -> Failure:
+    import sqlite3
+
+    from interlock.core.errors import Failure
+    from interlock.store.home import store_failure
+
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, sqlite3.Error):
+        return store_failure(error)
+    if isinstance(error, OSError):
+        return Failure("E3801", f"the home cannot be used: {error.strerror or type(error).__name__}")
+    return Failure("E3000", f"something went wrong inside Interlock ({type(error).__name__})")
+
+
+def _log(session: Session) -> None:
+    import logging
+
+    logger = logging.getLogger("interlock")
+    logger.addHandler(logging.StreamHandler(sys.stderr) if session.verbose else logging.NullHandler())
+    logger.propagate = False
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit with a code. A tool that was cut off may still hold its thread; nobody waits for it."""
+    if any(thread.name.startswith("interlock-tool") and thread.is_alive() for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def require(scopes: frozenset[str], scope: str, what: str) -> None:
+    """Refuse (E3206) what the caller holds no scope for."""
+    if scope not in scopes:
+        from interlock.core.errors import Failure
+
+        raise Failure("E3206", f"{what} needs the scope `{scope}`, which policy.toml in the home can grant")
+
+
+def parse_json(text: str, what: str) -> Any:
+    """JSON from the command line; text that is none is a usage error that says where it goes wrong."""
+    import orjson
+
+    raw = sys.stdin.buffer.read() if text == "-" else text.encode()
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        source = "stdin" if text == "-" else "the text given"
+        raise click.UsageError(
+            f"{what}: {source} is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        ) from None

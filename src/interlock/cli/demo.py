@@ -1,0 +1,278 @@
+"""`interlock demo`: a tour in which everything really happens, in a home that is thrown away.
+
+Each step prints the command as a person would type it, runs it in a process of its own, and lets it speak for itself.
+The tour checks exit codes only; no line of any answer is written down here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, without_home
+
+if TYPE_CHECKING:
+    from interlock.cli.render import Page
+
+Json = dict[str, Any]
+PATIENCE_S = 60
+
+
+@click.command()
+@click.option("--pause/--no-pause", default=None, help="Wait for Enter between steps [default: only in a terminal].")
+@click.option("--keep", is_flag=True, help="Keep the home afterwards, to look around in it.")
+@without_home
+def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
+    """A guided tour: declare, call, be refused, replay, crash, recover, prove.
+
+    Everything in it is real: real processes, a real kill -9, a real journal in a home of its own.
+
+    \b
+    interlock demo
+    interlock demo --no-pause
+    """
+    waits = sys.stdin.isatty() and sys.stdout.isatty() if pause is None else pause
+    directory = tempfile.mkdtemp(prefix="interlock-demo-")
+    with contextlib.ExitStack() as stack:
+        if not keep:
+            import shutil
+
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        tour = Tour(Path(directory), out, waits=waits and not out.as_json)
+        for step in STEPS:
+            tour.begin(step)
+            step(tour)
+    kept = f"; its home is {directory}" if keep else ""
+    document = {"finished": not tour.surprises, "steps": tour.steps, "home": directory if keep else None}
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import Text
+
+        page.line("")
+        if tour.surprises:
+            page.line(Text(f"the tour did not go as it should: {'; '.join(tour.surprises)}", "red"))
+            return
+        page.line(Text("That was the tour", "bold"), kept, ". Your own tools: interlock tools add FILE.py")
+
+    out.answer(document, show)
+    return 1 if tour.surprises else 0
+
+
+class Tour:
+    """The home of the tour, and the hands that type its commands."""
+
+    def __init__(self, directory: Path, out: Output, *, waits: bool) -> None:
+        self.home = directory / "home"
+        self.ledger = directory / "ledger.jsonl"
+        self.out = out
+        self.waits = waits
+        self.surprises: list[str] = []
+        self.steps: list[Json] = []
+        self._environment = {
+            **os.environ,
+            "INTERLOCK_HOME": str(self.home),
+            "INTERLOCK_DEMO_LEDGER": str(self.ledger),
+        }
+        self._page = None if out.as_json else out.page()
+
+    # Speaking
+
+    def begin(self, step: Callable[[Tour], None]) -> None:
+        """Announce a step by its first line of documentation, after the reader is ready."""
+        title, _, text = (step.__doc__ or "").strip().partition("\n")
+        self.steps.append({"title": title, "commands": []})
+        if self._page is None:
+            return
+        if self.waits and len(self.steps) > 1:
+            click.pause("\nEnter goes on …", err=True)
+        from interlock.cli.render import Text
+
+        self._page.line("")
+        self._page.line(Text(f"{len(self.steps)}. {title}", "bold cyan"))
+        for line in filter(None, (line.strip() for line in text.splitlines())):
+            self._page.line(Text(line, "italic"))
+
+    def show_source(self, *functions: Callable[..., Any]) -> None:
+        """The source of these functions, as it stands in its file."""
+        if self._page is None:
+            return
+        import inspect
+
+        from rich.syntax import Syntax
+
+        source = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
+        if self._page.console.is_terminal:
+            self._page.console.print(Syntax(source, "python", theme="ansi_dark", background_color="default"))
+        else:
+            self._page.console.print(source)
+
+    # Acting
+
+    def run(self, *words: str, code: int = 0) -> None:
+        """Run an interlock command and let it speak."""
+        self._speak(shlex.join(["interlock", *words]), [*_INTERLOCK, *words], code)
+
+    def shell(self, command: str, arguments: Sequence[str]) -> None:
+        """Run something that is not Interlock, shown as `command`."""
+        self._speak(command, arguments, 0)
+
+    def ask(self, *words: str) -> Any:
+        """What an interlock command says to a program."""
+        return json.loads(self._process([*_INTERLOCK, *words, "--json"], quiet=True).stdout)
+
+    def _speak(self, command: str, arguments: Sequence[str], code: int) -> None:
+        self._prompt(command)
+        ended = self._process(arguments, quiet=self.out.as_json)
+        self._note(command, ended.returncode, code, ended.stdout)
+
+    def _process(self, arguments: Sequence[str], *, quiet: bool) -> subprocess.CompletedProcess[bytes]:
+        piped = subprocess.PIPE if quiet else None
+        return subprocess.run(  # noqa: S603 - every word of these commands is in this file
+            arguments,
+            env=self._environment,
+            cwd=self.home.parent,
+            stdout=piped,
+            stderr=piped,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def kill_in_the_middle(self, *words: str) -> None:
+        """Start a call in a process of its own, and kill it between the effect and the record of it."""
+        reader, writer = os.pipe()
+        environment = {**self._environment, "INTERLOCK_DEMO_PIPE": str(writer)}
+        self._prompt(shlex.join(["interlock", *words]) + " &")
+        child = subprocess.Popen(  # noqa: S603 - as above
+            [*_INTERLOCK, *words],
+            env=environment,
+            pass_fds=[writer],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(writer)
+        # Comes when the tool has written its entry; is empty when the process ended without that.
+        with open(reader, "rb") as pipe:
+            written = pipe.readline()
+        self._prompt(f"kill -9 {child.pid}")
+        child.send_signal(signal.SIGKILL)
+        ended = child.wait(PATIENCE_S)
+        if not written:
+            self.surprises.append("the call ended before it could be killed")
+        self._note(f"kill -9 {child.pid}", ended, -signal.SIGKILL, None)
+
+    def _prompt(self, command: str) -> None:
+        if self._page is not None:
+            from interlock.cli.render import Text
+
+            self._page.line(Text("$ ", "green"), Text(command, "bold"))
+            sys.stdout.flush()
+
+    def _note(self, command: str, code: int, expected: int, said: bytes | None) -> None:
+        commands: list[Json] = self.steps[-1]["commands"]
+        commands.append({"command": command, "exit": code, "said": None if said is None else said.decode()})
+        if code != expected:
+            self.surprises.append(f"`{command}` exited with {code}")
+
+
+_INTERLOCK = (sys.executable, "-m", "interlock.cli")
+
+
+# The steps
+
+
+def declare(tour: Tour) -> None:
+    """A tool is a function, and the facts that make it safe
+    Type hints become its schema. It says what it may change, how to look first, and how to undo.
+    """
+    from interlock import demo_tools
+
+    post = demo_tools.post
+    tour.show_source(post.function, post.handlers["preview"], post.handlers["compensate"])
+    tour.run("tools", "add", "interlock.demo_tools")
+    tour.run("call", "demo.balance", '{"account": "cash"}')
+
+
+def hallucinate(tour: Tour) -> None:
+    """An agent makes up an argument
+    Nothing runs, and the answer says what to send instead.
+    """
+    tour.run("call", "demo.post", '{"acount": "cash", "cents": "2,50"}', "--key", "order-17", code=1)
+
+
+def repeat(tour: Tour) -> None:
+    """The same call twice runs once
+    Networks fail and agents repeat themselves. Under the caller's own key, the second call gets the first one's result.
+    """
+    tour.run("call", "demo.post", '{"account": "cash", "cents": 250}', "--key", "order-17")
+    tour.run("call", "demo.post", '{"account": "cash", "cents": 250}', "--key", "order-17")
+    tour.run("call", "demo.balance", '{"account": "cash"}')
+
+
+def cannot_undo(tour: Tour) -> None:
+    """What cannot be undone, a person decides
+    The agent may look at what would happen. Doing it is another matter.
+    """
+    mail = '{"account": "cash", "to": "press@example.org"}'
+    tour.run("call", "demo.mail_statement", mail, "--dry-run")
+    tour.run("call", "demo.mail_statement", mail, "--key", "mail-1", code=1)
+
+
+def crash(tour: Tour) -> None:
+    """A process is killed in the middle of a write
+    The entry is in the ledger, its result was never recorded, and the process is gone. A retry is not let through:
+    nobody could say whether it would post twice.
+    """
+    post = ("call", "demo.post", '{"account": "cash", "cents": 500}', "--key", "order-18")
+    tour.kill_in_the_middle(*post)
+    tour.run(*post, code=1)
+    tour.run("calls", "reconcile")
+
+
+def recover(tour: Tour) -> None:
+    """A person looks, and settles it
+    The ledger has the entry, so it happened. From then on the key answers with that result, and nothing runs twice.
+    """
+    tour.shell(f"tail -n 1 {tour.ledger.name}", ["tail", "-n", "1", tour.ledger.name])
+    unknown: list[Json] = tour.ask("calls", "reconcile")["unknown"]
+    if not unknown:
+        tour.surprises.append("the killed call was not found")
+        return
+    entry: Json = json.loads(tour.ledger.read_text().splitlines()[-1])
+    balance: int = tour.ask("call", "demo.balance", '{"account": "cash"}')["structured_content"]
+    result = json.dumps({"entry": entry["entry"], "balance": balance})
+    call: str = unknown[0]["invocation_id"]
+    tour.run("calls", "reconcile", call, "--happened", "--result", result)
+    tour.run("call", "demo.post", '{"account": "cash", "cents": 500}', "--key", "order-18")
+    tour.run("call", "demo.balance", '{"account": "cash"}')
+    tour.run("audit", "explain", call)
+
+
+def tamper(tour: Tour) -> None:
+    """Somebody edits the journal
+    Every record carries the hash of all before it, and heads are signed. First as it is, then after an edit by someone
+    who has the file and knows SQL.
+    """
+    tour.run("audit", "verify")
+    edit = (
+        "DROP TRIGGER journal_never_changes;"
+        " UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), ':1250', ':9250') AS BLOB)"
+        " WHERE kind = 'mutation'"
+    )
+    database = f"{tour.home.name}/interlock.db"
+    program = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).executescript(sys.argv[2])"
+    tour.shell(f'sqlite3 {database} "{edit}"', [sys.executable, "-c", program, database, edit])
+    tour.run("audit", "verify", code=1)
+
+
+STEPS: tuple[Callable[[Tour], None], ...] = (declare, hallucinate, repeat, cannot_undo, crash, recover, tamper)

@@ -1,0 +1,222 @@
+"""`interlock doctor`: is this machine, this home and this journal in order, and what to do where they are not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from interlock.cli.command import Output, without_home
+
+if TYPE_CHECKING:
+    from interlock.authority.policy import Rule
+    from interlock.cli.render import Page
+    from interlock.store.home import Home
+
+Status = Literal["good", "attention", "broken"]
+LITTLE_DISK = 100 * 2**20
+NO_DISK = 10 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    status: Status
+    what: str
+    advice: str = ""
+
+
+@click.command()
+@without_home
+def doctor(out: Output, /) -> int:
+    """Look at Python, SQLite, the home, the journal, the policy and the keys; change nothing.
+
+    Every line says what was found and, where something is wrong, what to do. Exits 1 if something is broken.
+
+    \b
+    interlock doctor
+    interlock --home /srv/interlock doctor --json
+    """
+    from interlock._version import __version__
+    from interlock.store.home import Home
+
+    home = Home(out.session.path)
+    findings = [finding for check in CHECKS for finding in _run(check, home)]
+    healthy = all(finding.status != "broken" for finding in findings)
+    document = {
+        "healthy": healthy,
+        "version": __version__,
+        "home": str(home.path),
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import BAD, GOOD, MAYBE
+
+        marks = {"good": GOOD, "attention": MAYBE, "broken": BAD}
+        for finding in findings:
+            page.table([(marks[finding.status], finding.name.ljust(11), finding.what)])
+            if finding.advice:
+                page.table([(" ", " " * 11, f"→ {finding.advice}")])
+
+    out.answer(document, show)
+    return 0 if healthy else 1
+
+
+def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Finding]:
+    from interlock.core.errors import Failure
+
+    name = check.__name__.removeprefix("_check_").replace("_", " ")
+    try:
+        yield from check(home)
+    except Failure as failure:
+        yield Finding(name, "broken", f"{failure.code} {failure.message}", failure.row.resolution)
+    except (OSError, sqlite3.Error) as error:
+        yield Finding(name, "broken", f"cannot be read: {error}", "make the home readable, or choose another one")
+
+
+def _check_python(_: Home) -> Iterator[Finding]:
+    fits = sys.version_info >= (3, 11)
+    advice = "" if fits else "install Python 3.11 or newer"
+    yield Finding("python", "good" if fits else "broken", f"{platform.python_version()} on {sys.platform}", advice)
+
+
+def _check_sqlite(_: Home) -> Iterator[Finding]:
+    fits = sqlite3.sqlite_version_info >= (3, 35)
+    advice = "" if fits else "use a Python built with SQLite 3.35 or newer"
+    yield Finding("sqlite", "good" if fits else "broken", sqlite3.sqlite_version, advice)
+
+
+def _check_home(home: Home) -> Iterator[Finding]:
+    path = home.path
+    if path.exists() and not path.is_dir():
+        yield Finding("home", "broken", f"{path} is not a directory", "choose another home with --home")
+        return
+    nearest = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), Path("/"))
+    writable = os.access(nearest, os.W_OK | os.X_OK)
+    made = "" if path.exists() else ", made at first use"
+    if not writable:
+        yield Finding("home", "broken", f"{path} cannot be written", "make it writable, or choose another with --home")
+        return
+    yield Finding("home", "good", f"{path}{made}")
+    if path.exists() and path.stat().st_mode & 0o077:
+        yield Finding("home", "attention", "others on this machine may enter it", f"chmod 700 {path}")
+
+
+def _check_disk(home: Home) -> Iterator[Finding]:
+    import shutil
+
+    nearest = next((parent for parent in (home.path, *home.path.absolute().parents) if parent.exists()), Path("/"))
+    free = shutil.disk_usage(nearest).free
+    status: Status = "good" if free >= LITTLE_DISK else "attention" if free >= NO_DISK else "broken"
+    advice = "" if status == "good" else "free some space: without it no call can be recorded, and none will run"
+    yield Finding("disk", status, f"{free / 2**30:.1f} GiB free", advice)
+
+
+def _check_journal(home: Home) -> Iterator[Finding]:
+    from interlock.core.errors import Failure
+    from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD
+
+    if not home.database.exists():
+        yield Finding("journal", "good", "none yet, made at first use")
+        return
+    try:
+        connection = sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
+    except sqlite3.Error as error:
+        raise Failure("E3801", f"the database cannot be opened: {error}") from None
+    try:
+        if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            raise Failure("E3804", "the database in this home was not made by Interlock")
+        schema = str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+        if schema > SCHEMA_HEAD:
+            raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
+        later = "" if schema == SCHEMA_HEAD else f", brought to {SCHEMA_HEAD} at the next start"
+        yield Finding("schema", "good", f"{schema}{later}")
+        rows = connection.execute("SELECT COUNT(*) FROM journal").fetchone()[0]
+        tools = connection.execute("SELECT COUNT(DISTINCT address) FROM tool_version").fetchone()[0]
+        yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
+        yield from _open_calls(connection)
+    except sqlite3.DatabaseError as error:
+        if "not a database" in str(error) or "malformed" in str(error):
+            raise Failure("E3804", "the database in this home is damaged or not a database") from None
+        raise
+    finally:
+        connection.close()
+
+
+def _open_calls(connection: sqlite3.Connection) -> Iterator[Finding]:
+    counts = dict(connection.execute("SELECT state, COUNT(*) FROM reservation GROUP BY state").fetchall())
+    running, unknown = counts.get("executing", 0), counts.get("unknown", 0)
+    advice = "look whether they took effect, then settle them: interlock calls reconcile" if unknown else ""
+    status: Status = "attention" if unknown else "good"
+    yield Finding("calls", status, f"{running} open, {unknown} with unknown outcome", advice)
+
+
+def _check_policy(home: Home) -> Iterator[Finding]:
+    from interlock.authority.policy import DEFAULT, Policy
+
+    text = home.policy.read_text() if home.policy.exists() else DEFAULT
+    policy = Policy(text)
+    which = "the default" if text == DEFAULT else str(home.policy)
+    yield Finding("policy", "good", f"{which}; what no rule matches is denied ({policy.version})")
+    for rule in policy.rules:
+        yield Finding("", "good", _rule_words(rule))
+    for grant in policy.grants:
+        yield Finding("", "good", f"{grant.caller} holds {', '.join(grant.scopes)}")
+
+
+_CLASSES = {
+    "read_only": "reads",
+    "write_reversible": "writes that can be undone",
+    "write_irreversible": "writes that cannot be undone",
+}
+_EFFECTS = {"allow": "allow", "ask": "a person decides about", "deny": "deny"}
+
+
+def _rule_words(rule: Rule) -> str:
+    classes = " and ".join(_CLASSES[name] for name in rule.mutation_class)
+    tool = "" if rule.tool == "*" else f" by {rule.tool}"
+    caller = "" if rule.caller == "*" else f" for {rule.caller}"
+    return f"{_EFFECTS[rule.effect]} {classes}{tool}{caller} ({rule.id})"
+
+
+def _check_settings(home: Home) -> Iterator[Finding]:
+    from interlock.settings import load_settings
+
+    settings = load_settings(home.settings)
+    yield Finding("settings", "good", f"audit {settings.audit}; see settings.toml in the home")
+
+
+def _check_key(home: Home) -> Iterator[Finding]:
+    key = home.keys / "journal.ed25519"
+    if not key.exists():
+        signed = home.anchors.exists()
+        advice = "restore it from a backup: a new key cannot vouch for what the old one signed" if signed else ""
+        what = "missing, though the chain was signed" if signed else "none yet, made at first use"
+        yield Finding("signing key", "broken" if signed else "good", what, advice)
+        return
+    if key.stat().st_mode & 0o077:
+        yield Finding("signing key", "broken", "others on this machine can read it", f"chmod 600 {key}")
+        return
+    yield Finding("signing key", "good", "present, readable by its owner alone")
+
+
+CHECKS: tuple[Callable[[Home], Iterator[Finding]], ...] = (
+    _check_python,
+    _check_sqlite,
+    _check_home,
+    _check_disk,
+    _check_journal,
+    _check_policy,
+    _check_settings,
+    _check_key,
+)

@@ -1,0 +1,191 @@
+"""A call as the journal tells it: its records, a digest of them, and the story in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+
+from interlock.core.errors import CODES, Failure
+
+if TYPE_CHECKING:
+    from interlock.store.journal import Journal
+
+Json = dict[str, Any]
+
+_RULING = {"ALLOW": "allowed", "DENY": "denied", "REQUIRES_APPROVAL": "asked for a person's approval of"}
+_DOORS = {"cli": "the command line", "library": "a Python program"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record and its place in the chain."""
+
+    seq: int
+    hash: str
+    record: Json
+
+    @property
+    def kind(self) -> str:
+        return str(self.record.get("kind"))
+
+    @property
+    def at(self) -> str:
+        return str(self.record.get("timestamp"))
+
+    def document(self) -> Json:
+        return {"seq": self.seq, "hash": self.hash, "record": self.record}
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every record of one call, in order."""
+
+    call: str
+    entries: tuple[Entry, ...]
+
+    def last(self, kind: str) -> Json:
+        return next(iter(reversed(self.all(kind))), cast("Json", {}))
+
+    def all(self, kind: str) -> list[Json]:
+        return [entry.record for entry in self.entries if entry.kind == kind]
+
+    @property
+    def facts(self) -> Json:
+        """What is known of the call as a whole: what a later record leaves out, an earlier one says."""
+        merged: Json = {}
+        for entry in self.entries:
+            merged |= {name: value for name, value in entry.record.items() if value is not None}
+        return merged
+
+    @property
+    def tool(self) -> str:
+        facts = self.facts
+        version = facts.get("version")
+        return f"{facts.get('toolId', '?')}@{version}" if version else str(facts.get("toolId", "?"))
+
+    @property
+    def state(self) -> str:
+        closed, settled = self.last("closed"), self.last("settled")
+        if settled:
+            return "settled: it happened" if settled.get("happened") else "settled: it did not happen"
+        if self.last("late"):
+            return "ended late"
+        if not closed:
+            return "running or cut off"
+        states: list[str] = closed.get("states") or ["closed"]
+        return f"{states[-1]}, outcome unknown" if closed.get("outcome") == "unknown" else states[-1]
+
+
+def find(journal: Journal, name: str) -> History:
+    """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one."""
+    rows = journal.read("SELECT seq, hash, body FROM journal WHERE call = ? ORDER BY seq", (name,))
+    if not rows and len(name) >= 6:
+        prefix = name.rstrip("….").upper()
+        found = journal.read(
+            "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? LIMIT 5", (prefix, prefix + "\U0010ffff")
+        )
+        if len(found) > 1:
+            raise Failure("E3702", f"`{name}` is the beginning of {', '.join(row[0] for row in found)} and maybe more")
+        if found:
+            return find(journal, found[0][0])
+    if not rows:
+        raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
+    return History(name, tuple(Entry(seq, digest.hex(), orjson.loads(body)) for seq, digest, body in rows))
+
+
+def explain(history: History) -> list[str]:
+    """The story of a call: who asked, on whose behalf, under which rule, what changed, how it ended."""
+    return [sentence for part in (_asked, _decided, _ran, _changed, _ended) for sentence in part(history)]
+
+
+def _asked(history: History) -> Iterator[str]:
+    facts = history.facts
+    door = _DOORS.get(str(facts.get("door")), str(facts.get("door") or "an unnamed door"))
+    what = {"preview": "a preview of ", "compensate": "the undoing of an earlier call of "}
+    purpose = what.get(str(facts.get("operation")), "")
+    at = history.entries[0].at
+    yield f"{facts.get('callerId') or 'Somebody unknown'} asked for {purpose}{history.tool} at {at}, through {door}."
+    if facts.get("agentId"):
+        yield f"The agent {facts['agentId']} spoke for them."
+    elif facts.get("callerId"):
+        yield "No agent stood between: the caller asked on their own behalf."
+    if facts.get("parent"):
+        yield f"It came out of call {facts['parent']}."
+    if facts.get("idempotencyKey"):
+        session = f" in session {facts['session']}" if facts.get("session") else ""
+        yield f"The caller's key was {facts['idempotencyKey']}{session}."
+    if facts.get("inputHash"):
+        yield f"The input is on record by its hash, sha256 {facts['inputHash']}."
+    for change in cast("list[Json]", facts.get("inputMutations") or []):
+        yield f"Interlock changed the input at {change.get('pointer')} ({change.get('source')})."
+
+
+def _decided(history: History) -> Iterator[str]:
+    facts = history.facts
+    ruling = facts.get("authDecision")
+    if ruling is None:
+        yield "It was never put to the policy."
+        return
+    rules: list[str] = facts.get("rules") or []
+    under = f" by rule {', '.join(rules)}" if rules else ""
+    policy = f"Policy {facts['policy']}" if facts.get("policy") else "The policy"
+    yield f"{policy} {_RULING.get(str(ruling), str(ruling))} it{under}."
+
+
+def _ran(history: History) -> Iterator[str]:
+    intent, closed = history.last("intent"), history.last("closed")
+    predicted: list[Json] = intent.get("predicted") or []
+    if intent:
+        might = ", ".join(f"{one['operation']} {one['resource']}" for one in predicted) or "change something"
+        yield f"Before it ran, the journal noted that it might {might}."
+    if closed.get("replayOf"):
+        yield f"It did not run: it had run before as call {closed['replayOf']}, and that result was given again."
+
+
+def _changed(history: History) -> Iterator[str]:
+    mutations = history.all("mutation")
+    for one in mutations:
+        values = f" from {_value(one.get('previousValue'))} to {_value(one.get('newValue'))}"
+        yield f"It changed {one.get('affectedResource')} ({one.get('mutationType')}){values}."
+    closed = history.last("closed")
+    reported: list[Json] = closed.get("sideEffects") or []
+    if not mutations and reported:
+        listing = ", ".join(f"{one['operation']} {one['resource']}" for one in reported)
+        yield f"It reported: {listing}."
+    if closed and not mutations and not reported:
+        unknown = closed.get("outcome") == "unknown"
+        yield "Whether it changed anything, the journal cannot say." if unknown else "It reported no change."
+
+
+def _ended(history: History) -> Iterator[str]:
+    closed = history.last("closed")
+    if not closed:
+        yield "The journal has no record of its end: it is still running, or was cut off."
+    elif closed.get("error_code"):
+        yield _refusal(closed)
+    else:
+        took = closed.get("latencyMs")
+        yield f"It succeeded after {took} ms." if took is not None else "It succeeded."
+    if closed.get("compensation"):
+        yield f"It can be undone: interlock calls undo {history.call} --key YOUR-KEY."
+    if history.last("late"):
+        yield "It ended after all, later than anyone waited for it."
+    for settled in history.all("settled"):
+        word = "it happened" if settled.get("happened") else "it did not happen"
+        yield f"{settled.get('by')} settled it at {settled.get('timestamp')}: {word}."
+
+
+def _refusal(closed: Mapping[str, Any]) -> str:
+    code = str(closed["error_code"])
+    title = CODES[code].title if code in CODES else "unknown code"
+    phases: list[str] = closed.get("phases") or []
+    ran = "execute" in phases or closed.get("outcome") == "unknown"
+    where = "" if ran or len(phases) < 2 else f" in the {phases[-2]} phase, before anything ran"
+    return f"It ended in {closed.get('errorCode')} ({code}: {title}){where}."
+
+
+def _value(value: Any) -> str:
+    return "nothing" if value is None else orjson.dumps(value).decode()

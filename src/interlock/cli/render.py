@@ -1,0 +1,232 @@
+"""Pages for people: plain lines and aligned columns, with colour where there is a terminal to show it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import IO, Any, cast
+
+import orjson
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from interlock.core.errors import Failure
+from interlock.core.results import Result
+from interlock.core.schema import Json
+
+Cell = str | Text
+GAP = "   "
+WIDTH = 80
+
+GOOD, BAD, MAYBE = Text("✓", "green"), Text("✗", "red"), Text("!", "yellow")
+
+# Control characters and marks that reorder text: a tool's output must not be able to draw on its reader's terminal.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    """Text that is safe to show on a terminal, with what is not safe made visible."""
+    return _UNSAFE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+
+
+class Page:
+    """Lines on a stream."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.console = Console(file=stream, highlight=False, soft_wrap=True, emoji=False, markup=False)
+
+    @property
+    def width(self) -> int:
+        return min(self.console.width, 120) if self.console.is_terminal else WIDTH
+
+    def line(self, *parts: Cell, right: Cell = "") -> None:
+        """Parts one after the other; `right` at the right edge where there is room."""
+        text = Text.assemble(*(_styled(part) for part in parts))
+        if str(right):
+            room = self.width - text.cell_len - cell_len(str(right))
+            text.append(" " * room if room > len(GAP) else GAP)
+            text.append_text(_styled(right, "dim"))
+        self.console.print(text)
+
+    def facts(self, facts: Iterable[tuple[str, Cell]], indent: str = "  ") -> None:
+        """Names and what is said of them, aligned."""
+        self.table([(Text(indent + name, "dim"), said) for name, said in facts])
+
+    def table(self, rows: Iterable[Sequence[Cell]], head: Sequence[str] = (), indent: str = "") -> None:
+        """Aligned columns. On a terminal the last one folds; elsewhere lines stay whole."""
+        styled = [[_styled(cell) for cell in row] for row in rows]
+        if head:
+            styled.insert(0, [Text(name, "dim") for name in head])
+        count = max((len(row) for row in styled), default=0)
+        widths = [max(row[at].cell_len for row in styled if at < len(row)) for at in range(count)]
+        for row in styled:
+            text = Text(indent)
+            for at, cell in enumerate(row[:-1]):
+                text.append_text(cell).append(" " * (widths[at] - cell.cell_len)).append(GAP)
+            self._fold(text, row[-1])
+
+    def _fold(self, text: Text, last: Text) -> None:
+        room = self.width - text.cell_len
+        lines = (
+            textwrap.wrap(last.plain, room, break_on_hyphens=False)
+            if self.console.is_terminal and room > 20
+            else [last.plain]
+        )
+        margin = " " * text.cell_len
+        for number, line in enumerate(lines or [""]):
+            start = text if number == 0 else Text(margin)
+            full = start.append(line, last.style)
+            full.rstrip()
+            self.console.print(full)
+
+    def failure(self, failure: Failure, home: str = "") -> None:
+        """One readable block: the code, what happened, what to do next."""
+        row = failure.row
+        self.line(BAD, " ", Text(row.code, "bold"), f"  {row.title}", right=retry_words(failure))
+        facts: list[tuple[str, Cell]] = []
+        if failure.message != row.title:
+            self.console.print(Text(f"  {clean(failure.message)}"))
+        if failure.code[:3] == "E38" and home:
+            facts.append(("home", home))
+        # Here there is no operator with a trace id at hand; there is whoever typed the command.
+        advice = "run it again with --verbose and report what it shows" if row.code == "E3000" else row.resolution
+        facts.append(("next", advice))
+        self.facts(facts)
+
+    def result(self, result: Result) -> None:
+        """A call's result as its caller reads it."""
+        if result.error is not None:
+            self._error(result, result.error)
+        elif result.source == "preview":
+            self._preview(result)
+        else:
+            self._success(result)
+
+    def _error(self, result: Result, failure: Failure) -> None:
+        row = failure.row
+        code = Text(row.error_code.value, "bold red")
+        self.line(BAD, " ", code, f"  {row.code}  ", result.tool, right=retry_words(failure))
+        faults = faults_of(failure)
+        if faults:
+            self.table([(Text(f"  {name}", "bold"), message) for name, message in faults])
+            return
+        self.console.print(Text(f"  {clean(failure.message)}"))
+        self.facts([("next", row.resolution)])
+
+    def _success(self, result: Result) -> None:
+        text, rest = value_words(result)
+        right = duration(float(result.metadata.get("latency_ms", 0)))
+        if result.replayed:
+            right = f"replayed: it ran once, at {clock_time(str(result.metadata.get('executed_at', '')))}"
+        shown = [GAP, text] if text else []
+        self.line(GOOD, " ", Text(result.tool, "bold"), *shown, right=right)
+        if rest:
+            self.console.print(Text(textwrap.indent(clean(rest), "  ")))
+        self._warnings(result)
+
+    def _preview(self, result: Result) -> None:
+        preview = cast("Json", result.value)
+        self.line(GOOD, " ", Text(result.tool, "bold"), right="preview: nothing was changed")
+        effects: list[Json] = preview.get("predicted_effects") or []
+        rows: list[tuple[str, Cell]] = [("would", f"{one['operation']} {one['resource']}") for one in effects]
+        if preview.get("impact"):
+            rows.append(("impact", str(preview["impact"])))
+        conditions: Mapping[str, bool] = preview.get("preconditions") or {}
+        rows.extend(("holds" if holds else "does not hold", name) for name, holds in conditions.items())
+        if rows:
+            self.facts(rows)
+        self._warnings(result)
+
+    def _warnings(self, result: Result) -> None:
+        notes = [
+            _WARNINGS.get(str(code), str(code)) for code in cast("list[Any]", result.metadata.get("warnings") or [])
+        ]
+        told = cast("Json", result.metadata.get("deprecation") or {})
+        if told:
+            instead = f"; use {told['successor']}" if told.get("successor") else ""
+            notes.append(f"deprecated: it runs until {clock_time(str(told.get('removalDate')))}{instead}")
+        for note in notes:
+            self.line("  ", MAYBE, " ", Text(clean(note), "yellow"))
+
+
+_WARNINGS = {"WRITE_TOOL_NO_MUTATION": "it reported no change, though it may make some; ctx.effect(…) reports them"}
+
+
+def _styled(part: Cell, style: str = "") -> Text:
+    return part.copy() if isinstance(part, Text) else Text(clean(part).replace("\n", " "), style)
+
+
+def retry_words(failure: Failure) -> str:
+    if not failure.retryable:
+        return "not retryable"
+    wait = "" if failure.retry_after_ms is None else f" after {failure.retry_after_ms} ms"
+    return f"retryable{wait}"
+
+
+def faults_of(failure: Failure) -> list[tuple[str, str]]:
+    """The faults a failure lists, each under the name of the argument it is about."""
+    details: Mapping[str, Any] = failure.details or {}
+    listed = details.get("faults")
+    if not isinstance(listed, list):
+        return []
+    faults = [cast("Json", fault) for fault in cast("list[Any]", listed) if isinstance(fault, dict)]
+    return [(_name(str(fault.get("pointer", ""))), str(fault.get("message", ""))) for fault in faults]
+
+
+def _name(pointer: str) -> str:
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.lstrip("/").split("/")]
+    return ".".join(filter(None, steps)) or "input"
+
+
+_SHORT = 60
+
+
+def value_words(result: Result) -> tuple[str, str]:
+    """A value in one line, or nothing and the lines that show it."""
+    if result.persistence.ref is not None:
+        return f"{result.persistence.size:,} characters, kept as {result.persistence.ref}", ""
+    value = result.value
+    if value is None:
+        return "", ""
+    line = _one_line(value)
+    if "\n" not in line and len(line) <= _SHORT:
+        return line, ""
+    if isinstance(value, str):
+        return "", value
+    return "", orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+
+
+def _one_line(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value:
+        members = cast("Json", value)
+        if all(not isinstance(item, dict | list) for item in members.values()):
+            return ", ".join(f"{name} {_one_line(item)}" for name, item in members.items())
+    return orjson.dumps(value).decode()
+
+
+def duration(ms: float) -> str:
+    if ms < 1:
+        return "<1 ms"
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def local(stamp: str) -> datetime | None:
+    """A recorded time in the reader's own zone."""
+    try:
+        return datetime.fromisoformat(stamp).astimezone()
+    except ValueError:
+        return None
+
+
+def clock_time(stamp: str) -> str:
+    """The time of day, with the date when it was not today."""
+    at = local(stamp)
+    if at is None:
+        return stamp
+    today = at.date() == datetime.now(at.tzinfo).date()
+    return f"{at:%H:%M:%S}" if today else f"{at:%Y-%m-%d %H:%M:%S}"

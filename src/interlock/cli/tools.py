@@ -1,0 +1,415 @@
+"""`interlock tools`: add, list, show, test, deprecate and compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, over_home, require
+
+if TYPE_CHECKING:
+    from interlock.app import Admission, Interlock
+    from interlock.cli.render import Cell, Page
+    from interlock.core.declare import Tool
+    from interlock.core.errors import Failure
+    from interlock.registry.catalog import Version
+    from interlock.trials import Trial
+
+Json = dict[str, Any]
+
+
+@click.group()
+def tools() -> None:
+    """What agents may call: declare it, look at it, test it, retire it.
+
+    \b
+    interlock tools add my_tools.py
+    interlock tools list
+    """
+
+
+# add
+
+
+@tools.command()
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@over_home
+async def add(lock: Interlock, out: Output, /, targets: tuple[str, ...]) -> int:
+    """Admit every tool found in TARGET: a .py file, an importable module, or a manifest (.yaml, .json).
+
+    A version is admitted when all eight conditions hold; otherwise each one that fails is named with the line to add.
+    Contract tests are part of that, and cause no effect. Exits 1 if anything was refused.
+
+    \b
+    interlock tools add my_tools.py
+    interlock tools add interlock.demo_tools
+    interlock tools add mailer.yaml
+    """
+    offers = [offer for target in targets for offer in await _offer(lock, target)]
+    admitted = [offer for offer in offers if offer["admitted"]]
+    refused = [offer for offer in offers if not offer["admitted"]]
+
+    def show(page: Page) -> None:
+        for offer in offers:
+            _show_offer(page, offer)
+
+    out.answer({"admitted": admitted, "refused": refused}, show)
+    return 1 if refused else 0
+
+
+async def _offer(lock: Interlock, target: str) -> list[Json]:
+    from interlock.core.errors import Failure
+    from interlock.registry.source import load
+
+    try:
+        origin, found = load(target)
+    except Failure as failure:
+        return [_refusal(target, failure)]
+    offers: list[Json] = []
+    for tool in found:
+        try:
+            offers.append(_offer_document(await lock.offer(tool, origin)))
+        except Failure as failure:
+            offers.append(_refusal(_ref(tool), failure))
+    return offers
+
+
+def _ref(tool: Tool[..., Any]) -> str:
+    return repr(tool).removeprefix("<tool ").removesuffix(">")
+
+
+def _offer_document(admission: Admission) -> Json:
+    trial = admission.trial
+    return {
+        "tool": admission.tool,
+        "admitted": admission.admitted,
+        "new": admission.new,
+        "refused": {name: list(faults) for name, faults in admission.verdict.refused.items()},
+        "warnings": list(admission.verdict.warnings),
+        "tests": None if trial is None else _trial_document(trial),
+        "error": None,
+    }
+
+
+def _refusal(tool: str, failure: Failure) -> Json:
+    return {
+        "tool": tool,
+        "admitted": False,
+        "new": False,
+        "refused": {},
+        "warnings": [],
+        "tests": None,
+        "error": failure.envelope(""),
+    }
+
+
+def _show_offer(page: Page, offer: Json) -> None:
+    from interlock.cli.render import BAD, GOOD, MAYBE, Text
+
+    tests: Json | None = offer["tests"]
+    if offer["admitted"]:
+        how = "admitted" if offer["new"] else "already there, unchanged"
+        cases = f"{len(tests['cases'])} contract tests passed ({tests['mode']})" if tests else ""
+        page.line(GOOD, " ", Text(offer["tool"], "bold"), f"   {how}", right=cases)
+    else:
+        page.line(BAD, " ", Text(offer["tool"], "bold"), "   refused")
+        page.table([(Text(f"    {name}", "red"), advice) for name, advice in _reasons(offer)])
+    for warning in offer["warnings"]:
+        page.line("    ", MAYBE, " ", warning)
+
+
+def _reasons(offer: Json) -> list[tuple[str, str]]:
+    """Each failed condition with its advice, one to a line."""
+    refused: dict[str, list[str]] = offer["refused"]
+    reasons = [(name, advice) for name, faults in refused.items() for advice in faults]
+    error: Json | None = offer["error"]
+    if error is not None:
+        details: Json = error.get("details") or {}
+        listed: list[Json] = details.get("faults") or [{"message": error["message"]}]
+        reasons.extend((str(fault.get("pointer") or error["error_code"]), str(fault["message"])) for fault in listed)
+    return reasons
+
+
+# list and show
+
+
+@tools.command("list")
+@over_home
+async def list_tools(lock: Interlock, out: Output, /) -> int:
+    """Every registered version, with what it may change and where it is in its life.
+
+    \b
+    interlock tools list
+    interlock tools list --json
+    """
+    import orjson
+
+    from interlock.core.clock import iso
+
+    documents: list[Json] = []
+    for row in lock.catalog.rows():
+        manifest: Json = orjson.loads(row.manifest)
+        documents.append(
+            {
+                "tool": row.address,
+                "version": row.version,
+                "mutation_class": manifest.get("mutation_class"),
+                "state": row.state,
+                "description": str(manifest.get("description", "")).splitlines()[0],
+                "digest": row.digest,
+                "origin": row.origin,
+                "published_at": iso(row.published_ms),
+                "deprecation": None if row.notice is None else row.notice.document(),
+            }
+        )
+
+    def show(page: Page) -> None:
+        if not documents:
+            page.line("no tools yet; add some: interlock tools add FILE.py")
+            return
+        columns = ("tool", "version", "mutation_class", "state", "description")
+        rows = [[str(document[column]) for column in columns] for document in documents]
+        page.table(rows, ("tool", "version", "changes", "state", "what it does"))
+
+    out.answer({"tools": documents}, show)
+    return 0
+
+
+@tools.command()
+@click.argument("tool", metavar="TOOL[@RANGE]")
+@over_home
+async def show(lock: Interlock, out: Output, /, tool: str) -> int:
+    """The contract of a version: what it takes and gives, what it may change, how long it lives.
+
+    \b
+    interlock tools show demo.post
+    interlock tools show demo.post@^1
+    """
+    name, _, spec = tool.partition("@")
+    version = _version(lock, name, spec or None)
+    row, contract = version.row, version.contract
+    document: Json = {
+        "tool": row.address,
+        "version": row.version,
+        "digest": row.digest,
+        "state": row.state,
+        "origin": row.origin,
+        "deprecation": None if row.notice is None else row.notice.document(),
+        "input_schema": contract.input.document,
+        "output_schema": contract.output.document,
+        "manifest": contract.document(),
+    }
+    out.answer(document, lambda page: _show_version(page, version))
+    return 0
+
+
+def _version(lock: Interlock, name: str, spec: str | None) -> Version:
+    """A version to look at: also one that can no longer be called."""
+    if spec:
+        found = lock.catalog.versions(lock.catalog.address(name)).get(spec.lstrip("=v "))
+        if found is not None:
+            return found
+    return lock.catalog.resolve(name, spec)
+
+
+def _show_version(page: Page, version: Version) -> None:
+    from interlock.cli.render import Text
+
+    row, contract = version.row, version.contract
+    manifest, timeout = contract.manifest, contract.timeout
+    page.line(Text(f"{row.address}@{row.version}", "bold"), f"   {row.state}", right=contract.mutation.mutation_class)
+    page.line(manifest.description)
+    page.line("")
+    page.line(Text("takes", "bold"))
+    page.table(_fields(contract.input.document), indent="  ")
+    page.line(Text("gives", "bold"))
+    page.table(_fields(contract.output.document), indent="  ")
+    can = {"previewed": manifest.previews, "undone": manifest.compensable, "cancelled": manifest.cancellable}
+    facts: list[tuple[str, Cell]] = [
+        *(("may change", f"{effect.operation} {effect.resource}") for effect in contract.mutation.effects),
+        ("can be", ", ".join(name for name, holds in can.items() if holds) or "called"),
+        ("time", f"{timeout.default_s:g} s, at most {timeout.max_s:g} s ({timeout.timeout_class})"),
+        ("key", "the caller's own, needed" if contract.idempotency.key_required else "not needed"),
+        ("needs", ", ".join((*contract.auth.required_permissions, *contract.auth.required_scopes)) or "nothing"),
+        ("digest", row.digest),
+        ("from", row.origin),
+    ]
+    if row.notice is not None:
+        told = row.notice.document()
+        facts.extend((name, str(said)) for name, said in told.items() if said is not None)
+    page.line(Text("contract", "bold"))
+    page.facts(facts)
+
+
+def _fields(schema: Json) -> list[list[str]]:
+    from interlock.core.explain import type_words
+    from interlock.core.schema import resolve_ref
+
+    parts: Json = schema.get("properties") or {}
+    if not parts:
+        return [["nothing" if schema.get("type") == "object" and "properties" in schema else type_words(schema)]]
+    required: list[str] = schema.get("required") or []
+    rows: list[list[str]] = []
+    for name, raw in parts.items():
+        part = {**resolve_ref(schema, raw), **raw}
+        default = f", {part['default']!r} unless said" if "default" in part else ", may be left out"
+        examples: list[Any] = part.get("examples") or []
+        example = f" (for example {examples[0]!r})" if examples else ""
+        rows.append([name, type_words(part) + ("" if name in required else default), f"{_said(part)}{example}"])
+    return rows
+
+
+def _said(part: Json) -> str:
+    return str(part.get("description", ""))
+
+
+# test
+
+
+@tools.command()
+@click.argument("target")
+@click.option("--live", is_flag=True, help="Run write tools for real, and keep the evidence for admission.")
+@over_home
+async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
+    """Run the contract tests of every tool in TARGET and say how each case went.
+
+    Without --live nothing is written: bad input must be refused, read-only tools run their examples, write tools run
+    as previews or in the fixture they declare. Exits 1 if a case failed.
+
+    \b
+    interlock tools test my_tools.py
+    interlock tools test my_tools.py --live
+    """
+    from interlock.core.errors import Failure
+    from interlock.registry.source import load
+    from interlock.trials import Outcome, Trial
+
+    trials: list[Trial] = []
+    for tool in load(target)[1]:
+        try:
+            trials.append(await lock.try_out(tool, live=live))
+        except Failure as failure:
+            trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.message),)))
+
+    passed = all(trial.passed for trial in trials)
+    document = {"passed": passed, "live": live, "tools": [_trial_document(trial) for trial in trials]}
+    out.answer(document, lambda page: _show_trials(page, trials))
+    return 0 if passed else 1
+
+
+def _trial_document(trial: Trial) -> Json:
+    return {
+        "tool": trial.tool,
+        "mode": trial.mode,
+        "passed": trial.passed,
+        "cases": [{"case": one.case, "passed": one.passed, "message": one.message} for one in trial.outcomes],
+    }
+
+
+def _show_trials(page: Page, trials: list[Trial]) -> None:
+    from interlock.cli.render import BAD, GOOD, Text
+
+    for trial in trials:
+        failed = sum(not outcome.passed for outcome in trial.outcomes)
+        verdict = f"{failed} of {len(trial.outcomes)} failed" if failed else f"{len(trial.outcomes)} passed"
+        page.line(Text(trial.tool, "bold"), f"   {verdict}", right=f"mode: {trial.mode}")
+        rows = [(GOOD if one.passed else BAD, one.case, one.message) for one in trial.outcomes]
+        page.table(rows, indent="  ")
+
+
+# deprecate and diff
+
+
+@tools.command()
+@click.argument("tool", metavar="TOOL@VERSION")
+@click.option("--successor", help="What to call instead, as TOOL or TOOL@VERSION.")
+@click.option("--guide", help="Address of a page that says how to move over.")
+@click.option("--days", type=click.IntRange(0, 36_500), default=90, show_default=True, help="How long it still runs.")
+@over_home
+async def deprecate(
+    lock: Interlock, out: Output, /, tool: str, successor: str | None, guide: str | None, days: int
+) -> int:
+    """Announce the end of one version. It runs until its removal date, and every result says so.
+
+    \b
+    interlock tools deprecate demo.post@1.2.0 --successor demo.post@2.0.0 --days 30
+    """
+    from interlock.registry.retirement import deprecate as announce
+
+    name, _, version = tool.partition("@")
+    if not version:
+        raise click.UsageError(f"say which version: interlock tools deprecate {name}@VERSION")
+    require(lock.caller.scopes, "tools:admin", "retiring a version")
+    address = lock.catalog.address(name)
+    unit = announce(address, version, by=lock.caller.id, successor=successor, migration_guide=guide, grace_days=days)
+    notice = await lock.journal.commit(unit)
+    document = {"tool": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD, clock_time
+
+        page.line(GOOD, f" {address}@{version}   deprecated; it runs until ", clock_time(_removal(document)))
+        if successor:
+            page.facts([("use", successor)])
+
+    out.answer(document, show)
+    return 0
+
+
+def _removal(document: Json) -> str:
+    return str(document["deprecation"]["removalDate"])
+
+
+@tools.command()
+@click.argument("tool")
+@click.argument("old")
+@click.argument("new")
+@over_home
+async def diff(lock: Interlock, out: Output, /, tool: str, old: str, new: str) -> int:
+    """What changed for callers between two versions of a tool, and which step up in version that needs.
+
+    \b
+    interlock tools diff demo.post 1.2.0 2.0.0
+    """
+    from interlock.core.versions import bump_between
+    from interlock.registry.compat import Surface, classify
+
+    before, after = _version(lock, tool, f"={old}"), _version(lock, tool, f"={new}")
+
+    def surface(version: Version) -> Surface:
+        manifest = version.contract.manifest
+        return Surface(
+            input=manifest.parameters,
+            output=True if manifest.result_schema is None else manifest.result_schema,
+            tolerant_output=manifest.tolerant_output,
+            declared_behaviour_change=manifest.behaviour_change,
+        )
+
+    found = classify(surface(before), surface(after))
+    bump = bump_between(before.row.version, after.row.version)
+    changes = [
+        {"level": one.level, "side": one.side, "pointer": one.pointer, "what": one.what} for one in found.changes
+    ]
+    document = {
+        "tool": before.row.address,
+        "old": before.row.version,
+        "new": after.row.version,
+        "level": found.level,
+        "bump": bump,
+        "changes": changes,
+    }
+
+    def show(page: Page) -> None:
+        page.line(
+            f"{before.row.address} {before.row.version} → {after.row.version}   a {found.level} change",
+            right=f"version steps up: {bump}",
+        )
+        rows = [(one.level, one.side, one.pointer or "/", one.what) for one in found.changes]
+        if rows:
+            page.table(rows, ("breaks", "side", "where", "what"), indent="  ")
+        else:
+            page.line("  the schemas are the same for callers")
+
+    out.answer(document, show)
+    return 0

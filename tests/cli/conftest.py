@@ -1,0 +1,104 @@
+"""The command line as people and scripts meet it: a process of its own, over a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+INTERLOCK = (sys.executable, "-m", "interlock.cli")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """The console script over one home."""
+
+    path: Path
+    extra: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def home(self) -> Path:
+        return self.path / "home"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Children may cache bytecode, whatever the test run itself was told: hundreds of them start.
+        dropped = ("INTERLOCK_", "PYTHONDONTWRITEBYTECODE")
+        base = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        return {**base, "INTERLOCK_HOME": str(self.home), "INTERLOCK_DEMO_LEDGER": str(self.ledger), **self.extra}
+
+    def __call__(self, *words: str, stdin: str = "") -> Ended:
+        ended = subprocess.run(
+            [*INTERLOCK, *words],
+            env=self.environment, cwd=self.path, input=stdin.encode(), capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+        out, err = ended.stdout.decode(), ended.stderr.decode()
+        assert "Traceback" not in out + err, err
+        return Ended(ended.returncode, out, err)
+
+    def ask(self, *words: str) -> Any:
+        """The JSON a command prints: exactly one document, and nothing else on stdout."""
+        return self(*words, "--json").json
+
+    def call(self, tool: str, arguments: Any = None, *words: str) -> Any:
+        return self.ask("call", tool, json.dumps(arguments or {}), *words)
+
+    def kill(self, *words: str) -> None:
+        """Run a call of demo.post and kill it once its entry is in the ledger."""
+        reader, writer = os.pipe()
+        child = subprocess.Popen(
+            [*INTERLOCK, *words],
+            env={**self.environment, "INTERLOCK_DEMO_PIPE": str(writer)}, pass_fds=[writer],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            assert pipe.readline() == b"written\n"
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(30) == -signal.SIGKILL
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Cli:
+    """A home that does not exist yet."""
+    return Cli(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def admitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the demo tools were admitted once, to be copied."""
+    cli = Cli(tmp_path_factory.mktemp("admitted"))
+    assert cli("tools", "add", "interlock.demo_tools").code == 0
+    return cli.home
+
+
+@pytest.fixture
+def cli(tmp_path: Path, admitted: Path) -> Cli:
+    """A home with the demo tools in it."""
+    shutil.copytree(admitted, tmp_path / "home")
+    return Cli(tmp_path)

@@ -1,0 +1,954 @@
+"""Every command, every exit code, every form that others script against."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from interlock import Clock, Failure, Interlock
+from interlock.cli import root
+from interlock.gateway import reconcile
+from tests.cli.conftest import INTERLOCK, Cli
+
+Json = dict[str, Any]
+
+TOOLS = '''
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from interlock import Context, Effect, Field, tool
+
+Text = Annotated[str, Field(description="any text", examples=["hello"])]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def shout(text: Text) -> str:
+    """Say it louder than it was said."""
+    print("a tool may print what it likes")
+    os.system("echo and so may its children")
+    return text.upper()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def paint(text: Text) -> str:
+    """Answer with what would draw on a terminal."""
+    return "\\x1b[31mred\\x1b[0m " + text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def crash(text: Text) -> str:
+    """Fail in a way nobody foresaw, unless greeted."""
+    if text != "hello":
+        raise ValueError("secret detail")
+    return text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def stall(ctx: Context, text: Text) -> str:
+    """Hold its thread for much longer than anybody waits."""
+    import threading
+
+    if text != "hello":
+        threading.Event().wait(50)
+    return text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def table(text: Text) -> list[dict[str, str]]:
+    """A list too long for one line."""
+    return [{"text": text, "number": str(number)} for number in range(9)]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def remember(ctx: Context, text: Text) -> str:
+    """What the session held before, and hold this."""
+    return str(ctx.session.get("text", "nothing"))
+'''
+
+UNTRIED = '''
+from pathlib import Path
+from typing import Annotated
+
+from interlock import Context, Effect, Field, tool
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="own", effects=[Effect("file:{name}", "CREATE")])
+def touch(ctx: Context, name: Annotated[str, Field(description="a file", examples=["touched"])]) -> str:
+    """Make a file in the working directory."""
+    Path(name).write_text("touched")
+    ctx.effect(f"file:{name}", "CREATE", after=name)
+    return name
+
+
+@touch.compensate
+def _(name: str) -> None:
+    Path(name).unlink()
+'''
+
+REFUSED = '''
+from typing import Annotated
+
+from interlock import Effect, Field, tool
+
+
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="own", timeout_class="long_running")
+def launch(where: Annotated[str, Field(description="where to", examples=["moon"])]) -> str:
+    """Launch something that never comes back."""
+    return where
+'''
+
+MANIFEST: Json = {
+    "tool_id": "echo",
+    "namespace": "own",
+    "version": "1.0.0",
+    "name": "Echo",
+    "description": "Give back what was said.",
+    "provider": "local",
+    "protocol": "native",
+    "parameters": {
+        "type": "object",
+        "properties": {"text": {"type": "string", "description": "what to say", "examples": ["hello"]}},
+        "required": ["text"],
+    },
+    "result_schema": {"type": "string"},
+    "required_permissions": [],
+    "mutation_class": "read_only",
+    "timeout_class": "standard",
+    "idempotency": {},
+    "observability": {},
+    "execution": {"target": "echo.py:echo"},
+}
+
+
+def diffable(version: str, extra: str = "") -> str:
+    return f'''
+from typing import Annotated
+
+from interlock import Field, tool
+
+
+@tool(version="{version}", mutation_class="read_only", namespace="own", breaking_changes={bool(extra)})
+def measure(text: Annotated[str, Field(description="any text", examples=["hello"])]{extra}) -> int:
+    """How long a text is."""
+    return len(text)
+'''
+
+
+def write(cli: Cli, name: str, text: str) -> str:
+    path = cli.path / name
+    path.write_text(text)
+    return str(path)
+
+
+def journal(cli: Cli) -> list[Json]:
+    """The records of a home, read from its file."""
+    connection = sqlite3.connect(cli.home / "interlock.db")
+    rows = connection.execute("SELECT body FROM journal ORDER BY seq").fetchall()
+    connection.close()
+    return [json.loads(row[0]) for row in rows]
+
+
+# Help and start-up
+
+
+def paths(command: click.Command, trail: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield trail
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from paths(child, (*trail, name))
+
+
+@pytest.mark.parametrize("trail", list(paths(root)), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(fresh: Cli, trail: tuple[str, ...]) -> None:
+    ended = fresh(*trail, "--help")
+    assert ended.code == 0
+    assert ended.err == ""
+    assert f"interlock {' '.join(trail)}".strip() in ended.out.partition("Options:")[0]
+    assert "Options:" in ended.out
+    assert not fresh.home.exists()
+
+
+def test_every_command_that_is_no_group_can_answer_in_json() -> None:
+    for trail in paths(root):
+        command: click.Command = root
+        for name in trail:
+            assert isinstance(command, click.Group)
+            found = command.get_command(click.Context(command), name)
+            assert found is not None
+            command = found
+        if not isinstance(command, click.Group):
+            assert any("--json" in parameter.opts for parameter in command.params), trail
+
+
+def test_help_imports_only_click() -> None:
+    program = (
+        "import sys, interlock.cli, click\n"
+        "try: interlock.cli.root(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'sqlalchemy', 'pydantic', 'rich', 'alembic', 'asyncio', 'orjson'} & set(sys.modules)),"
+        " file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr.strip() == "[]"
+
+
+def test_help_costs_far_less_than_a_third_of_a_second_of_processor_time(fresh: Cli) -> None:
+    def cost() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*INTERLOCK, "--help"], env=fresh.environment, capture_output=True, timeout=60, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cost() for _ in range(3)) < 0.3
+
+
+def test_the_version_is_told(fresh: Cli) -> None:
+    from interlock import __version__
+
+    assert fresh("--version").out == f"interlock {__version__}\n"
+
+
+def test_a_home_can_be_given_as_an_option_before_the_command(fresh: Cli) -> None:
+    other = fresh.path / "other"
+    assert fresh("--home", str(other), "tools", "list").code == 0
+    assert (other / "interlock.db").exists()
+    assert not fresh.home.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("tools", "nonsense"),
+        ("tools", "add"),
+        ("tools", "show"),
+        ("tools", "test"),
+        ("tools", "diff", "demo.post"),
+        ("tools", "deprecate", "demo.post"),
+        ("tools", "deprecate", "demo.post@1.2.0", "--days", "soon"),
+        ("call",),
+        ("call", ""),
+        ("call", "@1"),
+        ("call", "demo.balance", "{}", "extra"),
+        ("call", "demo.balance", "{}", "--timeout", "never"),
+        ("call", "demo.balance", "{}", "--timeout", "nan"),
+        ("call", "demo.balance", "{}", "--timeout", "-1"),
+        ("calls", "show"),
+        ("calls", "list", "--limit", "0"),
+        ("calls", "undo", "01JC"),
+        ("calls", "reconcile", "--happened"),
+        ("calls", "reconcile", "01JC", "--result", "1"),
+        ("calls", "reconcile", "01JC", "--happened", "--did-not-happen"),
+        ("calls", "reconcile", "01JC", "--did-not-happen", "--result", "1"),
+        ("audit", "explain"),
+        ("audit", "verify", "--public-key", "xyz"),
+        ("audit", "verify", "--known-head", "xyz"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_understood_is_a_usage_error(cli: Cli, words: tuple[str, ...]) -> None:
+    ended = cli(*words)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "Error: " in ended.err
+
+
+# tools
+
+
+def test_tools_of_a_file_are_admitted(fresh: Cli) -> None:
+    ended = fresh("tools", "add", write(fresh, "mine.py", TOOLS))
+    assert ended.code == 0, ended.out
+    assert "✓ own.shout@1.0.0   admitted" in ended.out
+    again = fresh.ask("tools", "add", "mine.py")
+    assert [offer["new"] for offer in again["admitted"]] == [False] * 6
+
+
+def test_tools_of_a_module_in_the_working_directory_are_admitted_and_can_be_called(fresh: Cli) -> None:
+    write(fresh, "my_own_tools.py", TOOLS)
+    assert fresh("tools", "add", "my_own_tools").code == 0
+    assert fresh.call("own.shout", {"text": "hey"})["structured_content"] == "HEY"
+
+
+def test_tools_of_a_manifest_are_admitted(fresh: Cli) -> None:
+    write(fresh, "echo.py", "def echo(text):\n    return text\n")
+    assert fresh("tools", "add", write(fresh, "echo.json", json.dumps(MANIFEST))).code == 0
+    assert fresh.call("own.echo", {"text": "hey"})["structured_content"] == "hey"
+
+
+def test_a_refused_tool_gets_every_failed_condition_on_a_line_of_its_own(fresh: Cli) -> None:
+    ended = fresh("tools", "add", write(fresh, "refused.py", REFUSED))
+    assert ended.code == 1
+    lines = ended.out.splitlines()
+    assert lines[0] == "✗ own.launch@1.0.0   refused"
+    conditions = [line.split()[0] for line in lines[1:]]
+    assert {"timeout_class_assigned", "mutation_class_labeled", "contract_tests_passing"} <= set(conditions)
+    assert any("@tool.preview" in line for line in lines)
+    document = fresh.ask("tools", "add", "refused.py")
+    assert document["admitted"] == []
+    assert "mutation_class_labeled" in document["refused"][0]["refused"]
+
+
+NO_TOOLS: dict[str, str | None] = {
+    "missing.py": None,
+    "empty.py": "",
+    "syntax.py": "def broken(:\n",
+    "raises.py": "raise RuntimeError('at import')\n",
+    "no_such_module_anywhere": None,
+    "missing.yaml": None,
+    "bad.yaml": "{unclosed: [",
+    "list.json": "[1, 2]",
+    "deep.json": "[" * 5000,
+    "binary.json": "\x00\x01",
+    "unknown.json": '{"tool_idd": "x"}',
+    "untyped.py": "from interlock import tool\n@tool(version='1', mutation_class='read_only')\ndef f(x): ...\n",
+}
+
+
+def test_what_is_no_tool_is_refused_in_words(fresh: Cli) -> None:
+    for name, text in NO_TOOLS.items():
+        if text is not None:
+            write(fresh, name, text)
+    ended = fresh("tools", "add", *NO_TOOLS)
+    assert ended.code == 1
+    assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("✗")] == list(NO_TOOLS)
+    refused = fresh.ask("tools", "add", *NO_TOOLS)["refused"]
+    assert [offer["tool"] for offer in refused] == list(NO_TOOLS)
+    assert {offer["error"]["errorCode"] for offer in refused} == {"INVALID_INPUT"}
+
+
+def test_one_bad_target_does_not_keep_the_good_ones_out(fresh: Cli) -> None:
+    document = fresh.ask("tools", "add", "missing.py", write(fresh, "mine.py", TOOLS))
+    assert len(document["admitted"]) == 6
+    assert [offer["tool"] for offer in document["refused"]] == ["missing.py"]
+
+
+def test_registered_tools_are_listed(cli: Cli) -> None:
+    ended = cli("tools", "list")
+    assert ended.code == 0
+    assert "demo.mail_statement" in ended.out
+    listed = {tool["tool"]: tool for tool in cli.ask("tools", "list")["tools"]}
+    assert listed["demo.post"]["mutation_class"] == "write_reversible"
+    assert listed["demo.post"]["state"] == "active"
+
+
+def test_an_empty_home_says_how_to_begin(fresh: Cli) -> None:
+    assert "interlock tools add" in fresh("tools", "list").out
+    assert "interlock call" in fresh("calls", "list").out
+    assert fresh.ask("tools", "list") == {"tools": []}
+    assert fresh.ask("calls", "list") == {"calls": []}
+
+
+def test_a_tool_is_shown_with_its_contract(cli: Cli) -> None:
+    ended = cli("tools", "show", "demo.post@^1")
+    assert ended.code == 0
+    for words in ("demo.post@1.2.0", "a whole number", "UPDATE account:{account}", "active", "undone"):
+        assert words in ended.out
+    document = cli.ask("tools", "show", "post")
+    assert document["tool"] == "demo.post"
+    assert document["input_schema"]["required"] == ["account", "cents"]
+    assert document["digest"] in ended.out
+    assert cli("tools", "show", "demo.pots").code == 1
+    assert "did you mean" in cli("tools", "show", "demo.pots").err
+    assert cli("tools", "show", "demo.post@^9").code == 1
+
+
+def test_testing_a_tool_says_how_each_case_went_and_writes_nothing(cli: Cli) -> None:
+    ended = cli("tools", "test", "interlock.demo_tools")
+    assert ended.code == 0
+    assert "✓   missing account" in ended.out
+    document = cli.ask("tools", "test", "interlock.demo_tools")
+    assert document["passed"] is True
+    assert {tool["mode"] for tool in document["tools"]} == {"examples", "preview"}
+    assert not cli.ledger.exists() or cli.ledger.read_text() == ""
+
+
+def test_a_tool_with_nothing_to_try_it_with_is_tested_live_once_and_then_admitted(fresh: Cli) -> None:
+    target = write(fresh, "untried.py", UNTRIED)
+    touched = fresh.path / "touched"
+    refused = fresh("tools", "test", target)
+    assert refused.code == 1
+    assert "--live" in refused.out
+    assert fresh("tools", "add", target).code == 1
+    assert not touched.exists()
+    live = fresh.ask("tools", "test", target, "--live")
+    assert live["passed"] is True
+    assert live["tools"][0]["mode"] == "live"
+    assert touched.exists()
+    assert fresh("tools", "add", target).code == 0
+
+
+def test_a_deprecated_version_still_runs_and_every_result_says_until_when(cli: Cli) -> None:
+    ended = cli("tools", "deprecate", "demo.balance@1.0.0", "--successor", "demo.post", "--days", "3")
+    assert ended.code == 0
+    assert "deprecated" in ended.out
+    result = cli.call("demo.balance", {"account": "cash"})
+    assert result["is_error"] is False
+    assert result["metadata"]["deprecation"]["successor"] == "demo.post"
+    assert "deprecated: it runs until" in cli("call", "demo.balance", '{"account": "cash"}').out
+    assert cli.ask("tools", "show", "demo.balance")["state"] == "deprecated"
+    again = cli("tools", "deprecate", "demo.balance@1.0.0", "--json")
+    assert again.code == 1
+    assert again.json["error"]["error_code"] == "E3103"
+    assert cli("tools", "deprecate", "demo.balance@7.0.0").code == 1
+
+
+def test_retiring_a_version_needs_the_scope_for_it(cli: Cli) -> None:
+    revoke(cli)
+    ended = cli("tools", "deprecate", "demo.balance@1.0.0")
+    assert ended.code == 1
+    assert "E3206" in ended.err
+
+
+def test_the_difference_between_two_versions_is_shown(fresh: Cli) -> None:
+    extra = ', unit: Annotated[str, Field(description="which unit", examples=["cm"])]'
+    assert fresh("tools", "add", write(fresh, "measure.py", diffable("1.0.0"))).code == 0
+    assert fresh("tools", "add", write(fresh, "measure.py", diffable("2.0.0", extra))).code == 0
+    ended = fresh("tools", "diff", "own.measure", "1.0.0", "2.0.0")
+    assert ended.code == 0
+    assert "a major change" in ended.out
+    document = fresh.ask("tools", "diff", "own.measure", "1.0.0", "2.0.0")
+    assert document["level"] == document["bump"] == "major"
+    assert any("unit" in change["pointer"] for change in document["changes"])
+    same = fresh("tools", "diff", "own.measure", "1.0.0", "1.0.0")
+    assert "the same for callers" in same.out
+    assert fresh("tools", "diff", "own.measure", "1.0.0", "3.0.0").code == 1
+
+
+# call
+
+
+def test_a_call_answers_with_the_tool_result(cli: Cli) -> None:
+    result = cli.call("demo.balance", {"account": "cash"})
+    assert result["status"] == "succeeded"
+    assert result["is_error"] is False
+    assert result["structured_content"] == 1000
+    assert len(result["invocation_id"]) == 26
+    assert result["error"] is None
+    assert result["metadata"]["replayed"] is False
+    assert result["metadata"]["source"] == "compute"
+
+
+def test_a_refused_call_answers_with_the_error_envelope(cli: Cli) -> None:
+    ended = cli("call", "demo.post", '{"account": "cash", "cents": "2,50"}', "--key", "k", "--json")
+    assert ended.code == 1
+    assert ended.err == ""
+    result = ended.json
+    assert result["is_error"] is True
+    assert result["structured_content"] is None
+    error = result["error"]
+    assert error["errorCode"] == "INVALID_INPUT"
+    assert error["error_code"] == "E3301"
+    assert error["error_class"] == "schema_validation_failed"
+    assert error["retryable"] is False
+    assert "cents" in error["humanMessage"]
+
+
+def test_a_refused_call_tells_a_person_what_to_send_instead(cli: Cli) -> None:
+    ended = cli("call", "demo.post", '{"acount": "cash", "cents": "2,50"}', "--key", "k")
+    assert ended.code == 1
+    first, *faults = ended.out.splitlines()
+    assert first.split() == ["✗", "INVALID_INPUT", "E3301", "demo.post@1.2.0", "not", "retryable"]
+    assert "  acount    `acount` is not a parameter; did you mean `account`?" in faults
+    assert any(line.startswith("  cents     `2,50` is not a whole number") for line in faults)
+
+
+def test_the_same_key_twice_runs_once_and_says_so(cli: Cli) -> None:
+    words = ("call", "demo.post", '{"account": "cash", "cents": 250}', "--key", "order-17")
+    first, again = cli(*words), cli(*words)
+    assert first.code == again.code == 0
+    assert first.out.startswith("✓ demo.post@1.2.0   entry 1, balance 1250   ")
+    assert first.out.rstrip().endswith(" ms")
+    assert "replayed: it ran once, at " in again.out
+    third = cli.ask(*words)
+    assert third["metadata"]["replayed"] is True
+    assert third["metadata"]["source"] == "replay"
+    assert third["structured_content"] == {"entry": 1, "balance": 1250}
+    assert len(cli.ledger.read_text().splitlines()) == 1
+
+
+def test_arguments_can_come_from_stdin(cli: Cli) -> None:
+    ended = cli("call", "demo.balance", "-", "--json", stdin='{"account": "savings"}')
+    assert ended.code == 0
+    assert ended.json["structured_content"] == 0
+    assert cli("call", "demo.balance", "-", stdin="").code == 2
+
+
+def test_a_dry_run_says_what_would_happen_and_does_nothing(cli: Cli) -> None:
+    ended = cli("call", "demo.post", '{"account": "cash", "cents": 250}', "--dry-run")
+    assert ended.code == 0
+    assert "nothing was changed" in ended.out
+    assert "UPDATE account:cash" in ended.out
+    assert cli.call("demo.post", {"account": "cash", "cents": 1}, "--dry-run")["metadata"]["source"] == "preview"
+    assert cli.call("demo.balance", {"account": "cash"})["structured_content"] == 1000
+
+
+def test_what_cannot_be_undone_waits_for_a_person(cli: Cli) -> None:
+    arguments = '{"account": "cash", "to": "press@example.org"}'
+    ended = cli("call", "demo.mail_statement", arguments, "--key", "m", "--json")
+    assert ended.code == 1
+    assert ended.json["error"]["errorCode"] == "APPROVAL_REQUIRED"
+    assert not cli.ledger.with_suffix(".outbox").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "nonsense", "{'a': 1}", '{"a": NaN}', '{"a": 1}}', "[" * 3000])
+def test_text_that_is_no_json_is_a_usage_error_that_says_where(fresh: Cli, text: str) -> None:
+    ended = fresh("call", "demo.balance", text)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "not valid JSON" in ended.err
+    assert "column" in ended.err
+    assert not fresh.home.exists()
+
+
+GARBAGE = [
+    "null",
+    "[]",
+    "[1]",
+    "3",
+    '"text"',
+    '{"account": null}',
+    '{"account": {"a": [1]}}',
+    '{"": ""}',
+    '{"a\\u0000": 1}',
+]
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_json_that_is_no_input_is_refused_and_on_record(cli: Cli, text: str) -> None:
+    ended = cli("call", "demo.balance", text, "--json")
+    assert ended.code == 1
+    assert ended.json["error"]["errorCode"] == "INVALID_INPUT"
+    assert ended.json["invocation_id"] in (record["call"] for record in journal(cli))
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        "nope",
+        "demo.",
+        ".",
+        "demo.balance@",
+        "demo.balance@nonsense",
+        "demo.balance@^9",
+        "x" * 5000,
+        "%",
+        "démo.\u202e",
+        "a b",
+    ],
+)
+def test_a_name_that_is_no_tool_is_an_answer_and_not_an_accident(cli: Cli, tool: str) -> None:
+    ended = cli("call", tool, '{"account": "cash"}', "--json")
+    assert ended.code == (0 if tool == "demo.balance@" else 1)
+    assert len(ended.out.splitlines()) == 1
+    assert ended.json["error"] is None or ended.json["error"]["error_code"] != "E3000"
+
+
+def test_an_argument_that_is_no_text_is_a_usage_error(cli: Cli) -> None:
+    words = [os.fsencode(word) for word in (*INTERLOCK, "call")]
+    ended = subprocess.run([*words, b"\xff\xfe"], env=cli.environment, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert b"UTF-8" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+def test_what_a_tool_prints_does_not_get_into_the_json(fresh: Cli) -> None:
+    added = fresh("tools", "add", write(fresh, "mine.py", TOOLS), "--json")
+    assert added.code == 0
+    assert len(added.out.splitlines()) == 1
+    ended = fresh("call", "own.shout", '{"text": "hey"}', "--json")
+    assert ended.json["structured_content"] == "HEY"
+    assert len(ended.out.splitlines()) == 1
+    assert "a tool may print what it likes" in ended.err
+    assert "and so may its children" in ended.err
+
+
+def test_a_tool_cannot_draw_on_the_terminal_of_its_reader(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", TOOLS))
+    ended = fresh("call", "own.paint", '{"text": "hey"}')
+    assert "\x1b" not in ended.out
+    assert "\\x1b[31mred" in ended.out
+
+
+def test_a_tool_that_crashes_is_told_without_its_stack_trace(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", TOOLS))
+    ended = fresh("call", "own.crash", '{"text": "hey"}')
+    assert ended.code == 1
+    assert "EXECUTION_FAILED" in ended.out
+    assert "secret detail" not in ended.out + ended.err
+
+
+def test_a_tool_that_stalls_is_cut_off_and_nobody_waits_for_its_thread(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", TOOLS))
+    ended = fresh("call", "own.stall", '{"text": "hey"}', "--timeout", "0.2", "--json")
+    assert ended.code == 1
+    assert ended.json["error"]["errorCode"] == "DEADLINE_EXCEEDED"
+
+
+def test_a_value_too_long_for_a_line_is_shown_below(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", TOOLS))
+    ended = fresh("call", "own.table", '{"text": "hey"}')
+    assert json.loads(ended.out.partition("\n")[2]) == [{"text": "hey", "number": str(n)} for n in range(9)]
+
+
+def test_a_session_can_be_named(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", TOOLS))
+    result = fresh.call("own.remember", {"text": "hey"}, "--session", "s1")
+    assert result["structured_content"] == "nothing"
+    shown = fresh.ask("calls", "show", result["invocation_id"])
+    assert shown["records"][0]["record"]["session"] == "s1"
+
+
+# calls
+
+
+def test_calls_are_listed_newest_first(cli: Cli) -> None:
+    first = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
+    second = cli.call("nope")["invocation_id"]
+    listed = cli.ask("calls", "list")["calls"]
+    assert [call["invocation_id"] for call in listed] == [second, first]
+    assert listed[0]["error_code"] == "E3101"
+    assert [call["invocation_id"] for call in cli.ask("calls", "list", "--limit", "1")["calls"]] == [second]
+    shown = cli("calls", "list").out
+    assert first in shown
+    assert "failed E3101" in shown
+
+
+def test_a_call_is_shown_with_every_record_it_left(cli: Cli) -> None:
+    call = cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")["invocation_id"]
+    document = cli.ask("calls", "show", call)
+    assert [entry["record"]["kind"] for entry in document["records"]] == ["intent", "mutation", "closed"]
+    shown = cli("calls", "show", call[:20].lower())
+    assert shown.code == 0
+    for words in ("order-17", "ALLOW reads-and-undoable-writes", "UPDATE account:cash   1000 → 1250", "validate"):
+        assert words in shown.out
+    missing = cli("calls", "show", "01JCNOSUCHCALL")
+    assert missing.code == 1
+    assert "E3702" in missing.err
+
+
+def test_a_call_can_be_undone_once(cli: Cli) -> None:
+    call = cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")["invocation_id"]
+    assert cli("calls", "undo", call, "--key", "undo-17").code == 0
+    assert cli("calls", "undo", call, "--key", "undo-17").code == 0
+    assert cli.call("demo.balance", {"account": "cash"})["structured_content"] == 1000
+    read = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
+    assert cli("calls", "undo", read, "--key", "u").code == 1
+
+
+POST = ("call", "demo.post", '{"account": "cash", "cents": 500}', "--key", "order-18")
+
+
+def unknown_call(cli: Cli) -> str:
+    """Kill a write in its middle and return the call nobody can know the outcome of."""
+    cli.kill(*POST)
+    waiting = cli.ask("calls", "reconcile")["unknown"]
+    assert [(one["tool"], one["version"], one["key"]) for one in waiting] == [("demo.post", "1.2.0", "order-18")]
+    return waiting[0]["invocation_id"]
+
+
+def test_a_killed_call_is_listed_blocks_its_key_and_is_settled_with_its_result(cli: Cli) -> None:
+    assert "nothing to settle" in cli("calls", "reconcile").out
+    call = unknown_call(cli)
+    assert call in cli("calls", "reconcile").out
+    blocked = cli.ask(*POST)
+    assert blocked["error"]["error_code"] == "E3409"
+    misfit = cli("calls", "reconcile", call, "--happened", "--result", '{"entry": "one"}')
+    assert misfit.code == 1
+    assert "could not have returned that" in misfit.err
+    settled = cli.ask("calls", "reconcile", call, "--happened", "--result", '{"entry": 1, "balance": 1500}')
+    assert settled["settled"]["happened"] is True
+    replayed = cli.ask(*POST)
+    assert replayed["structured_content"] == {"entry": 1, "balance": 1500}
+    assert replayed["metadata"]["replayed"] is True
+    assert len(cli.ledger.read_text().splitlines()) == 1
+    again = cli("calls", "reconcile", call, "--happened")
+    assert again.code == 1
+    assert "E3702" in again.err
+    records = cli.ask("calls", "show", call)["records"]
+    assert [entry["record"]["kind"] for entry in records] == ["intent", "closed", "settled"]
+    assert records[-1]["record"]["by"].startswith("local:")
+    assert cli("audit", "verify").code == 0
+
+
+def test_a_killed_call_that_did_not_happen_frees_its_key(cli: Cli) -> None:
+    call = unknown_call(cli)
+    cli.ledger.unlink()  # as if the power had failed before the entry reached the disk
+    ended = cli("calls", "reconcile", call[:18], "--did-not-happen")
+    assert ended.code == 0
+    assert "its key is free" in ended.out
+    result = cli.ask(*POST)
+    assert result["metadata"]["replayed"] is False
+    assert result["structured_content"] == {"entry": 1, "balance": 1500}
+    assert cli.ask("calls", "list")["calls"][-1]["state"] == "settled"
+
+
+def test_settling_needs_the_scope_for_it(cli: Cli) -> None:
+    call = unknown_call(cli)
+    revoke(cli)
+    ended = cli("calls", "reconcile", call, "--did-not-happen", "--json")
+    assert ended.code == 1
+    assert ended.json["error"]["error_code"] == "E3206"
+    assert len(cli.ask("calls", "reconcile")["unknown"]) == 1
+
+
+async def test_a_call_settled_after_its_window_is_still_replayed_for_a_whole_window(tmp_path: Path) -> None:
+    now = 1_000_000_000_000
+    async with Interlock.open(tmp_path, store_clock=Clock(now_ms=lambda: now)) as lock:
+        await lock.journal.commit(
+            lambda transaction: transaction.execute(
+                "INSERT INTO reservation (scope, tool, version, key, caller, input_hash, state, call, owner,"
+                " reserved_ms, expires_ms)"
+                " VALUES (x'00', 't.x', '1.0.0', 'k', 'c', 'h', 'unknown', 'call-1', 'o', ?, ?)",
+                (now - 90_000, now - 30_000),
+            )
+        )
+        assert [one.call for one in reconcile.unknown_calls(lock.journal)] == ["call-1"]
+        await reconcile.reconcile(lock.journal, lock.caller, "call-1", happened=True, value=7)
+        assert lock.journal.read("SELECT state, expires_ms FROM reservation") == [("done", now + 60_000)]
+        assert reconcile.unknown_calls(lock.journal) == []
+        with pytest.raises(Failure) as caught:
+            await reconcile.reconcile(lock.journal, lock.caller, "call-1", happened=False)
+        assert caught.value.code == "E3702"
+
+
+# audit
+
+
+def revoke(cli: Cli) -> None:
+    """A policy under which the local user may call tools and nothing else."""
+    cli.home.joinpath("policy.toml").write_text('[[rule]]\nid = "all"\neffect = "allow"\n')
+
+
+def tamper(cli: Cli, statement: str) -> None:
+    connection = sqlite3.connect(cli.home / "interlock.db")
+    connection.executescript(f"DROP TRIGGER journal_never_changes; DROP TRIGGER journal_keeps_its_term; {statement}")
+    connection.close()
+
+
+def test_an_untouched_journal_is_intact(cli: Cli) -> None:
+    cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")
+    ended = cli("audit", "verify")
+    assert ended.code == 0
+    assert " · 1 chain · head " in ended.out
+    assert "intact" in ended.out
+    document = cli.ask("audit", "verify")
+    assert document["intact"] is True
+    assert document["records"] == 6
+    head = f"{document['head']['seq']}:{document['head']['hash']}"
+    assert cli("audit", "verify", "--known-head", head).code == 0
+    assert cli("audit", "verify", "--known-head", f"2:{'00' * 32}").code == 1
+    key = (cli.home / "keys" / "journal.pub").read_text().strip()
+    assert cli("audit", "verify", "--public-key", key).code == 0
+    assert cli("audit", "verify", "--public-key", "00" * 32).code == 1
+
+
+def test_a_changed_record_is_found_and_named(cli: Cli) -> None:
+    cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")
+    tamper(cli, "UPDATE journal SET body = CAST(replace(CAST(body AS TEXT), '1250', '9250') AS BLOB) WHERE seq = 5;")
+    ended = cli("audit", "verify", "--json")
+    assert ended.code == 1
+    assert ended.json["intact"] is False
+    assert ended.json["faults"][0]["seq"] == 5
+    assert "at record 5" in cli("audit", "verify").out
+
+
+def test_a_journal_that_is_not_there_is_an_error_and_is_not_made(fresh: Cli) -> None:
+    ended = fresh("audit", "verify")
+    assert ended.code == 1
+    assert "E3804" in ended.err
+    assert not fresh.home.exists()
+
+
+def test_the_journal_can_be_exported_and_checked_elsewhere(cli: Cli) -> None:
+    cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")
+    lines = cli("audit", "export").out.splitlines()
+    head = bytes(32)
+    for line in lines:
+        row = json.loads(line)
+        body = line[line.index('"record":') + len('"record":') : -1].encode()
+        head = hashlib.sha256(head + row["seq"].to_bytes(8, "big") + body).digest()
+        assert head.hex() == row["hash"]
+    assert json.loads(lines[-1])["record"]["kind"] == "audit.read"
+    written = cli.ask("audit", "export", "--out", "journal.jsonl")
+    exported = cli.path / "journal.jsonl"
+    assert written["records"] == len(exported.read_text().splitlines()) == len(lines) + 1
+    assert exported.stat().st_mode & 0o777 == 0o600
+    assert cli("audit", "export", "--out", "no/such/place").code == 1
+
+
+def test_reading_the_journal_needs_the_scope_for_it(cli: Cli) -> None:
+    call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
+    revoke(cli)
+    for words in (("export",), ("explain", call)):
+        ended = cli("audit", *words)
+        assert ended.code == 1
+        assert ended.out == ""
+        assert "E3206" in ended.err
+
+
+def test_a_call_is_explained_in_sentences(cli: Cli) -> None:
+    call = cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")["invocation_id"]
+    told = cli("audit", "explain", call).out
+    for words in (
+        "asked for demo.post@1.2.0",
+        "on their own behalf",
+        "by rule reads-and-undoable-writes",
+        "It changed account:cash (UPDATE) from 1000 to 1250.",
+        "It succeeded",
+        "It can be undone",
+    ):
+        assert words in told
+    refused = cli.call("demo.balance", {"account": 1})["invocation_id"]
+    story = " ".join(cli.ask("audit", "explain", refused)["story"])
+    assert "never put to the policy" in story
+    assert "in the validate phase, before anything ran" in story
+    replay = cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")["invocation_id"]
+    assert f"it had run before as call {call}" in cli("audit", "explain", replay).out
+    assert cli("audit", "explain", "01JCNOSUCHCALL").code == 1
+
+
+# doctor
+
+
+def findings(cli: Cli) -> dict[str, Json]:
+    return {one["name"]: one for one in cli.ask("doctor")["findings"]}
+
+
+def test_a_healthy_home_is_found_healthy(cli: Cli) -> None:
+    ended = cli("doctor")
+    assert ended.code == 0, ended.out
+    for words in ("python", "sqlite", "GiB free", "0001", "3 records, 3 tools", "allow reads", "signing key"):
+        assert words in ended.out
+    assert "✗" not in ended.out
+
+
+def test_looking_at_a_home_that_is_not_there_does_not_make_it(fresh: Cli) -> None:
+    assert fresh("doctor").code == 0
+    assert not fresh.home.exists()
+
+
+def test_what_waits_for_a_person_is_pointed_out(cli: Cli) -> None:
+    unknown_call(cli)
+    found = findings(cli)["calls"]
+    assert found["status"] == "attention"
+    assert "calls reconcile" in found["advice"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name"),
+    [
+        ("interlock.db", "this is not a database at all, far from it", "journal"),
+        ("policy.toml", "[[rule]", "policy"),
+        ("policy.toml", '[[rule]]\nid = "x"\neffect = "maybe"\n', "policy"),
+        ("settings.toml", "surprise = 1", "settings"),
+    ],
+)
+def test_what_is_broken_is_found_with_advice(cli: Cli, file: str, text: str, name: str) -> None:
+    for stale in cli.home.glob(f"{file}-*"):
+        stale.unlink()
+    (cli.home / file).write_text(text)
+    assert cli("doctor").code == 1
+    found = findings(cli)[name]
+    assert found["status"] == "broken"
+    assert found["advice"]
+
+
+def test_a_signing_key_that_others_can_read_is_found(cli: Cli) -> None:
+    (cli.home / "keys" / "journal.ed25519").chmod(0o644)
+    assert cli("doctor").code == 1
+    assert "chmod 600" in findings(cli)["signing key"]["advice"]
+
+
+# Errors of the program itself
+
+
+def foreign(cli: Cli) -> None:
+    cli.home.mkdir()
+    connection = sqlite3.connect(cli.home / "interlock.db")
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+
+
+def damaged(cli: Cli) -> None:
+    cli.home.mkdir()
+    (cli.home / "interlock.db").write_bytes(b"SQLite format 3\0" + b"nonsense" * 500)
+
+
+def newer(cli: Cli) -> None:
+    assert cli("tools", "list").code == 0
+    connection = sqlite3.connect(cli.home / "interlock.db")
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+
+
+def blocked(cli: Cli) -> None:
+    cli.home.mkdir()
+    (cli.home / "keys").write_text("a file where a directory must be")
+
+
+def bad_settings(cli: Cli) -> None:
+    cli.home.mkdir()
+    (cli.home / "settings.toml").write_text("audit = 'never'")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (foreign, "E3804"),
+        (damaged, "E3804"),
+        (newer, "E3805"),
+        (blocked, "E3801"),
+        (bad_settings, "E3004"),
+    ],
+)
+def test_a_home_that_cannot_be_used_is_one_readable_block(fresh: Cli, spoil: Any, code: str) -> None:
+    spoil(fresh)
+    ended = fresh("call", "demo.balance", "{}")
+    assert ended.code == 1
+    assert ended.out == ""
+    first, *rest = ended.err.splitlines()
+    assert first.startswith(f"✗ {code}  ")
+    assert rest[-1].startswith("  next   ")
+    spoken = fresh("call", "demo.balance", "{}", "--json")
+    assert spoken.code == 1
+    assert spoken.err == ""
+    document = spoken.json
+    assert document["is_error"] is True
+    assert document["error"]["error_code"] == code
+    assert document["structured_content"] is None
+    assert document["metadata"]["replayed"] is False
+
+
+def test_a_terminal_that_knows_no_unicode_gets_its_answer_all_the_same(cli: Cli) -> None:
+    narrow = Cli(cli.path, {"PYTHONIOENCODING": "ascii"})
+    ended = narrow("call", "demo.balance", '{"account": "cash"}')
+    assert ended.code == 0
+    assert "demo.balance@1.0.0   1000" in ended.out
+
+
+def test_a_closed_stdout_is_no_reason_to_fall_over(cli: Cli) -> None:
+    ended = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *INTERLOCK, "call", "demo.balance", '{"account": "cash"}'],
+        env=cli.environment, stderr=subprocess.PIPE, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0
+    assert ended.stderr == b""

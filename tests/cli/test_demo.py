@@ -1,0 +1,86 @@
+"""The guided tour runs to its end, and the journal it leaves proves that it was no theatre."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cli.conftest import Cli
+
+Json = dict[str, Any]
+
+
+def records(home: Path) -> list[Json]:
+    connection = sqlite3.connect(home / "interlock.db")
+    rows = connection.execute("SELECT body FROM journal ORDER BY seq").fetchall()
+    connection.close()
+    return [json.loads(row[0]) for row in rows]
+
+
+def test_the_tour_runs_to_its_end_and_its_journal_proves_that_it_happened(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    ended = cli("demo", "--keep")
+    assert ended.code == 0, ended.out
+    assert ended.err == ""
+    place = re.search(r"its home is (\S+?)\. ", ended.out)
+    assert place is not None
+    directory = Path(place.group(1))
+    try:
+        everything_was_shown(ended.out)
+        nothing_was_staged(records(directory / "home"), directory / "ledger.jsonl")
+    finally:
+        shutil.rmtree(directory)
+    assert not cli.home.exists()
+
+
+def everything_was_shown(out: str) -> None:
+    for words in (
+        "def post(ctx: Context, account: Account, cents: Cents) -> Entry:",
+        "$ interlock tools add interlock.demo_tools",
+        "did you mean `account`?",
+        "replayed: it ran once, at ",
+        "APPROVAL_REQUIRED",
+        "$ kill -9 ",
+        "E3409",
+        "$ interlock calls reconcile",
+        " · intact",
+        " · broken",
+    ):
+        assert words in out
+
+
+def nothing_was_staged(journal: list[Json], ledger: Path) -> None:
+    # Every effect is in the ledger once, also that of the killed process.
+    assert [json.loads(line)["cents"] for line in ledger.read_text().splitlines()] == [250, 500]
+    closed = [record for record in journal if record["kind"] == "closed"]
+    # The duplicate was replayed, and the made-up argument never ran.
+    assert [record["source"] for record in closed if record.get("idempotencyKey") == "order-17"].count("replay") == 1
+    refused = next(record for record in closed if record.get("error_code") == "E3301")
+    assert "execute" not in refused["phases"]
+    # The killed call left an intent, an end that nobody could know, and a person's word.
+    settled = next(record for record in journal if record["kind"] == "settled")
+    story = [record for record in journal if record["call"] == settled["call"]]
+    assert [record["kind"] for record in story] == ["intent", "closed", "settled"]
+    assert story[1]["outcome"] == "unknown"
+    assert settled["happened"] is True
+    # The edit is really there.
+    assert [record["newValue"] for record in journal if record["kind"] == "mutation"] == [9250]
+
+
+def test_a_tour_in_which_something_goes_wrong_says_so_and_exits_1(tmp_path: Path) -> None:
+    # Without its first steps nothing is registered, so calls that should succeed do not.
+    program = "from interlock.cli import demo, main; demo.STEPS = demo.STEPS[1:3]; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "demo", "--json"],
+        env=Cli(tmp_path).environment, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    document: Json = json.loads(ended.stdout)
+    assert document["finished"] is False
+    assert [command["exit"] for command in document["steps"][1]["commands"]] == [1, 1, 1]

@@ -1,0 +1,203 @@
+"""Batches: what may overlap does, what may not does not, and nobody is left without a result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from interlock import BatchPolicy, Context, Failure, Field, Interlock, Request, tool
+from interlock.gateway.batch import Batch
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.sample import Number, Text
+
+running: set[int] = set()
+overlaps: list[tuple[frozenset[int], int]] = []
+gates: dict[int, asyncio.Event] = {}
+
+
+async def _work(number: int, fail: bool) -> int:
+    overlaps.append((frozenset(running), number))
+    running.add(number)
+    try:
+        await gates.setdefault(number, asyncio.Event()).wait()
+        if fail:
+            raise Failure("PRECONDITION_FAILED", "as asked")
+        return number
+    finally:
+        running.discard(number)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
+async def safe(number: Number, fail: Annotated[bool, Field(description="fail as asked")] = False) -> int:
+    """May overlap others."""
+    return await _work(number, fail)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="b")
+async def alone(number: Number) -> int:
+    """Reads, but says nothing about overlapping."""
+    return await _work(number, False)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
+async def depends(number: Number) -> int:
+    """May overlap others for even numbers only."""
+    return await _work(number, False)
+
+
+@depends.concurrent
+def _(number: int) -> bool:
+    return number % 2 == 0
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
+async def modifies(ctx: Context, text: Text) -> str:
+    """Asks for a change of context."""
+    ctx.modify_context(topic=text)
+    await asyncio.sleep(0)
+    return text
+
+
+TOOLS = (safe, alone, depends, modifies)
+
+
+@pytest.fixture
+async def batches(lock: Interlock) -> Interlock:
+    await prepare(lock)
+    return lock
+
+
+async def prepare(lock: Interlock) -> None:
+    running.clear()
+    overlaps.clear()
+    gates.clear()
+    for one in TOOLS:
+        await lock.journal.commit(_publish(one))
+        lock.catalog.attach(one)
+
+
+def requests(lock: Interlock, kinds: list[str]) -> list[Request]:
+    return [lock.request(f"b.{kind}", {"number": index}) for index, kind in enumerate(kinds)]
+
+
+async def release(numbers: list[int], until: Callable[[], bool]) -> None:
+    """Let members end in a given order, turn by turn, for as long as the batch is not done."""
+    async with asyncio.timeout(20):
+        while not until():
+            for number in numbers:
+                if number in running:
+                    gates[number].set()
+                    break
+            await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait, turn by turn of the loop, until something holds."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - what is waited for is in the tools' hands, which have no event to set
+            await asyncio.sleep(0)
+
+
+@pytest.mark.proves("LIFE-17")
+@settings(max_examples=25)
+@given(kinds=st.lists(st.sampled_from(["safe", "alone", "depends"]), min_size=1, max_size=7), data=st.data())
+def test_unsafe_calls_never_overlap_and_results_keep_the_order_of_requests(kinds: list[str], data: Any) -> None:
+    order = data.draw(st.permutations(range(len(kinds))))
+
+    async def scenario() -> None:
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as directory:
+            async with Interlock.open(directory) as lock:
+                await prepare(lock)
+                task = asyncio.create_task(lock.batch(requests(lock, kinds)))
+                await release(list(order), task.done)
+                results = await task
+                assert [result.unwrap() for result in results] == list(range(len(kinds)))
+
+    asyncio.run(scenario())
+
+    def is_safe(number: int) -> bool:
+        return kinds[number] == "safe" or (kinds[number] == "depends" and number % 2 == 0)
+
+    for others, number in overlaps:
+        assert not others or (is_safe(number) and all(is_safe(other) for other in others))
+
+
+@pytest.mark.proves("LIFE-17")
+async def test_safe_calls_really_run_at_the_same_time(batches: Interlock) -> None:
+    task = asyncio.create_task(batches.batch(requests(batches, ["safe"] * 5)))
+    await until(lambda: len(running) == 5)
+    for gate in gates.values():
+        gate.set()
+    assert [result.unwrap() for result in await task] == [0, 1, 2, 3, 4]
+
+
+def failing(lock: Interlock) -> list[Request]:
+    first = lock.request("b.safe", {"number": 0, "fail": True})
+    return [first, *requests(lock, ["safe"] * 4)[1:], lock.request("b.alone", {"number": 9})]
+
+
+@pytest.mark.proves("LIFE-16", "LIFE-17")
+async def test_cancel_siblings_cuts_off_the_others_and_labels_their_results(batches: Interlock) -> None:
+    policy = BatchPolicy(sibling_failure="cancel_siblings")
+    task = asyncio.create_task(batches.batch(failing(batches), policy))
+    await until(lambda: len(running) == 4)
+    gates[0].set()
+    results = await task
+    assert [code(result) for result in results] == ["E3411", "E3412", "E3412", "E3412", "E3412"]
+    assert [result.source for result in results] == ["compute"] + ["synthetic"] * 4
+    assert all(len(records(batches, result.invocation_id)) == 1 for result in results)
+
+
+@pytest.mark.proves("LIFE-17")
+async def test_cancel_dependent_spares_those_that_do_not_depend(batches: Interlock) -> None:
+    policy = BatchPolicy(sibling_failure="cancel_dependent", depends_on={1: (0,), 4: (1,)})
+    task = asyncio.create_task(batches.batch(failing(batches), policy))
+    await until(lambda: len(running) == 4)
+    gates[0].set()
+    await until(lambda: 1 not in running)
+    for number in (2, 3):
+        gates[number].set()
+    results = await task
+    assert [code(result) for result in results] == ["E3411", "E3412", None, None, "E3412"]
+
+
+@pytest.mark.proves("LIFE-17")
+async def test_ignore_lets_everybody_finish(batches: Interlock) -> None:
+    task = asyncio.create_task(batches.batch(failing(batches)))
+    await release([0, 1, 2, 3, 9], task.done)
+    assert [code(result) for result in await task] == ["E3411", None, None, None, None]
+
+
+@pytest.mark.proves("LIFE-16", "LIFE-17")
+@pytest.mark.parametrize(("interrupt", "codes"), [("cancel", ["E3703", "E3703"]), ("block", [None, "E3703"])])
+async def test_an_interrupt_cancels_or_waits_as_declared(
+    batches: Interlock, interrupt: Any, codes: list[str | None]
+) -> None:
+    batch = Batch(batches.gateway, batches.catalog, BatchPolicy(interrupt=interrupt))
+    task = asyncio.create_task(batch.run(requests(batches, ["alone", "alone"])))
+    await until(lambda: bool(running))
+    batch.interrupt()
+    gates[0].set()
+    results = await task
+    assert [code(result) for result in results] == codes
+    assert results[1].document()["metadata"]["synthetic"]
+
+
+@pytest.mark.proves("LIFE-17")
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_context_modifiers_of_calls_that_overlapped_are_refused_unless_allowed(
+    batches: Interlock, allowed: bool
+) -> None:
+    both = [batches.request("b.modifies", {"text": text}) for text in ("a", "b")]
+    results = await batches.batch(both, BatchPolicy(concurrent_modifiers=allowed))
+    assert [("context_modifiers" in result.metadata) for result in results] == [allowed, allowed]
+    (single,) = await batches.batch(both[:1])
+    assert single.metadata["context_modifiers"] == {"topic": "a"}

@@ -27,7 +27,8 @@ class Order(TypedDict):
 
 def _item(number: int) -> Item:
     text = "lorem ipsum dolor sit amet consectetur adipiscing elit " * 2
-    return {"id": number, "name": f"name {number}", "tags": ["a", "b"], "score": round(number * 1.37 + 0.01, 2), "text": text[:75]}
+    score = round(number * 1.37 + 0.01, 2)
+    return {"id": number, "name": f"name {number}", "tags": ["a", "b"], "score": score, "text": text[:75]}
 
 
 ORDER: Order = {"items": [_item(number) for number in range(28)]}

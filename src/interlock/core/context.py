@@ -51,6 +51,19 @@ class Attestation:
     observe: Callable[[], Any]
 
 
+class _ToolLog(logging.LoggerAdapter[logging.Logger]):
+    """A tool's log: under the call's trace id, and without what the call must keep to itself."""
+
+    def __init__(self, trace_id: str, hide: Callable[[str], str]) -> None:
+        super().__init__(logging.getLogger("interlock.tool"), {"trace_id": trace_id})
+        self._hide = hide
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self.isEnabledFor(level):
+            text = str(msg) % args if args else str(msg)
+            self.logger.log(level, "%s", self._hide(text), extra=self.extra)
+
+
 class Context:
     """Progress, cancellation, deadline, log, session, dry run, effects and compensation of one call.
 
@@ -72,6 +85,7 @@ class Context:
         on_progress: Callable[[dict[str, Any]], None],
         on_partial: Callable[[Any], None],
         child: Callable[..., Awaitable[Any]],
+        hide: Callable[[str], str],
     ) -> None:
         self.invocation_id = invocation_id
         self.caller = caller
@@ -80,7 +94,7 @@ class Context:
         self.idempotency_key = key
         self.dry_run = dry_run
         self.trace_id = trace_id
-        self.log = logging.LoggerAdapter(logging.getLogger("interlock.tool"), {"trace_id": trace_id})
+        self.log = _ToolLog(trace_id, hide)
         self.changes: list[Change] = []
         self.attestations: list[Attestation] = []
         self.compensation: dict[str, Any] | None = None

@@ -689,6 +689,25 @@ def safe_message(redactor: Redactor, text: str) -> str:
     return redactor._mask(text).strip()[:_MESSAGE_LIMIT]
 
 
+@_withholding
+def safe_log(redactor: Redactor, text: str) -> str:
+    """A line for operators: stack traces and paths stay, credentials and personal data do not."""
+    return redactor._mask(redactor._spoken.sub(rf"\1\2{REDACTED}", _CREDENTIALS.sub(REDACTED, text)))
+
+
+def private_values(schema: SchemaRedactor, data: Any) -> list[str]:
+    """The texts in some data that must not be written down, longest first, so that they can be looked for elsewhere."""
+    found: set[str] = set()
+    for path in schema.for_sinks(data).paths:
+        value: Any = data
+        for step in path.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            value = value[int(name) if value.__class__ in (list, tuple) else name]
+        if isinstance(value, str) and len(value) >= 4:
+            found.add(value)
+    return sorted(found, key=len, reverse=True)
+
+
 def _spoken_secrets(names: Iterable[str]) -> re.Pattern[str]:
     """`password=…`, `"api_key": "…"` and the like, for every sensitive name."""
     forms = sorted({_spoken_form(name) for name in (*names, *_SPOKEN_NAMES)}, key=len, reverse=True)

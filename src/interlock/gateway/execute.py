@@ -7,7 +7,6 @@ is stopped, and if it was a write that runs on regardless, its true outcome is r
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
@@ -31,7 +30,6 @@ from interlock.store import records
 from interlock.store.home import Instance
 from interlock.store.journal import Journal
 
-_log = logging.getLogger("interlock.gateway")
 BUSY_POLL_S = 0.02
 
 
@@ -111,9 +109,9 @@ class Execution:
         except Failure as failure:
             if call.why is not None and call.scope is not None:
                 await self._watch_late(granted)
-            raise self._cleaned(failure) from failure
+            raise self._cleaned(call, failure) from failure
         except Exception as error:  # an executor's edge: whatever the tool raised becomes a failure
-            _log.exception("tool %s failed in call %s", tool.ref, call.id, extra={"trace_id": call.trace_id})
+            self._observer.log_failure(call, f"{tool.ref} failed", error)
             raise tool_failure(tool.writes, tool.ref, error) from error
 
     # Once
@@ -210,6 +208,7 @@ class Execution:
             trace_id=call.trace_id,
             on_progress=lambda facts: self._observer.progress(call, facts),
             on_partial=lambda value: self._observer.partial(call, value),
+            hide=lambda text: self._observer.hide(call, text),
             child=self._child,
         )
 
@@ -268,12 +267,12 @@ class Execution:
         body = records.started(call, self._clock.now_ms())
         self._journal.post(lambda transaction: transaction.append("started", call.id, body))
 
-    def _cleaned(self, failure: Failure) -> Failure:
+    def _cleaned(self, call: Call, failure: Failure) -> Failure:
         """A tool's own failure, fit to be shown: no path, no secret, no stack."""
         details = None if failure.details is None else self._redactor.value(dict(failure.details)).value
         return Failure(
             failure.code,
-            safe_message(self._redactor, failure.message),
+            safe_message(self._redactor, self._observer.hide(call, failure.message)),
             details=details,
             retryable=failure.retryable,
             retry_after_ms=failure.retry_after_ms,

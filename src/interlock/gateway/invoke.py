@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import re
 from dataclasses import replace
 
@@ -35,7 +34,6 @@ from interlock.settings import Settings
 from interlock.store.home import Instance
 from interlock.store.journal import Journal
 
-_log = logging.getLogger("interlock.gateway")
 _TRACE = re.compile(r"[0-9A-Za-z_.:-]{1,128}\Z")
 
 
@@ -87,8 +85,8 @@ class Gateway:
         except asyncio.CancelledError:
             await asyncio.shield(self._refuse(call, Failure("E3703", f"{call.ref} was cancelled by its caller")))
             raise
-        except Exception:  # noqa: BLE001 - a broken gateway still answers, and still records
-            _log.exception("call %s failed inside the gateway", call.id, extra={"trace_id": call.trace_id})
+        except Exception as error:  # noqa: BLE001 - a broken gateway still answers, and still records
+            self.observer.log_failure(call, "the gateway failed", error)
             return await self._refuse(call, Failure("E3000", "something went wrong inside Interlock"))
         finally:
             self.execution.release(call)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import traceback
 from collections import Counter
 from typing import Any
 
 from interlock.core.clock import Clock, iso
 from interlock.core.events import Event, Listener
 from interlock.core.phases import Call
-from interlock.core.redact import Redactor
+from interlock.core.redact import REDACTED, Redactor, SchemaRedactor, private_values, safe_log
 from interlock.core.schema import Json
 
 _log = logging.getLogger("interlock.gateway")
@@ -24,6 +25,7 @@ class Observer:
         self._redactor = redactor
         self.listeners: list[Listener] = []
         self._numbers = itertools.count(1)
+        self._sinks: dict[str, SchemaRedactor] = {}
         self.metrics: Counter[str] = Counter()
 
     def emit(self, kind: str, call: Call, **data: Any) -> None:
@@ -42,6 +44,28 @@ class Observer:
         _log.warning("%s: %s in call %s", name, call.ref, call.id, extra={"trace_id": call.trace_id})
         self.emit("tool.alert", call, alert=name, **facts)
 
+    def hide(self, call: Call, text: str) -> str:
+        """A text of a call's making without credentials and personal data, above all those it was called with."""
+        for value in self._private(call):
+            text = text.replace(value, REDACTED)
+        return safe_log(self._redactor, text)
+
+    def _private(self, call: Call) -> list[str]:
+        if call.tool is None:
+            return []
+        digest = call.tool.digest
+        if digest not in self._sinks:
+            self._sinks[digest] = self._redactor.for_schema(call.tool.contract.input.document)
+        try:
+            return private_values(self._sinks[digest], call.request.arguments)
+        except (KeyError, IndexError, TypeError, ValueError):
+            return []  # a key that was itself redacted cannot be followed; the patterns still hold
+
+    def log_failure(self, call: Call, what: str, error: BaseException) -> None:
+        """Put an unforeseen failure into the log, in full but for what is private."""
+        trace = "".join(traceback.format_exception(error))
+        _log.error("%s in call %s\n%s", what, call.id, self.hide(call, trace), extra={"trace_id": call.trace_id})
+
     def progress(self, call: Call, facts: Json) -> None:
         """Pass on a progress record: numbered without gaps, never above 100 percent, never after the end."""
         if call.ended or call.why is not None:
@@ -55,7 +79,7 @@ class Observer:
             "invocation_id": call.id,
             "sequence": call.progress,
             "status": call.state,
-            "message": self._redactor.text(str(facts.get("message", ""))),
+            "message": self.hide(call, str(facts.get("message", ""))),
             "percent": None if percent is None else max(0.0, min(100.0, float(percent))),
             "elapsed_ms": round((self._clock.monotonic() - call.started) * 1000, 3),
             "timestamp": iso(self._clock.now_ms()),

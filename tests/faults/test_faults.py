@@ -1,0 +1,284 @@
+"""Bad disks, bad files, bad neighbours: a clear error with its code, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from interlock import Failure, Interlock
+from interlock.audit.chain import verify
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from tests import sample
+from tests.crash.counter import effects
+from tests.crash.test_kill import prepare
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import records
+from tests.sample import world
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def full_disk(home: Path) -> Iterator[None]:
+    """No file of this process may grow beyond what it is: the kernel refuses writes as a full disk would."""
+    import signal
+
+    largest = max(path.stat().st_size for path in home.iterdir() if path.is_file())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.part_of("AUDIT-04", rest="the locked database over Postgres")
+async def test_on_a_full_disk_no_write_runs_and_everything_goes_on_afterwards(lock: Interlock, home: Path) -> None:
+    assert (await lock.call("demo.increment", name="a", key="before")).ok
+    with full_disk(home):
+        refused: list[str | None] = []
+        for number in range(400):
+            result = await lock.call("demo.increment", {"name": "a"}, key=f"full-{number}")
+            refused.append(code(result))
+            if len(refused) > 3 and all(one in ("E3801", "E3803") for one in refused[-3:]):
+                break
+        assert refused[-1] in ("E3801", "E3803"), "the disk never filled"
+        done = 1 + refused.count(None)
+        assert world.runs == done + refused.count("E3409")
+        read = await lock.call("demo.add", a=1, b=2)
+        assert code(read) in ("E3801", "E3803")
+    again = await lock.call("demo.increment", {"name": "a"}, key="after")
+    assert again.ok
+    assert verify(Home(home)).intact
+
+
+@pytest.mark.part_of("AUDIT-04", rest="the locked database over Postgres")
+async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_next_chance(
+    lock: Interlock,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apply = Journal._apply  # pyright: ignore[reportPrivateUsage]
+    failing = True
+
+    def limited(self: Journal, batch: list[Any]) -> None:
+        if failing and any("_record_success" in getattr(one.unit, "__qualname__", "") for one in batch):
+            raise sqlite3.OperationalError("database or disk is full")
+        apply(self, batch)
+
+    monkeypatch.setattr(Journal, "_apply", limited)
+    result = await lock.call("demo.increment", name="a", key="k")
+    assert code(result) == "E3409"
+    assert result.error is not None
+    assert result.error.details is not None
+    assert result.error.details["executed"]
+    assert world.runs == 1
+    failing = False
+    assert (await lock.call("demo.increment", name="b", key="other")).ok
+    replay = await lock.call("demo.increment", name="a", key="k")
+    assert (replay.unwrap(), replay.replayed) == (1, True)
+    assert world.runs == 2
+    assert len(records(lock, result.invocation_id)) == 1
+    assert verify(Home(home)).intact
+
+
+@pytest.mark.part_of("AUDIT-04", rest="the locked database over Postgres")
+async def test_a_database_that_another_process_holds_refuses_writes_instead_of_running_them(
+    lock: Interlock,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.05)
+    other = sqlite3.connect(home / "interlock.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    result = await lock.call("demo.increment", name="a", key="k")
+    assert code(result) == "E3803"
+    assert world.runs == 0
+    other.execute("ROLLBACK")
+    other.close()
+    assert (await lock.call("demo.increment", name="a", key="k")).ok
+
+
+def _not_a_database(path: Path) -> None:
+    path.write_bytes(b"this is not a database, but it is long enough to look at" * 40)
+
+
+def _foreign(path: Path) -> None:
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE accounts (id INTEGER)")
+    other.commit()
+    other.close()
+
+
+def _newer(path: Path) -> None:
+    other = sqlite3.connect(path)
+    other.execute("UPDATE alembic_version SET version_num = '9999'")
+    other.commit()
+    other.close()
+
+
+def _scrambled(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[100:4000] = os.urandom(3900)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fresh", "expected"),
+    [
+        (_not_a_database, True, "E3804"),
+        (_foreign, True, "E3804"),
+        (_newer, False, "E3805"),
+        (_scrambled, False, "E3804"),
+    ],
+)
+async def test_a_file_that_is_not_ours_or_newer_is_refused_and_left_alone(
+    tmp_path: Path, spoil: Any, fresh: bool, expected: str
+) -> None:
+    if not fresh:
+        async with Interlock.open(tmp_path):
+            pass
+    spoil(tmp_path / "interlock.db")
+    before = (tmp_path / "interlock.db").read_bytes()
+    with pytest.raises(Failure) as refused:
+        async with Interlock.open(tmp_path):
+            pass
+    assert refused.value.code == expected
+    assert str(tmp_path) not in refused.value.message
+    assert (tmp_path / "interlock.db").read_bytes() == before
+
+
+async def test_a_home_that_cannot_be_written_is_refused_with_a_clear_error(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("in the way")
+    with pytest.raises(Failure) as refused:
+        async with Interlock.open(blocker / "home"):
+            pass
+    assert refused.value.code == "E3801"
+    assert str(tmp_path) not in refused.value.message
+
+
+def test_a_read_only_home_is_refused_for_an_ordinary_user(tmp_path: Path) -> None:
+    """As root every directory is writable, so this drops to an ordinary user where it can."""
+    script = (
+        "import asyncio, os, sys\n"
+        "from interlock import Failure, Interlock\n"
+        "os.getuid() or os.setuid(65534)\n"
+        "async def main():\n"
+        "    async with Interlock.open(sys.argv[1]): pass\n"
+        "try:\n    asyncio.run(main())\nexcept Failure as failure:\n    print(failure.code)\n"
+    )
+    directory = tmp_path / "readonly"
+    directory.mkdir()
+    directory.chmod(0o555)
+    for parent in directory.parents:
+        if parent.is_relative_to(Path("/tmp")) and parent != Path("/tmp"):
+            parent.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(directory / "home")], capture_output=True, text=True, cwd="/"
+    )
+    assert done.stdout.strip() == "E3801", done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_migration_that_is_killed_half_way_starts_over(tmp_path: Path) -> None:
+    (tmp_path / "interlock.new").write_bytes(b"half a database")
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(sample.add)
+        assert (await lock.call("demo.add", a=1, b=1)).ok
+
+
+WORKER = """
+import asyncio, os, sys
+from interlock import Interlock
+from tests.crash.counter import mark
+
+async def main(home, who, count):
+    async with Interlock.open(home, caller="local:shared") as lock:
+        lock.catalog.attach(mark)
+        async def one(n):
+            shared = n % 2 == 0
+            name = f"s{n}" if shared else f"{who}-{n}"
+            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}")
+            assert result.ok, result.error
+        for start in range(0, count, 10):
+            await asyncio.gather(*(one(n) for n in range(start, start + 10)))
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+
+
+@pytest.mark.part_of("IDEM-07", rest="three processes on Postgres")
+async def test_four_processes_hammering_one_home_lose_nothing_and_keep_one_chain(tmp_path: Path) -> None:
+    shared_home, lines = tmp_path / "home", tmp_path / "effects"
+    await prepare(shared_home)
+    environment = {**os.environ, "EFFECTS": str(lines), "CRASH_AT": ""}
+    workers = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WORKER, str(shared_home), f"w{n}", "100", cwd=ROOT, env=environment,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        for n in range(4)
+    ]  # fmt: skip
+    for worker in workers:
+        _, errors = await worker.communicate()
+        assert worker.returncode == 0, errors.decode()
+    made = effects(str(lines))
+    assert sorted(made) == sorted(
+        [f"s{n}" for n in range(0, 100, 2)] + [f"w{w}-{n}" for w in range(4) for n in range(1, 100, 2)]
+    )
+    verdict = verify(Home(shared_home))
+    assert verdict.intact, verdict.faults
+    async with Interlock.open(shared_home) as after:
+        closed = after.journal.read("SELECT COUNT(*) FROM journal WHERE kind = 'closed'")
+    assert closed[0][0] == 400
+
+
+LOCAL_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=LOCAL_JSON, tool=st.sampled_from(["demo.add", "demo.echo", "demo.increment"]) | st.text(max_size=30))
+async def test_arbitrary_input_is_answered_and_never_leaks(lock: Interlock, arguments: Any, tool: str) -> None:
+    from interlock import Request
+
+    result = await lock.gateway.invoke(Request(tool=tool, arguments=arguments, caller=lock.caller, key="k"))
+    if result.error is not None:
+        told = json.dumps(result.error.envelope("t"))
+        assert "Traceback" not in told
+        assert "site-packages" not in told
+        assert result.error.code != "E3000", result.error.message
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(spec=st.text(max_size=30) | st.from_regex(r"[\^~<>=v.0-9x*| -]{1,20}", fullmatch=True))
+async def test_arbitrary_ranges_are_answered(lock: Interlock, spec: str) -> None:
+    result = await lock.call("demo.add", {"a": 1}, version=spec)
+    assert code(result) in (None, "E3102", "E3004", "E3104")
+
+
+async def test_objects_that_are_not_json_are_refused_before_anything(lock: Interlock) -> None:
+    for value in (object(), {1, 2}, b"bytes", ctypes.c_int(3), {1: 2}, "\ud800"):
+        result = await lock.call("demo.echo", value=value)
+        assert code(result) == "E3004", value

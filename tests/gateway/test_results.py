@@ -1,0 +1,365 @@
+"""Results: checked, confirmed, redacted, kept where they are large, and never anything a reader may not see."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import hypothesis.strategies as st
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from pydantic import BaseModel
+
+from interlock import Caller, Change, Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock.audit.retention import expire_payloads
+from interlock.core.objects import ToolResult, ToolResultPersistence
+from interlock.core.schema import Schema
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.sample import Number, Text, world
+
+returned: list[Any] = []
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", timeout_class="interactive", external_io=False)
+async def shaped(text: Text) -> dict[str, list[Annotated[int, Field(ge=0, le=9)]]]:
+    """Return whatever the test put there."""
+    return returned[-1]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", coerce_output=True)
+async def lenient(text: Text) -> dict[str, float | bool]:
+    """Return text where numbers are promised."""
+    return returned[-1]
+
+
+class Person(BaseModel):
+    name: str
+    mail: Annotated[str, Field(json_schema_extra={"x-sensitivity": "pii", "x-disclose": "pii:read"})]
+    note: str
+    password: str
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r")
+async def person(text: Text) -> Person:
+    """A person with things not everybody may see."""
+    return Person(name="Ann", mail="ann@example.org", note=f"call 555-123-4567, {text}", password="supersecret")
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=100)
+async def long(size: Number) -> str:
+    """Text of a length."""
+    return "x" * size
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=100, persist_output=False)
+async def read_back(ref: Text) -> str:
+    """Read a kept payload; its own output is never kept again."""
+    return "y" * 500
+
+
+class Receipt(BaseModel):
+    path: str
+    rows: int
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("file:{path}", "CREATE")])
+def store(ctx: Context, path: Text, content: Text, lie: Text) -> Receipt:
+    """Write a file and attest it."""
+    Path(path).write_text(content)
+    claimed = hashlib.sha256(b"something else" if lie == "hash" else content.encode()).hexdigest()
+    ctx.attest("content hash", claimed, lambda: hashlib.sha256(Path(path).read_bytes()).hexdigest())
+    ctx.attest("row count", 2 if lie == "rows" else 1, lambda: len(Path(path).read_text().splitlines()))
+    ctx.effect(f"file:{path}", "CREATE", after=content)
+    return Receipt(path=path, rows=1)
+
+
+@store.preview
+def _(path: str, content: str, lie: str) -> Preview:
+    return Preview(effects=(Change(resource=f"file:{path}", operation="CREATE"),))
+
+
+@store.compensate
+def _(receipt: Receipt) -> None:
+    Path(receipt.path).unlink()
+
+
+@store.verify
+async def _(arguments: dict[str, Any], result: dict[str, Any]) -> list[str]:
+    return [] if arguments["lie"] != "verify" else [f"{result['rows']} rows were not found"]
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("vault:{slot}", "UPDATE")])
+async def keep(
+    ctx: Context,
+    slot: Text,
+    api_key: Annotated[str, Field(description="a key", examples=["k"], json_schema_extra={"x-sensitivity": "secret"})],
+    password: Annotated[str, Field(description="a password", examples=["p"])],
+) -> dict[str, str]:
+    """Take credentials and give them back."""
+    ctx.effect(f"vault:{slot}", "UPDATE", before=None, after={"api_key": api_key, "password": password})
+    ctx.log.warning("storing %s under %s", password, slot)
+    ctx.progress(f"storing for ann@example.org, password={password}")
+    if slot == "crash":
+        raise ValueError(password, {"key": api_key})
+    if slot == "fail":
+        raise Failure("E3401", f"could not store password={password} with api_key: {api_key}")
+    return {"api_key": api_key, "slot": slot, "password": password}
+
+
+@keep.preview
+def _(slot: str, api_key: str, password: str) -> Preview:
+    return Preview(impact=slot)
+
+
+@keep.compensate
+async def _(result: dict[str, str]) -> None:
+    return None
+
+
+TOOLS = (shaped, lenient, person, long, read_back, store, keep)
+
+
+@pytest.fixture
+async def results(lock: Interlock) -> Interlock:
+    for one in TOOLS:
+        await lock.journal.commit(_publish(one))
+        lock.catalog.attach(one)
+    return lock
+
+
+@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation")
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    value=st.dictionaries(st.text(max_size=3), st.lists(st.integers(-2, 12), max_size=3), max_size=2)
+    | st.recursive(
+        st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=2), max_leaves=3
+    )
+)
+async def test_an_output_reaches_the_caller_only_if_it_fits(results: Interlock, value: Any) -> None:
+    returned.append(value)
+    fits = Schema(shaped.manifest.result_schema or {}).valid(value)
+    result = await results.call("r.shaped", text="x")
+    if fits:
+        assert result.unwrap() == value
+    else:
+        assert code(result) == "E3303"
+        assert result.error is not None
+        assert not result.error.retryable
+        assert result.value is None
+
+
+@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation")
+async def test_a_violation_names_the_path_and_the_rule_and_never_the_value(results: Interlock) -> None:
+    alerts: list[Any] = []
+    results.listen(lambda event: alerts.append(event) if event.type == "tool.alert" else None)
+    returned.append({"a": [1, 1234567]})
+    result = await results.call("r.shaped", text="x")
+    assert result.error is not None
+    assert result.error.details is not None
+    assert result.error.details["faults"] == [{"pointer": "/a/1", "message": "is greater than the maximum of 9"}]
+    assert "1234567" not in str(result.document())
+    assert [event.data["alert"] for event in alerts] == ["TOOL_OUTPUT_SCHEMA_VIOLATION"]
+
+
+@pytest.mark.proves("VALID-01")
+async def test_outputs_are_coerced_only_where_the_contract_says_so(results: Interlock) -> None:
+    returned.append({"price": "19.99", "active": "true"})
+    assert (await results.call("r.lenient", text="x")).unwrap() == {"price": 19.99, "active": True}
+    returned.append({"a": ["3"]})
+    assert code(await results.call("r.shaped", text="x")) == "E3303"
+
+
+@pytest.mark.proves("VALID-04")
+async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock) -> None:
+    curious = Caller(id="local:curious")
+    hidden = (await results.call("r.person", {"text": "soon"}, caller=curious)).document()
+    assert hidden["structured_content"] == {
+        "name": "Ann", "mail": "[EMAIL_REDACTED]", "note": "call [PHONE_REDACTED], soon", "password": "[REDACTED]",
+    }  # fmt: skip
+    assert sorted(hidden["redaction_state"]["paths"]) == ["/mail", "/note", "/password"]
+    allowed = Caller(id="local:curious", scopes=frozenset({"pii:read"}))
+    shown = await results.call("r.person", {"text": "soon"}, caller=allowed)
+    assert shown.unwrap()["mail"] == "ann@example.org"
+    assert shown.unwrap()["password"] == "[REDACTED]"
+
+
+@pytest.mark.proves("LIFE-20", "CONTRACT-19")
+@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True)])
+async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: int, kept: bool) -> None:
+    events: list[Any] = []
+    results.listen(events.append)
+    result = await results.call("r.long", size=size)
+    document = result.document()
+    ToolResult.parse(document)
+    ToolResultPersistence.parse(document["metadata"]["persistence"])
+    assert result.value == "x" * size
+    assert bool(document["persistence_refs"]) == kept
+    assert ("tool.result.persisted" in [event.type for event in events]) == kept
+    if kept:
+        (ref,) = document["persistence_refs"]
+        assert document["structured_content"] is None
+        assert document["content"][0]["type"] == "persisted_ref"
+        assert orjson.loads(results.read_payload(ref)) == "x" * size
+        with pytest.raises(Failure):
+            results.read_payload(ref, caller=Caller(id="local:other"))
+        again = await results.call("r.read_back", ref=ref)
+        assert again.document()["persistence_refs"] == []
+
+
+@pytest.mark.proves("LIFE-16")
+async def test_the_envelope_of_an_expired_payload_stays_readable(results: Interlock) -> None:
+    result = await results.call("r.long", size=500)
+    ref = result.persistence.ref
+    assert ref is not None
+    await results.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
+    assert await results.journal.commit(expire_payloads) == 1
+    with pytest.raises(Failure, match="expired"):
+        results.read_payload(ref)
+    assert records(results, result.invocation_id)[0]["outputSummary"] == {"type": "string", "bytes": 502}
+
+
+@pytest.mark.part_of("LIFE-19", rest="spans, which come with telemetry")
+@pytest.mark.parametrize("lie", ["none", "hash", "rows", "verify"])
+async def test_a_tool_that_lies_about_its_effect_fails_before_anyone_hears_of_success(
+    results: Interlock, tmp_path: Path, lie: str
+) -> None:
+    target = str(tmp_path / "file.txt")
+    result = await results.call("r.store", path=target, content="one line", lie=lie, key=f"k-{lie}")
+    if lie == "none":
+        envelope = result.envelope()
+        assert envelope["data"] == {"path": target, "rows": 1}
+        assert envelope["provenance"].keys() >= {"source", "version", "executedAt"}
+        assert envelope["execution"].keys() >= {"latencyMs", "cost"}
+        undone = await results.undo(result.invocation_id, key="undo")
+        assert undone.ok
+        assert target not in map(str, tmp_path.iterdir())  # noqa: ASYNC240 - a look at a test's own directory
+    else:
+        assert code(result) == "E3417"
+        assert result.error is not None
+        assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
+
+
+@pytest.mark.part_of("AUDIT-07", rest="doors, checkpoints and Postgres")
+@pytest.mark.part_of("AUDIT-06", rest="tickets, notifications, traces and metric labels, which do not exist yet")
+async def test_credentials_appear_nowhere(results: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said: list[str] = []
+    results.listen(lambda event: said.append(str(event.document())))
+    secrets = {"api_key": "sk-secret123456", "password": "supersecret"}
+    with caplog.at_level("DEBUG"):
+        good = await results.call("r.keep", {"slot": "a", **secrets}, key="k1")
+        again = await results.call("r.keep", {"slot": "a", **secrets}, key="k1")
+        bad = await results.call("r.keep", {"slot": "fail", **secrets}, key="k2")
+        crashed = await results.call("r.keep", {"slot": "crash", **secrets}, key="k5")
+        wrong = await results.call("r.keep", {"slot": "a", **secrets, "extra": 1}, key="k3")
+        refused = await results.call("r.keep", {"slot": 5, "api_key": 5, "password": "supersecret"}, key="k4")
+    told = [str(result.document()) for result in (good, again, bad, crashed, wrong, refused)]
+    assert good.unwrap() == {"api_key": "[REDACTED]", "slot": "a", "password": "[REDACTED]"}
+    await results.journal.drain()
+    written = b"".join(path.read_bytes() for path in home.iterdir() if path.is_file())  # noqa: ASYNC240 - as above
+    everything = "".join([*told, *said, caplog.text]) + written.decode("latin-1")
+    for secret in secrets.values():
+        assert secret not in everything
+        assert secret.encode() not in written
+    assert "[REDACTED]" in everything
+    assert "ValueError" in caplog.text
+    assert "storing [REDACTED] under a" in caplog.text
+
+
+@pytest.mark.part_of("EFFECT-05", rest="approver and preview digest of irreversible calls")
+async def test_every_reported_change_is_a_record_with_private_values_only_as_hashes(results: Interlock) -> None:
+    result = await results.call("r.keep", slot="a", api_key="sk-secret123456", password="p", key="k")
+    (mutation,) = records(results, result.invocation_id, kind="mutation")
+    assert mutation["newValue"].keys() == {"sha256"}
+    assert mutation.keys() >= {"toolId", "callerId", "timestamp", "mutationType", "affectedResource", "idempotencyKey"}
+    counted = await results.call("demo.increment", name="a", key="k2")
+    (change,) = records(results, counted.invocation_id, kind="mutation")
+    assert (change["previousValue"], change["newValue"], change["mutationType"]) == (0, 1, "UPDATE")
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("nothing", "UPDATE")])
+async def idle(ctx: Context) -> str:
+    """A write that changes nothing this time."""
+    return "nothing to do"
+
+
+@idle.preview
+def _() -> Preview:
+    return Preview()
+
+
+@idle.compensate
+async def _(result: str) -> None:
+    return None
+
+
+@pytest.mark.part_of("EFFECT-05", rest="approver and preview digest of irreversible calls")
+async def test_a_write_that_changes_nothing_succeeds_with_a_warning(results: Interlock) -> None:
+    await results.journal.commit(_publish(idle))
+    results.catalog.attach(idle)
+    result = await results.call("r.idle", key="k")
+    assert result.ok
+    assert result.metadata["warnings"] == ["WRITE_TOOL_NO_MUTATION"]
+
+
+@pytest.mark.part_of("EFFECT-01", rest="caches; approval that is given")
+async def test_each_mutation_class_shows_its_own_governance(results: Interlock) -> None:
+    read = await results.call("demo.add", a=1, b=1)
+    assert read.ok
+    assert not records(results, read.invocation_id, kind="intent")
+    assert code(await results.call("demo.increment", name="a")) == "E3307"
+    write = await results.call("demo.increment", name="a", key="k")
+    (intent,) = records(results, write.invocation_id, kind="intent")
+    assert intent["predicted"] == [{"resource": "counter:a", "operation": "UPDATE"}]
+    refused = await results.call("demo.send", to="x", key="k")
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.row.http) == ("E3208", 202)
+    preview = await results.call("demo.send", to="x", dry_run=True)
+    assert preview.unwrap() == {
+        "predicted_effects": [{"resource": "mail:x", "operation": "CREATE"}],
+        "preconditions": {},
+        "impact": "x would get a mail",
+    }
+    assert world.runs == 1
+
+
+class Internal(BaseModel):
+    seen: str
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r")
+async def routed(
+    text: Text,
+    tenant_hint: Annotated[
+        str, Field(description="set by the runtime", examples=["t"], json_schema_extra={"x-internal": True})
+    ] = "none",
+) -> Internal:
+    """Say which hint arrived."""
+    return Internal(seen=f"{text} {tenant_hint}")
+
+
+@pytest.mark.part_of("CONTRACT-12", rest="every discovery door")
+async def test_a_field_of_the_runtimes_own_is_invisible_and_cannot_be_sent(results: Interlock) -> None:
+    from interlock import Hook, HookResult
+
+    await results.journal.commit(_publish(routed))
+    results.catalog.attach(routed)
+    sent = await results.call("r.routed", text="a", tenant_hint="mine")
+    assert sent.error is not None
+    assert sent.error.row.error_code == "INVALID_INPUT"
+    assert "tenant_hint" not in str(sent.document())
+    misspelt = await results.call("r.routed", text="a", tenant_hin="mine")
+    assert "tenant_hint" not in str(misspelt.document())
+    results.hook(
+        Hook(
+            id="router",
+            when="pre",
+            tools="r.routed",
+            run=lambda s: HookResult(updated_input={**s.input, "tenant_hint": "t7"}),
+        )
+    )
+    result = await results.call("r.routed", text="a")
+    assert result.unwrap() == {"seen": "a t7"}
+    assert {"source": "hook:router", "pointer": "/tenant_hint"} in result.metadata["input_mutations"]

@@ -146,12 +146,12 @@ class Interlock:
 
         A call that changes something needs a `key` of the caller's own: sent twice, it runs once.
         """
-        name, _, spec = tool.partition("@")
+        name, at, spec = tool.partition("@")
         return await self.gateway.invoke(
             Request(
                 tool=name,
-                version=version or spec or None,
-                arguments={**(arguments or {}), **named},
+                version=spec if at and version is None else version,
+                arguments={**arguments, **named} if arguments is not None else named,
                 caller=caller or self.caller,
                 key=key,
                 session=session,

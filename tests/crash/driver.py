@@ -19,11 +19,20 @@ from collections.abc import Callable
 from typing import Any
 
 from interlock import Interlock
+from interlock.gateway.closing import Closer
+from interlock.gateway.execute import Execution
 from interlock.gateway.invoke import Gateway
 from interlock.store.journal import Journal, Transaction
 from tests.crash.counter import crash_here, mark
 
-PHASES = ("_request", "_validate", "_authorize", "_execute", "_verify", "_return")
+PHASES: dict[str, tuple[type, str]] = {
+    "request": (Gateway, "_request"),
+    "validate": (Gateway, "_validate"),
+    "authorize": (Gateway, "_authorize"),
+    "execute": (Execution, "run"),
+    "verify": (Gateway, "_verify"),
+    "return": (Closer, "succeed"),
+}
 POINTS = (
     *(f"{when} {phase}" for phase in PHASES for when in ("before", "after")),
     "before the effect",
@@ -37,8 +46,8 @@ POINTS = (
 
 def instrument() -> None:
     """Put a labelled point before and after every phase and around every commit that holds an intent or a closing."""
-    for phase in PHASES:
-        setattr(Gateway, phase, _around(phase, getattr(Gateway, phase)))
+    for phase, (owner, name) in PHASES.items():
+        setattr(owner, name, _around(phase, getattr(owner, name)))
     apply = Journal._apply  # pyright: ignore[reportPrivateUsage]
 
     def watched(self: Journal, batch: list[Any]) -> None:
@@ -67,7 +76,7 @@ def instrument() -> None:
 def _around(phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(method):
 
-        async def waited(self: Gateway, step: Any) -> Any:
+        async def waited(self: Any, step: Any) -> Any:
             crash_here(f"before {phase}")
             made = await method(self, step)
             crash_here(f"after {phase}")
@@ -75,7 +84,7 @@ def _around(phase: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
         return waited
 
-    def direct(self: Gateway, step: Any) -> Any:
+    def direct(self: Any, step: Any) -> Any:
         crash_here(f"before {phase}")
         made = method(self, step)
         crash_here(f"after {phase}")

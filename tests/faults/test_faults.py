@@ -10,7 +10,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def full_disk(home: Path) -> Iterator[None]:
+def full_disk(home: Path) -> Generator[None]:
     """No file of this process may grow beyond what it is: the kernel refuses writes as a full disk would."""
     import signal
 

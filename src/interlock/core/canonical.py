@@ -31,10 +31,35 @@ def canonical(value: Any) -> bytes:
         return _slow(value)
     if not encoded.isascii() and not unicodedata.is_normalized("NFC", encoded.decode()):
         return _slow(value)
-    # There may be a float that is a whole number, or a NaN that was written as null.
-    if b".0" in encoded or b"null" in encoded or _EXPONENT(encoded):
+    # A null may be a NaN in disguise, and an exponent may hide a whole number: then every value is looked at.
+    if b"null" in encoded or _EXPONENT(encoded):
         return _slow(value) if len(encoded) > _LARGE else _dump(_whole(value))
+    if b".0," in encoded or b".0}" in encoded or b".0]" in encoded or encoded.endswith(b".0"):
+        return _without_fractions(encoded) or _dump(_whole(value))
     return encoded
+
+
+def _without_fractions(encoded: bytes) -> bytes | None:
+    """The text with every number's `.0` cut off; None where only a look at the values can tell.
+
+    `.0` before a comma or bracket belongs to a number exactly when it stands outside a string, which an even number of
+    quotes before it shows. Escapes would spoil the count, and minus nought is another matter.
+    """
+    if b"\\" in encoded or b"-0.0" in encoded:
+        return None
+    kept: list[bytes] = []
+    done = counted = quotes = 0
+    for found in _FRACTION(encoded):
+        at = found.start()
+        quotes += encoded.count(b'"', counted, at)
+        counted = at
+        if quotes % 2 == 0:
+            kept.append(encoded[done:at])
+            done = at + 2
+    return b"".join(kept) + encoded[done:]
+
+
+_FRACTION = re.compile(rb"\.0(?=[,}\]]|\Z)").finditer
 
 
 def _dump(value: Any) -> bytes:
@@ -73,7 +98,7 @@ def _whole_number(number: float) -> int | float:
 
 
 _MAY_CHANGE = frozenset({float, dict, list, tuple})
-_EXPONENT = re.compile(rb"e[1-9]").search
+_EXPONENT = re.compile(rb"e[+1-9]").search
 _LARGE = 10_000_000
 _STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
@@ -81,7 +106,13 @@ _STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DA
 def _slow(value: Any) -> bytes:
     try:
         plain = _normal(value, 0)
-        return json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        try:
+            # The fast path's spelling of numbers wherever it can be had: one value, one form.
+            return orjson.dumps(plain, None, _STRICT)
+        except TypeError:  # whole numbers beyond 64 bits, or a lone surrogate
+            return json.dumps(
+                plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
+            ).encode()
     except UnicodeEncodeError:
         raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None
 
@@ -148,4 +179,7 @@ def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, pa
 
 
 def _delimited(parts: tuple[str, ...]) -> bytes:
-    return b"".join(b"%d:%s" % (len(data), data) for data in (part.encode() for part in parts))
+    try:
+        return b"".join(b"%d:%s" % (len(data), data) for data in (part.encode() for part in parts))
+    except UnicodeEncodeError:
+        raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None

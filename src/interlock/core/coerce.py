@@ -49,10 +49,16 @@ def _coerce(root: Json, node: Any, value: Any, path: list[Any], changes: list[Co
             return after
         return value
     if isinstance(value, dict):
-        return _coerce_object(root, part, cast("Json", value), path, changes)
+        return _coerce_object(root, _branch(root, part, "object"), cast("Json", value), path, changes)
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        coerced = [_coerce(root, part.get("items"), item, [*path, i], changes) for i, item in enumerate(items)]
+        inner = _branch(root, part, "array")
+        first: list[Any] = inner.get("prefixItems") or []
+        rest = inner.get("items")
+        coerced = [
+            _coerce(root, first[i] if i < len(first) else rest, item, [*path, i], changes)
+            for i, item in enumerate(items)
+        ]
         return coerced if any(new is not old for new, old in zip(coerced, items, strict=True)) else items
     return value
 
@@ -64,6 +70,19 @@ def _coerce_object(root: Json, part: Json, value: Json, path: list[Any], changes
         for name, item in value.items()
     }
     return coerced if any(coerced[name] is not item for name, item in value.items()) else value
+
+
+def _branch(root: Json, part: Json, kind: str) -> Json:
+    """The one alternative that an object or a list can mean, as in `Point | None`; else the schema as it is."""
+    branches = part.get("anyOf") or part.get("oneOf")
+    if "type" in part or not isinstance(branches, list):
+        return part
+    found = [
+        resolve_ref(root, cast("Json", branch)) for branch in cast("list[Any]", branches) if branch not in (True, False)
+    ]
+    kinds = [_kinds(root, branch) for branch in found]
+    fitting = [branch for branch, said in zip(found, kinds, strict=True) if kind in said]
+    return _branch(root, fitting[0], kind) if len(fitting) == 1 and all(kinds) else part
 
 
 def _convert(root: Json, part: Json, text: str) -> Any:

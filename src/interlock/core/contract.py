@@ -150,7 +150,7 @@ def timeout_policy(manifest: Manifest) -> TimeoutPolicy:
     said = manifest.timeout_class
     default_s: float = manifest.timeout_default
     if said is not None and "timeout_default" not in manifest.model_fields_set:
-        default_s = min(CLASS_MAX_S[said], 7200.0)
+        default_s = min(CLASS_MAX_S[said], 7200.0, float(manifest.timeout_max or 7200))
     timeout_class = said or infer_class(default_s)
     longest = CLASS_MAX_S[timeout_class]
     max_s = min(float(manifest.timeout_max or (7200 if timeout_class == "async" else longest)), longest)

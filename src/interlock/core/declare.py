@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import pydantic
 import typing_extensions
@@ -46,6 +46,7 @@ class Tool(Generic[P, R]):
     ) -> None:
         self.function = function
         self.handlers: dict[str, Callable[..., Any]] = {}
+        self.context = annotations.context
         self.takes_context = annotations.context is not None
         self.is_async = inspect.iscoroutinefunction(function)
         self.arguments = annotations.converters
@@ -176,7 +177,7 @@ def tool(
         # Tools may be declared inside a function, with types that only live there.
         annotations = _read_annotations(function, f"{space}.{identifier}", sys._getframe(1).f_locals)  # pyright: ignore[reportPrivateUsage]
         doc = inspect.cleandoc(description or function.__doc__ or "")
-        text = doc.split("\n\nArgs:", 1)[0].strip()
+        text = _PARAMETERS.split(doc, maxsplit=1)[0].strip()
         _demand(len(text) >= 10, function, "a docstring of at least 10 characters: agents choose tools by it")
         facts: Json = {
             "tool_id": identifier,
@@ -203,6 +204,7 @@ def tool(
             facts["timeout_default"] = timeout_s
         elif timeout_class is None:
             facts["timeout_class"] = "standard"
+        parse_manifest(facts)  # what is wrong is said here, where it was written
         return Tool(function, facts, annotations)
 
     return declare
@@ -299,14 +301,18 @@ def _read_annotations(function: Callable[..., Any], address: str, around: Mappin
     _demand("return" in hints, function, "a return type, such as -> int: results are checked against it")
     parameters = _input_schema(function, fields)
     _demand_documented(address, parameters)
-    rich = [(name, hint) for name, (hint, _) in fields.items() if not _is_plain(hint)]
+    rich = [(name, hint) for name, (hint, _) in fields.items() if not _is_plain(hint) or _holds_int(_bare(hint))]
     returns = hints["return"]
-    adapter = pydantic.TypeAdapter[Any](returns)
+    try:
+        adapter = pydantic.TypeAdapter[Any](returns)
+        result = _tidy(adapter.json_schema(mode="serialization"))
+    except pydantic.errors.PydanticUserError as error:
+        raise _unfit(function, error) from None
     plain = _is_plain(returns)
     return Annotations(
         context=context,
         parameters=parameters,
-        result=_tidy(adapter.json_schema(mode="serialization")),
+        result=result,
         converters=tuple((name, pydantic.TypeAdapter[Any](hint).validate_python) for name, hint in rich),
         whole_numbers=tuple(name for name, (hint, _) in fields.items() if _bare(hint) is int),
         dump=None if plain else lambda value: adapter.dump_python(value, mode="json", warnings="none"),
@@ -324,11 +330,15 @@ def _demand_documented(address: str, parameters: Json) -> None:
 
 
 def _input_schema(function: Callable[..., Any], fields: dict[str, Any]) -> Json:
-    model = pydantic.create_model("Input", **fields) if fields else pydantic.create_model("Input")
+    # Parameters may be called what no field of a model may be (`_x`, `model_config`, `schema`), so fields are numbered.
+    numbered: dict[str, Any] = {
+        f"p{index}": (Annotated[hint, pydantic.Field(alias=name)], default)
+        for index, (name, (hint, default)) in enumerate(fields.items())
+    }
     try:
-        schema = model.model_json_schema(mode="validation")
-    except pydantic.errors.PydanticInvalidForJsonSchema as error:
-        raise Failure("E3105", f"{function.__name__} has a type that JSON cannot hold: {error.message}") from None
+        schema = pydantic.create_model("Input", **numbered).model_json_schema(mode="validation")
+    except pydantic.errors.PydanticUserError as error:
+        raise _unfit(function, error) from None
     schema = _tidy(schema)
     schema.pop("description", None)
     schema.setdefault("properties", {})
@@ -340,6 +350,10 @@ def _input_schema(function: Callable[..., Any], fields: dict[str, Any]) -> Json:
         if derived and "examples" not in part:
             part["examples"] = derived
     return schema
+
+
+def _unfit(function: Callable[..., Any], error: pydantic.errors.PydanticUserError) -> Failure:
+    return Failure("E3105", f"{function.__name__} has a type that JSON cannot hold: {error.message.splitlines()[0]}")
 
 
 def _tidy(schema: Json) -> Json:
@@ -362,16 +376,24 @@ def _derived_examples(root: Json, part: Json) -> list[Any]:
     return [part["default"]] if "default" in part else []
 
 
+_PARAMETERS = re.compile(r"\n\s*(?=Args:|:param )")
 _GOOGLE = re.compile(r"^ {4,}(\w+)(?: \([^)]*\))?: (.+)$")
-_SPHINX = re.compile(r"^\s*:param (?:\w+ )?(\w+): (.+)$")
+_SPHINX = re.compile(r"^:param (?:\w+ )?(\w+): (.+)$")
 
 
 def _documented_parameters(doc: str) -> dict[str, str]:
     found: dict[str, str] = {}
+    name, indent = "", 0
     for line in inspect.cleandoc(doc).splitlines():
-        match = _GOOGLE.match(line) or _SPHINX.match(line)
+        deeper = len(line) - len(line.lstrip()) > indent
+        match = None if name and deeper else _GOOGLE.match(line) or _SPHINX.match(line)
         if match:
-            found[match.group(1)] = match.group(2).strip()
+            name, indent = match.group(1), len(line) - len(line.lstrip())
+            found[name] = match.group(2).strip()
+        elif name and deeper and line.strip():
+            found[name] += " " + line.strip()
+        else:
+            name, indent = "", 0
     return found
 
 
@@ -400,6 +422,16 @@ def _is_plain(hint: Any) -> bool:
     if typing_extensions.is_typeddict(hint):
         return all(_is_plain(_item_hint(item)) for item in typing.get_type_hints(hint, include_extras=True).values())
     return False
+
+
+def _holds_int(hint: Any) -> bool:
+    """Whether whole numbers lie inside a type: JSON's 5.0 must become 5 there too."""
+    if typing.is_typeddict(hint):
+        items = typing.get_type_hints(hint, include_extras=True).values()
+        return any(_bare(_item_hint(item)) is int or _holds_int(_bare(_item_hint(item))) for item in items)
+    if typing.get_origin(hint) is Literal:
+        return False
+    return any(_bare(one) is int or _holds_int(_bare(one)) for one in typing.get_args(hint))
 
 
 def _item_hint(hint: Any) -> Any:

@@ -35,7 +35,7 @@ def _explain(schema: Schema, error: Any) -> Iterator[Fault]:
     where: list[Any] = list(error.instance_path)
     kind: str = error.kind.name
     part = schema.part(where)
-    secret = "x-sensitivity" in part or any(step in schema.sensitive for step in where)
+    secret = schema.is_sensitive(where, part) or (schema.has_sensitive and type(error.instance) in (dict, list))
     shown = MASK if secret else f"`{brief(error.instance)}`"
     if kind in {"additionalProperties", "unevaluatedProperties"}:
         for name in error.kind.unexpected:
@@ -123,7 +123,8 @@ def _example_faults(root: Json, name: str, part: Json, at: str) -> Iterator[Faul
 
 
 def _extension_faults(name: str, part: Json, at: str) -> Iterator[Fault]:
-    if "x-sensitivity" in part and part["x-sensitivity"] not in SENSITIVITIES:
+    said = part.get("x-sensitivity", "pii")
+    if not isinstance(said, str) or said not in SENSITIVITIES:
         choices = ", ".join(sorted(SENSITIVITIES))
         yield Fault(f"{at}/x-sensitivity", f"x-sensitivity of `{name}` must be one of {choices}")
     cost = part.get("x-token-cost", 0)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from interlock.core.canonical import canonical
 from interlock.core.errors import Failure
 from interlock.core.schema import Fault, Json, compile_validator, pointer
 from interlock.core.versions import parse_version
@@ -33,6 +34,7 @@ ToolKind = Literal[
 
 _URI = compile_validator({"type": "string", "format": "uri"})
 _EMAIL = compile_validator({"type": "string", "format": "email"})
+_DATE = compile_validator({"type": "string", "format": "date"})
 _HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z", re.IGNORECASE)
 
 
@@ -46,6 +48,15 @@ def _email(value: str) -> str:
     if not _EMAIL.is_valid(value):
         raise ValueError(f"`{value}` is not an e-mail address")
     return value
+
+
+def _date(value: Any) -> Any:
+    """A full date and nothing else; YAML reads an unquoted one as a date already."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value
+    if isinstance(value, str) and _DATE.is_valid(value):
+        return date.fromisoformat(value)
+    raise ValueError("a date is written YYYY-MM-DD")
 
 
 def _domain(value: str) -> str:
@@ -71,6 +82,7 @@ def _json_schema(value: Json) -> Json:
 
 
 Uri = Annotated[str, AfterValidator(_uri)]
+Day = Annotated[date, BeforeValidator(_date)]
 SchemaDocument = Annotated[dict[str, Any], AfterValidator(_json_schema)]
 ToolIdText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", min_length=3, max_length=255)]
 NamespaceText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", min_length=1, max_length=255)]
@@ -80,7 +92,7 @@ Permission = Annotated[str, StringConstraints(pattern=r"^[a-z_]+:[^ ]+$")]
 class Part(BaseModel):
     """A piece of a manifest: closed, immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
 
 class RetryPolicy(Part):
@@ -106,9 +118,9 @@ class CheckpointConfig(Part):
 
 
 class ResourceLimits(Part):
-    cpu: str = Field("1", pattern=r"^\d+m?$")
-    memory: str = Field("512Mi", pattern=r"^\d+(Mi|Gi)$")
-    ephemeral_storage: str = Field("1Gi", pattern=r"^\d+(Mi|Gi)$")
+    cpu: str = Field("1", pattern=r"^[0-9]{1,15}m?$")
+    memory: str = Field("512Mi", pattern=r"^[0-9]{1,15}(Mi|Gi)$")
+    ephemeral_storage: str = Field("1Gi", pattern=r"^[0-9]{1,15}(Mi|Gi)$")
 
     @property
     def cores(self) -> float:
@@ -198,8 +210,8 @@ class Manifest(Part):
     external_service: str | None = None
     checkpoint_config: CheckpointConfig = CheckpointConfig()  # pyright: ignore[reportCallIssue] - as above
     lifecycle_state: LifecycleState = "active"
-    deprecation_date: date | None = Field(None, strict=False)
-    sunset_date: date | None = Field(None, strict=False)
+    deprecation_date: Day | None = None
+    sunset_date: Day | None = None
     migration_guide_url: Uri | None = None
     replacement_tool_id: str | None = None
     priority: int = Field(5, ge=1, le=10)
@@ -251,9 +263,6 @@ class Manifest(Part):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-_KNOWN = tuple(Manifest.model_fields)
-
-
 def parse_manifest(document: Any) -> Manifest:
     """Read a manifest; refuses with E3105 and a JSON pointer to each fault."""
     if not isinstance(document, Mapping):
@@ -269,7 +278,21 @@ def parse_manifest(document: Any) -> Manifest:
         raise _refused([Fault("", "nested too deeply")]) from None
     if manifest.timeout_max is not None and manifest.timeout_max < manifest.timeout_default:
         raise _refused([Fault("/timeout_max", "timeout_max is below timeout_default")])
+    unfit = [fault for name in ("annotations", "examples", *_SCHEMAS) for fault in _unfit(manifest, name)]
+    if unfit:
+        raise _refused(unfit)
     return manifest
+
+
+_SCHEMAS = ("parameters", "result_schema", "error_schema")
+
+
+def _unfit(manifest: Manifest, name: str) -> Iterator[Fault]:
+    """What in a free part of the manifest JSON cannot hold."""
+    try:
+        canonical(getattr(manifest, name))
+    except Failure as failure:
+        yield Fault(f"/{name}", failure.message)
 
 
 def _refused(faults: list[Fault]) -> Failure:
@@ -281,6 +304,31 @@ def _fault(entry: Any) -> Fault:
     message = str(entry["msg"]).removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         name = str(entry["loc"][-1])
-        near = difflib.get_close_matches(name, _KNOWN, n=1)
+        near = difflib.get_close_matches(name, _fields_at(entry["loc"][:-1]), n=1)
         message = f"not a field of a manifest; did you mean `{near[0]}`?" if near else "not a field of a manifest"
+    message = _WORDS.get(entry["type"], message)
     return Fault(pointer(entry["loc"]), message[0].lower() + message[1:])
+
+
+# What pydantic says of Python's types, said of JSON's.
+_WORDS = {
+    "missing": "missing",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+}
+
+
+def _fields_at(path: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The fields of the part of a manifest that a path leads to."""
+    part: type[BaseModel] = Manifest
+    for step in path:
+        if isinstance(step, str) and step in part.model_fields:
+            part = _model_in(part.model_fields[step].annotation) or part
+    return tuple(part.model_fields)
+
+
+def _model_in(hint: Any) -> type[BaseModel] | None:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return hint
+    return next((found for one in get_args(hint) if (found := _model_in(one))), None)

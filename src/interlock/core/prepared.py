@@ -7,6 +7,7 @@ from typing import Any
 
 from interlock.core.contract import Contract
 from interlock.core.declare import Tool
+from interlock.core.redact import SchemaRedactor
 from interlock.core.schema import Json, Schema
 
 
@@ -29,6 +30,7 @@ class Prepared:
         "notice",
         "plain",
         "quick",
+        "redactor",
         "ref",
         "required_scopes",
         "slow",
@@ -48,6 +50,7 @@ class Prepared:
         self.fits_output: Callable[[Any], bool] = contract.output.fits
         self.defaults = schema.defaults
         self.dump = bound.dump
+        self.redactor: SchemaRedactor | None = None  # compiled by the gateway when first needed
         self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
         self.required_scopes = contract.auth.required_scopes

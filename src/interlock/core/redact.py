@@ -29,7 +29,7 @@ from uuid import UUID
 
 from interlock.core.errors import Failure
 
-__all__ = ["Redacted", "RedactionRules", "Redactor", "SchemaRedactor", "safe_message"]
+__all__ = ["Redacted", "RedactionRules", "Redactor", "SchemaRedactor", "private_values", "safe_log", "safe_message"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +70,8 @@ _NUMBERS: Final[Mapping[str, str]] = {
         rf"(?<=\d)\d\d{_SEP}\d{{3}}{_SEP}\d{{4}}"
         rf"|(?<=\()\d{{3}}\){_SEP}?\d{{3}}{_SEP}?\d{{4}}"
         rf"|(?<=\+)1{_SEP}?\(?\d{{3}}\)?{_SEP}?\d{{3}}{_SEP}?\d{{4}}"
-        r"|(?<=\+)\d(?:[-\u2010-\u2015. \u00a0()]{0,3}\d){7,14}"
+        # An address right behind a number is not more of the number.
+        r"|(?<=\+)\d(?:(?![-\u2010-\u2015. \u00a0()]{1,3}\d{1,3}(?:\.\d{1,3}){3})[-\u2010-\u2015. \u00a0()]{0,3}\d){7,14}"
     ),
     "IP_ADDRESS": (rf"(?<=\d)(?!(?<=2)(?:5[6-9]|[6-9]\d)|(?<=[3-9])\d\d)\d{{0,2}}(?:\.(?!{_OVER_255})\d{{1,3}}){{3}}"),
 }

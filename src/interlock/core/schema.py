@@ -60,7 +60,19 @@ class Schema:
     @cached_property
     def fits(self) -> Any:
         """The validator's own yes-or-no, for the hot path; raises for what JSON cannot hold."""
-        return self.validator.is_valid
+        if not self._recursive:
+            return self.validator.is_valid
+        # INVARIANT: a recursive schema never meets a value so deep that the validator's own stack would overflow.
+        is_valid = self.validator.is_valid
+
+        def fits(value: Any) -> bool:
+            return not _too_deep(value) and is_valid(value)
+
+        return fits
+
+    @cached_property
+    def _recursive(self) -> bool:
+        return _refers_to_itself(self.document, self.document, (), set())
 
     @property
     def properties(self) -> Json:
@@ -75,7 +87,7 @@ class Schema:
     @cached_property
     def internal(self) -> frozenset[str]:
         """Top-level fields that callers may neither see nor set."""
-        return frozenset(name for name, part in self.properties.items() if part.get("x-internal") is True)
+        return _internal(self.document, self.document)
 
     @cached_property
     def sensitive(self) -> frozenset[str]:
@@ -88,13 +100,30 @@ class Schema:
         )
 
     @cached_property
+    def has_sensitive(self) -> bool:
+        """Whether anything anywhere in the schema is marked x-sensitivity."""
+        return any("x-sensitivity" in node for node in walk(self.document))
+
+    def is_sensitive(self, path: list[Any], part: Json) -> bool:
+        """Whether the value at a path may not be quoted: it, a branch of its type or what holds it is marked."""
+        if not self.has_sensitive:
+            return False
+        # A path that leads through a map or a choice has no part of its own: then silence is the safe answer.
+        unknown = not part and bool(path)
+        return (
+            unknown
+            or any("x-sensitivity" in node for node in walk(part))
+            or any(step in self.sensitive for step in path)
+        )
+
+    @cached_property
     def model_facing(self) -> Json:
-        """The schema as discovery shows it: without the fields that callers may not set."""
+        """The schema as discovery shows it: without the fields that callers may not set, however deep they lie."""
         shown = copy.deepcopy(self.document)
-        for name in self.internal:
-            del shown["properties"][name]
-        if "required" in shown:
-            shown["required"] = [name for name in shown["required"] if name not in self.internal]
+        for node in walk(shown):
+            hidden = _internal(shown, node)
+            if hidden:
+                _hide(node, hidden)
         return shown
 
     def valid(self, value: Any) -> bool:
@@ -107,6 +136,8 @@ class Schema:
     def errors(self, value: Any) -> list[Any]:
         """The validator's errors; empty if and only if the value fits. None of their messages quotes the value."""
         try:
+            if self._recursive and _too_deep(value):
+                return list(compile_validator(False).iter_errors(None))
             return list(self.validator.iter_errors(value))
         except _UNFIT:
             return list(compile_validator(False).iter_errors(None))
@@ -120,6 +151,61 @@ class Schema:
                 return {}
             node = resolve_ref(self.document, cast("Json", child))
         return node
+
+
+DEEPEST = 200
+
+
+def _refers_to_itself(root: Json, node: Json, trail: tuple[str, ...], cleared: set[str]) -> bool:
+    """Whether following references can lead back to where one came from. Each reference is followed once."""
+    for part in walk(node):
+        ref = part.get("$ref")
+        if "$dynamicRef" in part or "$recursiveRef" in part or ref in trail or len(trail) > 50:
+            return True
+        if isinstance(ref, str) and ref not in cleared:
+            target = resolve_ref(root, {"$ref": ref})
+            # What cannot be followed here is not followed by the validator either, unless it is the schema itself.
+            if "$ref" in target:
+                return True
+            inner = {key: value for key, value in target.items() if key != "$defs"}
+            if _refers_to_itself(root, inner, (*trail, ref), cleared):
+                return True
+            cleared.add(ref)
+    return False
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether a value is nested deeper than any we take. Looks level by level, so that it needs no stack."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list | tuple)
+            for item in (cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _internal(root: Json, node: Json) -> frozenset[str]:
+    parts = properties_of(node).items()
+    return frozenset(name for name, part in parts if resolve_ref(root, part).get("x-internal") is True)
+
+
+def _hide(node: Json, hidden: frozenset[str]) -> None:
+    for name in hidden:
+        del node["properties"][name]
+    if isinstance(node.get("required"), list):
+        node["required"] = [name for name in node["required"] if name not in hidden]
+    for rule in ("dependentRequired", "dependentSchemas"):
+        if isinstance(node.get(rule), dict):
+            kept = {name: then for name, then in cast("Json", node[rule]).items() if name not in hidden}
+            node[rule] = {
+                name: [one for one in cast("list[Any]", then) if one not in hidden] if isinstance(then, list) else then
+                for name, then in kept.items()
+            }
 
 
 def _refuse_remote(uri: str) -> Any:
@@ -147,6 +233,7 @@ def close(schema: Json) -> Json:
         # A schema with an allOf sees the properties of its parts too, so closing it would refuse them.
         said = node.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"}
         if is_object and not said:
+            node.setdefault("properties", {})  # the validator then names what is undeclared
             node["additionalProperties"] = False
     return schema
 

@@ -38,6 +38,8 @@ class FunctionExecutor:
         given = granted.checked.call_input
         arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
         positional = (context,) if context is not None and _takes_context(tool, operation) else ()
+        if positional and operation == "invoke" and tool.context is not None:
+            arguments, positional = {**arguments, tool.context: context}, ()
         try:
             if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
                 return await function(*positional, **arguments)

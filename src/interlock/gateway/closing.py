@@ -83,6 +83,7 @@ class Closer:
         ran = verified.ran
         requested = ran.granted.checked.requested
         call, tool = requested.call, requested.tool
+        call.phases.append("return")
         if ran.source == "replay":
             return await self._close_replay(verified)
         persistence = self._persistence(verified, tool)
@@ -336,7 +337,7 @@ class Closer:
     def redact(self, ran: Ran, value: Any) -> Verified:
         """The verified result with nothing in it that its reader may not see."""
         requested = ran.granted.checked.requested
-        redactor = self._redactor_of(requested.tool)
+        redactor = requested.tool.redactor or self._redactor_of(requested.tool)
         if redactor.trivial:
             return Verified(ran, value, verify.encode(value))
         caller = requested.call.request.caller
@@ -349,6 +350,7 @@ class Closer:
             patterns = tool.contract.manifest.redact_results and self._settings.redacts(tool.contract.id.namespace)
             found = self._redactor.for_schema(tool.contract.output.document, patterns=patterns)
             self._redactors[tool.digest] = found
+        tool.redactor = found
         return found
 
     def _sink_redactor(self, tool: Prepared) -> Callable[[Any], bool]:

@@ -67,6 +67,7 @@ class Execution:
         """Run a granted call, or find that it has been run."""
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
+        call.phases.append("execute")
         if call.request.dry_run:
             return await self._preview(granted)
         if tool.writes:

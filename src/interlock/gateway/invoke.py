@@ -4,7 +4,7 @@
 
 `invoke` is the only way to a tool, whatever door, retry, saga step or compensation it comes from. It always answers
 with one terminal result and never raises for what a tool, a caller or a policy did; every answer is in the journal
-before it is given. Each phase is a method that takes what the one before it made.
+before it is given. Each phase takes what the one before it made; Execute lives in execute.py and Return in closing.py.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Gateway:
             requested = self._request(call)
             checked = await self._validate(requested)
             granted = self._authorize(checked)
-            ran = await self._execute(granted)
+            ran = await self.execution.run(granted)
             verified = await self._verify(ran)
-            return await self._return(verified)
+            return await self._closer.succeed(verified)
         except Failure as failure:
             return await self._refuse(call, failure)
         except asyncio.CancelledError:
@@ -89,7 +89,8 @@ class Gateway:
             self.observer.log_failure(call, "the gateway failed", error)
             return await self._refuse(call, Failure("E3000", "something went wrong inside Interlock"))
         finally:
-            self.execution.release(call)
+            if request.key is not None or request.id is not None:
+                self.execution.release(call)
 
     def _open(self, request: Request) -> Call:
         clock = self._clock
@@ -166,11 +167,6 @@ class Gateway:
             raise Failure("E3208", words, policy_refs=decision.rules)
         return Granted(checked, decision, self._seal)
 
-    async def _execute(self, granted: Granted) -> Ran:
-        """4. It runs, once, within its time; or it ran before."""
-        granted.checked.requested.call.phases.append("execute")
-        return await self.execution.run(granted)
-
     async def _verify(self, ran: Ran) -> Verified:
         """5. The result is what the contract promises and the effect is confirmed; nothing private is left in it."""
         requested = ran.granted.checked.requested
@@ -192,11 +188,6 @@ class Gateway:
         if self.hooks.registered:
             await self.hooks.after(requested, verified.value)
         return verified
-
-    async def _return(self, verified: Verified) -> Result:
-        """6. The outcome is on record, then it is told."""
-        verified.ran.granted.checked.requested.call.phases.append("return")
-        return await self._closer.succeed(verified)
 
     async def _refuse(self, call: Call, failure: Failure) -> Result:
         """The other way to return: a failure is a result too, on record like any other."""

@@ -52,6 +52,7 @@ class Floor:
         self._monotonic = monotonic
         self._note = note
         self._calls: dict[str, Call] = {}
+        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -62,7 +63,7 @@ class Floor:
 
     async def run_here(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
         """Run work in the caller's own task: the cheap way, for tools that only compute."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None
         call.task = task
         self._enter(call)
@@ -82,9 +83,8 @@ class Floor:
 
     async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
         """Run work in a task of its own, so that its caller is answered in time even if the work ignores being told."""
-        loop = asyncio.get_running_loop()
-        call.waiter = waiter = loop.create_future()
-        call.task = task = loop.create_task(work)
+        call.waiter = waiter = self._loop.create_future()
+        call.task = task = self._loop.create_task(work)
         task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
         self._enter(call)
         try:
@@ -103,7 +103,7 @@ class Floor:
     def _enter(self, call: Call) -> None:
         self._calls[call.id] = call
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+            self._timer = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None
@@ -115,7 +115,7 @@ class Floor:
                 call.noted = True
                 self._note(call)
         if self._calls:
-            self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+            self._timer = self._loop.call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:
         if self._timer is not None:

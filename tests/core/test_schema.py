@@ -1,0 +1,486 @@
+"""Schemas at run time: every keyword enforced, faults in helpful words, nothing leaked, fetched or hung."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock.core.errors import Failure
+from interlock.core.explain import authoring_faults, input_faults, output_faults
+from interlock.core.manifest import parse_manifest
+from interlock.core.schema import Schema, close, compile_validator, pointer, resolve_ref
+
+Json = dict[str, Any]
+UUID = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+
+# keyword or format: schema, a value well inside, one on the bound, one just outside
+KEYWORDS: dict[str, tuple[Json, Any, Any, Any]] = {
+    "minLength": ({"type": "string", "minLength": 3}, "abcdef", "abc", "ab"),
+    "minLength in characters": ({"type": "string", "minLength": 2}, "\U0001f44d" * 5, "\U0001f44d" * 2, "\U0001f44d"),
+    "maxLength": ({"type": "string", "maxLength": 3}, "", "abc", "abcd"),
+    "maxLength in characters": ({"type": "string", "maxLength": 2}, "a", "\U0001f44d\u00e9", "\U0001f44d\u00e9a"),
+    "pattern": ({"type": "string", "pattern": "^[a-z]{2,4}$"}, "abc", "abcd", "abcde"),
+    "pattern at its end": ({"type": "string", "pattern": "^[0-9]+$"}, "123", "1", "1\n"),
+    "minimum": ({"type": "integer", "minimum": 1}, 5, 1, 0),
+    "minimum of a number": ({"type": "number", "minimum": 0.5}, 5, 0.5, 0.49999),
+    "maximum": ({"type": "integer", "maximum": 10}, 5, 10, 11),
+    "exclusiveMinimum": ({"type": "number", "exclusiveMinimum": 0}, 5, 5e-324, 0),
+    "exclusiveMaximum": ({"type": "integer", "exclusiveMaximum": 10}, 5, 9, 10),
+    "multipleOf": ({"type": "integer", "multipleOf": 5}, 10, 0, 11),
+    "multipleOf a fraction": ({"type": "number", "multipleOf": 0.01}, 19.99, 0.01, 0.015),
+    "enum": ({"enum": ["red", "blue", 3, None]}, "red", None, "green"),
+    "enum keeps case": ({"enum": ["red"]}, "red", "red", "Red"),
+    "const": ({"const": {"a": [1]}}, {"a": [1]}, {"a": [1.0]}, {"a": [1, 1]}),
+    "type integer": ({"type": "integer"}, 5, 5.0, 5.5),
+    "type integer is no boolean": ({"type": "integer"}, 1, 0, True),
+    "type number": ({"type": "number"}, 5, 10**30, "5"),
+    "type string": ({"type": "string"}, "a", "", 1),
+    "type boolean": ({"type": "boolean"}, True, False, 0),
+    "type null": ({"type": "null"}, None, None, 0),
+    "format date-time": (
+        {"type": "string", "format": "date-time"},
+        "2026-01-02T03:04:05Z",
+        "2016-12-31T23:59:60Z",
+        "2026-01-02",
+    ),
+    "format date-time has a zone": (
+        {"format": "date-time"},
+        "2026-01-02T03:04:05.678+02:00",
+        "2024-02-29T00:00:00Z",
+        "2026-01-02T03:04:05",
+    ),
+    "format date-time has real days": (
+        {"format": "date-time"},
+        "2026-02-28T03:04:05Z",
+        "2024-02-29T00:00:00Z",
+        "2026-02-29T00:00:00Z",
+    ),
+    "format uri": ({"type": "string", "format": "uri"}, "https://example.com/a?b#c", "urn:x", "/relative"),
+    "format uri without spaces": ({"format": "uri"}, "mailto:a@example.com", "http://a", "http://a b"),
+    "format email": ({"type": "string", "format": "email"}, "ada@example.com", "a@b", "ada"),
+    "format email has a domain": ({"format": "email"}, "a.b+c@example.com", "a@b.c", "a@"),
+    "format uuid": ({"type": "string", "format": "uuid"}, UUID, UUID.upper(), UUID.replace("-", "")),
+}
+CASES = [pytest.param(*case, id=name) for name, case in KEYWORDS.items()]
+
+
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize(("part", "inside", "boundary", "outside"), CASES)
+def test_each_keyword_and_format_takes_its_bound_and_refuses_one_step_beyond(
+    part: Json, inside: Any, boundary: Any, outside: Any
+) -> None:
+    schema = Schema({"type": "object", "properties": {"field": part}}, closed=True)
+    for value in (inside, boundary):
+        assert schema.valid({"field": value})
+        assert input_faults(schema, {"field": value}) == []
+    assert not schema.valid({"field": outside})
+    assert {fault.pointer for fault in input_faults(schema, {"field": outside})} == {"/field"}
+
+
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize(("part", "inside", "boundary", "outside"), CASES)
+def test_each_keyword_and_format_holds_inside_lists_too(part: Json, inside: Any, boundary: Any, outside: Any) -> None:
+    schema = Schema({"type": "array", "items": part})
+    assert schema.valid([inside, boundary])
+    assert {fault.pointer for fault in output_faults(schema, [inside, outside])} == {"/1"}
+
+
+@pytest.mark.proves("CONTRACT-06")
+def test_an_input_schema_is_closed_where_its_author_said_nothing() -> None:
+    inner: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = Schema(
+        {"type": "object", "properties": {"one": inner, "list": {"type": "array", "items": inner}}}, closed=True
+    )
+    assert schema.valid({"one": {"a": 1}, "list": [{"a": 1}]})
+    for value, where in (
+        ({"two": 1}, "/two"),
+        ({"one": {"b": 1}}, "/one/b"),
+        ({"list": [{"a": 1}, {"b": 1}]}, "/list/1/b"),
+    ):
+        assert [fault.pointer for fault in input_faults(schema, value)] == [where]
+
+
+def test_closing_keeps_what_the_author_said_and_does_not_break_combinations() -> None:
+    said: list[Json] = [
+        {"type": "object", "additionalProperties": True},
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        {"type": "object", "patternProperties": {"^x-": {}}},
+        {"type": "object", "unevaluatedProperties": False},
+        {"type": "object", "allOf": [{"properties": {"a": {}}}]},
+    ]
+    for document in said:
+        assert close({**document}) == document
+    combined = Schema({"type": "object", "allOf": [{"properties": {"a": {"type": "integer"}}}]}, closed=True)
+    assert combined.valid({"a": 1})
+
+
+def test_making_a_schema_leaves_its_source_alone() -> None:
+    source: Json = {"type": "object", "properties": {"a": {"type": "object"}}}
+    schema = Schema(source, closed=True)
+    assert source == {"type": "object", "properties": {"a": {"type": "object"}}}
+    assert schema.document["additionalProperties"] is False
+    assert schema == Schema(source, closed=True)
+    assert schema != Schema(source)
+    assert hash(schema) == hash(Schema(source, closed=True))
+
+
+@pytest.mark.proves("CONTRACT-06")
+def test_declared_defaults_are_known_also_behind_a_reference() -> None:
+    schema = Schema(
+        {
+            "type": "object",
+            "properties": {
+                "a": {"default": 1},
+                "b": {"type": "string"},
+                "c": {"$ref": "#/$defs/c"},
+                "d": {"default": None},
+            },
+            "$defs": {"c": {"default": [3]}},
+        }
+    )
+    assert schema.defaults == (("a", 1), ("c", [3]), ("d", None))
+
+
+# Words that help
+
+ORDER = Schema(
+    {
+        "type": "object",
+        "properties": {
+            "colour": {"type": "string", "enum": ["red", "blue"]},
+            "count": {"type": "integer", "minimum": 1, "maximum": 9, "examples": [3]},
+            "to": {"type": "string", "format": "email", "examples": ["ada@example.com"]},
+            "size": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "either": {"type": ["integer", "boolean"]},
+            "point": {"$ref": "#/$defs/point"},
+        },
+        "required": ["count"],
+        "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+    },
+    closed=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "words"),
+    [
+        ({"count": 1, "color": "red"}, "/color", ["`color` is not a parameter", "did you mean `colour`?"]),
+        ({"count": 1, "zzz": 1}, "/zzz", ["`zzz` is not a parameter", "there are `colour`, `count`, `to`"]),
+        ({}, "/count", ["missing", "for example `3`"]),
+        ({"count": "many"}, "/count", ["`many` is not a whole number", "for example `3`"]),
+        ({"count": 0}, "/count", ["`0` is less than the minimum of 1", "for example `3`"]),
+        ({"count": 10}, "/count", ["`10`", "maximum of 9", "for example `3`"]),
+        ({"count": 1, "colour": "green"}, "/colour", ["`green` is not one of `red`, `blue`"]),
+        ({"count": 1, "to": "ada"}, "/to", ["`ada`", "email", "for example `ada@example.com`"]),
+        ({"count": 1, "size": "big"}, "/size", ["`big` is not a whole number or null"]),
+        ({"count": 1, "either": "x"}, "/either", ["`x` is not a whole number or true or false"]),
+        ({"count": 1, "point": {"x": "a"}}, "/point/x", ["`a` is not a whole number", "send a whole number"]),
+        ({"count": 1, "point": {}}, "/point/x", ["missing", "send a whole number"]),
+        ([], "", ["is not an object", "send an object"]),
+    ],
+)
+def test_a_fault_says_where_it_is_and_what_to_send_instead(value: Any, where: str, words: list[str]) -> None:
+    faults = input_faults(ORDER, value)
+    assert [fault.pointer for fault in faults] == [where]
+    for part in words:
+        assert part in faults[0].message
+    assert faults[0].message[0] != faults[0].message[0].upper() or faults[0].message[0] == "`"
+    assert not faults[0].message.endswith(".")
+
+
+def test_every_fault_of_an_input_is_listed_at_once() -> None:
+    value = {"color": "red", "to": "ada", "point": {"y": 1}}
+    assert [fault.pointer for fault in input_faults(ORDER, value)] == [
+        "/color",
+        "/count",
+        "/point/x",
+        "/point/y",
+        "/to",
+    ]
+
+
+def test_a_tool_without_parameters_says_so() -> None:
+    [fault] = input_faults(Schema({"type": "object"}, closed=True), {"a": 1})
+    assert "the tool takes none" in fault.message
+
+
+def test_long_values_are_quoted_in_brief() -> None:
+    [fault] = input_faults(Schema({"type": "object", "properties": {"n": {"type": "integer"}}}), {"n": "x" * 10_000})
+    assert len(fault.message) < 200
+
+
+def test_pointers_escape_what_rfc_6901_escapes() -> None:
+    assert pointer(["a/b", "m~n", 0, ""]) == "/a~1b/m~0n/0/"
+    [fault] = input_faults(Schema({"type": "object", "properties": {"a/b~c": {"type": "integer"}}}), {"a/b~c": "x"})
+    assert fault.pointer == "/a~1b~0c"
+
+
+# Sensitive values
+
+SECRET = "s3cr3t-v4lue"
+HIDDEN: Json = {"type": "string", "x-sensitivity": "secret", "minLength": 20, "pattern": "^[0-9]+$", "format": "uuid"}
+SENSITIVE: dict[str, tuple[Json, Any]] = {
+    "a field": ({"properties": {"pw": HIDDEN}}, {"pw": SECRET}),
+    "a field of the wrong type": ({"properties": {"pw": {"type": "integer", "x-sensitivity": "pii"}}}, {"pw": SECRET}),
+    "an enumeration": ({"properties": {"pw": {"enum": ["a"], "x-sensitivity": "credential"}}}, {"pw": SECRET}),
+    "a constant": ({"properties": {"pw": {"const": "a", "x-sensitivity": "credential"}}}, {"pw": SECRET}),
+    "below a sensitive object": (
+        {"properties": {"card": {"type": "object", "x-sensitivity": "pii", "properties": {"no": {"type": "integer"}}}}},
+        {"card": {"no": SECRET}},
+    ),
+    "a list sent for it": ({"properties": {"pw": HIDDEN}}, {"pw": [SECRET]}),
+    "an item of a list": (
+        {"properties": {"pws": {"type": "array", "items": HIDDEN}}},
+        {"pws": [SECRET]},
+    ),
+    "behind a reference": ({"properties": {"pw": {"$ref": "#/$defs/pw"}}, "$defs": {"pw": HIDDEN}}, {"pw": SECRET}),
+    "a rule of the object around it": (
+        {"properties": {"pw": {"x-sensitivity": "pii"}}, "minProperties": 2},
+        {"pw": SECRET},
+    ),
+    "a rule of the list around it": (
+        {"properties": {"pws": {"type": "array", "uniqueItems": True, "items": {"x-sensitivity": "pii"}}}},
+        {"pws": [SECRET, SECRET]},
+    ),
+    "a choice around it": (
+        {"anyOf": [{"properties": {"pw": HIDDEN}, "required": ["pw"]}, {"required": ["x"]}]},
+        {"pw": SECRET},
+    ),
+    "one branch of its type": (
+        {"properties": {"pw": {"anyOf": [{"type": "integer", "x-sensitivity": "pii"}, {"type": "null"}]}}},
+        {"pw": SECRET},
+    ),
+    "a map's values": ({"additionalProperties": {"type": "integer", "x-sensitivity": "pii"}}, {"any": SECRET}),
+}
+
+
+@pytest.mark.parametrize(("parts", "value"), [pytest.param(*case, id=name) for name, case in SENSITIVE.items()])
+def test_a_sensitive_value_is_never_quoted_in_a_fault(parts: Json, value: Any) -> None:
+    schema = Schema({"type": "object", **parts})
+    faults = [*input_faults(schema, value), *output_faults(schema, value)]
+    assert faults
+    assert SECRET not in repr(faults)
+
+
+def test_the_example_of_a_sensitive_field_is_not_shown_either() -> None:
+    schema = Schema({"type": "object", "properties": {"pw": HIDDEN | {"examples": [SECRET]}}, "required": ["pw"]})
+    assert SECRET not in repr([*input_faults(schema, {}), *input_faults(schema, {"pw": "x"})])
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=4).map(lambda text: f"#{text}#"))
+def test_faults_of_a_result_never_quote_it(value: str) -> None:
+    schema = Schema(
+        {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x"]}, "c": {"const": 1}}}
+    )
+    faults = output_faults(schema, {"a": value, "b": value, "c": value})
+    assert [fault.pointer for fault in faults] == ["/a", "/b", "/c"]
+    assert all(value not in fault.message for fault in faults)
+
+
+# What authors must say
+
+FIELD: Json = {"type": "string", "description": "a name", "examples": ["ada"]}
+
+
+def authored(**edits: Any) -> list[tuple[str, str]]:
+    field = {name: value for name, value in (FIELD | edits).items() if value is not None}
+    found = authoring_faults({"type": "object", "properties": {"who": field}})
+    return [(fault.pointer, fault.message) for fault in found]
+
+
+@pytest.mark.proves("CONTRACT-06")
+def test_a_complete_property_has_no_faults() -> None:
+    assert authored() == []
+    assert authored(**{"x-sensitivity": "pii", "x-token-cost": 0, "x-internal": True}) == []
+
+
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize(
+    ("edits", "where", "words"),
+    [
+        ({"description": None}, "/properties/who", "`who` needs a description"),
+        ({"description": "  "}, "/properties/who", "`who` needs a description"),
+        ({"examples": None}, "/properties/who", "`who` needs an example"),
+        ({"examples": []}, "/properties/who", "`who` needs an example"),
+        ({"examples": "ada"}, "/properties/who", "`who` needs an example"),
+        ({"examples": ["ada", 5]}, "/properties/who/examples", "the example `5` of `who` does not fit its own schema"),
+        (
+            {"x-sensitivity": "top"},
+            "/properties/who/x-sensitivity",
+            "must be one of confidential, credential, pii, secret",
+        ),
+        ({"x-sensitivity": True}, "/properties/who/x-sensitivity", "must be one of"),
+        ({"x-sensitivity": ["pii"]}, "/properties/who/x-sensitivity", "must be one of"),
+        ({"x-sensitivity": {}}, "/properties/who/x-sensitivity", "must be one of"),
+        ({"x-token-cost": "5"}, "/properties/who/x-token-cost", "must be a whole number of tokens"),
+        ({"x-token-cost": -1}, "/properties/who/x-token-cost", "must be a whole number of tokens"),
+        ({"x-token-cost": 1.5}, "/properties/who/x-token-cost", "must be a whole number of tokens"),
+        ({"x-token-cost": True}, "/properties/who/x-token-cost", "must be a whole number of tokens"),
+        ({"x-internal": "yes"}, "/properties/who/x-internal", "must be true or false"),
+    ],
+)
+def test_what_a_property_lacks_is_said_with_its_place(edits: Json, where: str, words: str) -> None:
+    [(found, message)] = authored(**edits)
+    assert found == where
+    assert words in message
+
+
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize("kind", ["string", "array", None, ["object", "null"]])
+def test_an_input_schema_that_is_not_an_object_is_refused(kind: Any) -> None:
+    [fault] = authoring_faults({} if kind is None else {"type": kind})
+    assert fault.pointer == "/type"
+    assert "`object`" in fault.message
+
+
+# Schemas that mean harm
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A server that waits for connections that must not come."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+def test_a_remote_reference_is_refused_and_never_fetched(listener: socket.socket) -> None:
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
+    documents: list[Json] = [
+        {"$ref": address},
+        {"$id": address, "$ref": "other.json"},
+        {"$dynamicRef": address},
+        {"$schema": address, "type": "object"},
+        {"type": "object", "properties": {"a": {"items": {"$ref": f"{address}#/$defs/a"}}}},
+    ]
+    for document in documents:
+        with pytest.raises(Failure) as caught:
+            compile_validator(document)
+        assert caught.value.code == "E3105"
+        with pytest.raises(Failure):
+            Schema(document).valid({})
+        with pytest.raises(Failure) as caught:
+            parse_manifest(
+                {"tool_id": "abc", "version": "1.0.0", "name": "Abc", "description": "ten letters", "provider": "p"}
+                | {"protocol": "native", "parameters": document}
+            )
+        assert caught.value.code == "E3105"
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+def test_a_reference_to_a_file_is_refused_without_reading_it(tmp_path: Any) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "integer"}')
+    with pytest.raises(Failure) as caught:
+        compile_validator({"$ref": path.as_uri()})
+    assert caught.value.code == "E3105"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "text"},
+        {"type": ["string", "string"]},
+        {"minLength": -1},
+        {"minimum": "1"},
+        {"multipleOf": 0},
+        {"pattern": "("},
+        {"pattern": "((a{1000}){1000}){1000}"},
+        {"required": "a"},
+        {"properties": []},
+        {"enum": 5},
+        {"$ref": "#/$defs/absent"},
+        {"$schema": 5},
+    ],
+    ids=repr,
+)
+def test_what_is_no_schema_is_refused_with_a_manifest_code(document: Json) -> None:
+    with pytest.raises(Failure) as caught:
+        compile_validator(document)
+    assert caught.value.code == "E3105"
+    assert caught.value.message.startswith("not a valid JSON Schema")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|aa)+$", "^(?=(a+))\\1+b$", "^(?!x)(a+)+$", "(.*a){12}$"])
+def test_a_hostile_pattern_does_not_hang(pattern: str) -> None:
+    schema = Schema({"type": "string", "pattern": pattern})
+    assert isinstance(schema.valid("a" * 40 + "!"), bool)
+    assert isinstance(input_faults(schema, "a" * 40 + "!"), list)
+
+
+@pytest.mark.timeout(20)
+def test_references_that_go_in_circles_end() -> None:
+    circle: Json = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+    assert isinstance(Schema(circle).valid(1), bool)
+    assert isinstance(Schema({"$ref": "#"}).valid({"a": [1]}), bool)
+    assert resolve_ref(circle, circle)["$defs"]
+    tree = Schema({"type": "object", "properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}}}, closed=True)
+    assert tree.valid({"next": {"next": {"n": 1}}})
+    assert [fault.pointer for fault in input_faults(tree, {"next": {"next": {"n": "x"}}})] == ["/next/next/n"]
+
+
+@pytest.mark.timeout(20)
+def test_a_schema_that_doubles_at_every_step_is_still_quick() -> None:
+    document: Json = {"$defs": {"d0": {"type": "integer"}}, "$ref": "#/$defs/d16"}
+    for step in range(1, 17):
+        document["$defs"][f"d{step}"] = {"allOf": [{"$ref": f"#/$defs/d{step - 1}"}] * 2}
+    assert Schema(document).valid(1)
+    assert not Schema(document).valid("x")
+
+
+@pytest.mark.parametrize("depth", [100, 300, 3000])
+def test_a_deeply_nested_schema_is_handled_or_refused(depth: int) -> None:
+    document: Json = {"type": "object"}
+    for _ in range(depth):
+        document = {"type": "object", "properties": {"a": document}}
+    try:
+        compile_validator(document)
+    except Failure as failure:
+        assert failure.code == "E3105"  # noqa: PT017 - either outcome is right, an overflow of the stack is not
+        assert depth > 100
+
+
+@pytest.mark.parametrize("depth", [100, 1000, 100_000])
+def test_a_deeply_nested_value_does_not_fit_and_breaks_nothing(depth: int) -> None:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    schema = Schema({"type": "object", "properties": {"n": {"type": "integer"}}})
+    assert not schema.valid({"n": value})
+    assert input_faults(schema, {"n": value})
+
+
+_DEEP = """
+from interlock.core.schema import Schema
+value = 1
+for _ in range(60_000):
+    value = [value]
+schema = Schema({"type": "array", "items": {"$ref": "#"}})
+assert not schema.valid(value)
+assert schema.errors(value)
+print("alive")
+"""
+
+
+def test_a_deeply_nested_value_for_a_recursive_schema_does_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", _DEEP], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), {1, 2}, object(), b"x", {1: 2}, 1j], ids=lambda value: type(value).__name__
+)
+def test_a_value_that_json_cannot_hold_does_not_fit(value: Any) -> None:
+    schema = Schema({"type": "object", "properties": {"any": {"type": ["number", "string", "array"]}}})
+    assert not schema.valid({"any": value})
+    assert input_faults(schema, {"any": value})
+    assert output_faults(schema, {"any": value})

@@ -70,8 +70,9 @@ _NUMBERS: Final[Mapping[str, str]] = {
         rf"(?<=\d)\d\d{_SEP}\d{{3}}{_SEP}\d{{4}}"
         rf"|(?<=\()\d{{3}}\){_SEP}?\d{{3}}{_SEP}?\d{{4}}"
         rf"|(?<=\+)1{_SEP}?\(?\d{{3}}\)?{_SEP}?\d{{3}}{_SEP}?\d{{4}}"
-        # An address right behind a number is not more of the number.
-        r"|(?<=\+)\d(?:(?![-\u2010-\u2015. \u00a0()]{1,3}\d{1,3}(?:\.\d{1,3}){3})[-\u2010-\u2015. \u00a0()]{0,3}\d){7,14}"
+        # What stands right behind a number and is a find of its own is not more of the number.
+        rf"|(?<=\+)\d(?:(?!{_SEP}(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|\d{{3}}{_HYPHEN}\d\d{_HYPHEN}\d{{4}}))"
+        rf"(?:{_SEP}|{_SEP}?[()]{_SEP}?)?\d){{7,14}}"
     ),
     "IP_ADDRESS": (rf"(?<=\d)(?!(?<=2)(?:5[6-9]|[6-9]\d)|(?<=[3-9])\d\d)\d{{0,2}}(?:\.(?!{_OVER_255})\d{{1,3}}){{3}}"),
 }

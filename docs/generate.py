@@ -1,0 +1,379 @@
+"""Writes the pages and schemas that follow from the code's own tables: `python -m docs.generate [--check]`.
+
+Errors, states, settings, commands and requirements are each said in one place. These pages are drawn from there, so
+they cannot disagree with it; with `--check` nothing is written, and the exit code is 1 if anything on disk differs.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import click
+import orjson
+import pydantic_core
+
+from interlock.cli import root as command_line
+from interlock.core.errors import CODES
+from interlock.core.manifest import Manifest
+from interlock.core.objects import VERSION, published_schemas
+from interlock.core.states import HISTORY, MOVES, TERMINAL
+from interlock.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = Path("docs/reference")
+SCHEMAS = Path("schemas")
+
+_MADE_BY = "<!-- Written by `./dev docs` from {source}. Change that, not this page. -->\n"
+
+
+def pages(root: Path = ROOT) -> dict[Path, bytes]:
+    """Every generated file: its path in the repository, and what it holds."""
+    texts = {
+        REFERENCE / "errors.md": errors_page(),
+        REFERENCE / "states.md": states_page(),
+        REFERENCE / "settings.md": settings_page(),
+        REFERENCE / "cli.md": cli_page(),
+        REFERENCE / "requirements.md": requirements_page(root / "tests"),
+    }
+    found = {path: text.encode() for path, text in texts.items()}
+    for name, schema in published_schemas().items():
+        found[SCHEMAS / f"agent-tool-{VERSION}" / f"{name}.json"] = _json(schema)
+    found[SCHEMAS / "manifest.json"] = _json(
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
+    )
+    return found
+
+
+def _json(document: Any) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(_cell(text) for text in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# Errors
+
+
+def errors_page() -> str:
+    """The table of errors, one row per code."""
+    said = {True: "yes", False: "no", None: "the failure says"}
+    rows = [
+        (
+            f'<a id="{row.code.lower()}"></a>`{row.code}`', row.title, f"`{row.error_code}`", f"`{row.error_class}`",
+            said[row.retryable], str(row.http), str(row.jsonrpc), f"`{row.grpc}`", row.resolution,
+        )
+        for row in CODES.values()
+    ]  # fmt: skip
+    header = ("code", "what", "errorCode", "error_class", "retryable", "HTTP", "JSON-RPC", "gRPC", "what to do")
+    return f"""{_MADE_BY.format(source="`core/errors.py`")}
+# Errors
+
+Every failure that leaves Interlock carries one of these {len(CODES)} codes, in one envelope, whatever door it leaves
+by. The statuses of doors that do not exist yet (HTTP, JSON-RPC, gRPC) are fixed here already, so that every door will
+say the same.
+
+`retryable` says whether sending the same call again can help. Where it reads "the failure says", a tool marks its own
+failure with `Failure(…, retryable=True)`; unsaid reads as no.
+
+{_table(header, rows)}"""
+
+
+# States
+
+
+def states_page() -> str:
+    """The life of a call: a diagram and a table, drawn from the moves there are."""
+    arrows = "\n".join(f"    {state} --> {after}" for state, moves in MOVES.items() for after in moves)
+    ends = "\n".join(f"    {state} --> [*]" for state in MOVES if state in TERMINAL)
+    rows = [
+        (f"`{state}`", ", ".join(f"`{after}`" for after in moves) or "none: it is an end", HISTORY.get(state, ""))
+        for state, moves in MOVES.items()
+    ]
+    return f"""{_MADE_BY.format(source="`core/states.py`")}
+# States of a call
+
+A call is always in one of {len(MOVES)} states. There are no other moves than these; states that do not apply are
+skipped, and {len(TERMINAL)} of them are ends that never change. `interlock calls show ID` prints the states a call has
+been through. `approved`, `needs_input` and `yielded` are in the table for parts that are still to come.
+
+```mermaid
+stateDiagram-v2
+    direction LR
+    [*] --> planned
+{arrows}
+{ends}
+```
+
+{_table(("state", "may become", "history reads"), rows)}"""
+
+
+# Settings
+
+
+def settings_page() -> str:
+    """Every setting with its type, default and bounds."""
+    rows: list[tuple[str, ...]] = []
+    for name, info in Settings.model_fields.items():
+        bounds = [_bound(rule) for rule in info.metadata]
+        kind = " ".join([_kind(info.annotation), *filter(None, bounds)])
+        default = orjson.dumps(pydantic_core.to_jsonable_python(info.default)).decode()
+        rows.append((f"`{name}`", kind, f"`{default}`", info.description or ""))
+    return f"""{_MADE_BY.format(source="`settings.py`")}
+# Settings
+
+Settings live in `settings.toml` of a home. A variable `INTERLOCK_<NAME>` overrides the file, and an argument of
+`Interlock.open(path, name=value)` overrides both. Lists are set in the file or by argument, not by a variable. A name
+that is not listed here is refused: a misspelt safety setting must not be ignored.
+
+{_table(("setting", "type", "default", "what it does"), rows)}
+```toml
+audit = "batched"
+payload_days = 30
+redact_names = ["iban", "passport_no"]
+```
+"""
+
+
+_KINDS: dict[Any, str] = {int: "whole number", bool: "true or false", str: "text", tuple[str, ...]: "list of texts"}
+
+
+def _kind(annotation: Any) -> str:
+    if annotation in _KINDS:
+        return _KINDS[annotation]
+    return " or ".join(f"`{choice}`" for choice in get_args(annotation)) or str(annotation)
+
+
+def _bound(rule: Any) -> str:
+    names = (("ge", "at least"), ("le", "at most"), ("gt", "above"), ("lt", "below"))
+    return ", ".join(f"{words} {getattr(rule, name)}" for name, words in names if hasattr(rule, name))
+
+
+# Commands
+
+
+def cli_page() -> str:
+    """The command line, from click's own tree."""
+    sections = "\n".join(_section(command, path) for path, command in _commands(command_line, ("interlock",)))
+    return f"""{_MADE_BY.format(source="`interlock.cli`")}
+# Command line
+
+{sections}"""
+
+
+def _commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path[-1])
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None and not found.hidden:
+                yield from _commands(found, (*path, name))
+
+
+def _section(command: click.Command, path: tuple[str, ...]) -> str:
+    context = click.Context(command, info_name=" ".join(path))
+    usage = " ".join([*path, *command.collect_usage_pieces(context)])
+    options = [
+        (" ".join(f"`{part}`" for part in declared[0].split("  ")), declared[1])
+        for parameter in command.get_params(context)
+        if isinstance(parameter, click.Option) and "--help" not in parameter.opts
+        if (declared := parameter.get_help_record(context)) is not None
+    ]
+    parts = [f"{'#' * min(len(path) + 1, 4)} {' '.join(path)}\n", f"```text\n{usage}\n```\n", *_prose(command.help)]
+    if options:
+        parts.append(_table(("option", "what it does"), options))
+    parts += _prose(command.epilog)
+    return "\n".join(parts)
+
+
+def _prose(text: str | None) -> Iterator[str]:
+    """Paragraphs of a help text; those that click was told to leave alone are examples."""
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text or "")):
+        if paragraph.startswith("\b"):
+            yield f"```text\n{paragraph.removeprefix(chr(8)).strip(chr(10))}\n```\n"
+        elif paragraph:
+            yield " ".join(line.strip() for line in paragraph.splitlines()) + "\n"
+
+
+# Requirements
+
+
+@dataclass(slots=True)
+class Proof:
+    """What the tests say of one clause."""
+
+    proven_in: set[str] = field(default_factory=set[str])
+    partly_in: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+
+    @property
+    def status(self) -> Literal["proven", "partly", "open"]:
+        if self.proven_in:
+            return "proven"
+        return "partly" if self.partly_in else "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A mark on a test: the clauses it names, and what is left of them if it proves them in part."""
+
+    ids: tuple[str, ...]
+    rest: str | None
+
+
+def ledger(tests: Path) -> dict[str, list[tuple[str, str]]]:
+    """Every clause by area: its id and what it demands."""
+    areas: dict[str, list[tuple[str, str]]] = {}
+    for path in sorted((tests / "ledger").glob("*.toml")):
+        clauses = tomllib.loads(path.read_text())["requirement"]
+        areas[path.stem] = [(clause["id"], clause["must"]) for clause in clauses]
+    return areas
+
+
+def named_in_tests(tests: Path) -> dict[str, Proof]:
+    """Every clause that a test names, with the tests' files."""
+    found: dict[str, Proof] = {}
+    for path in sorted(tests.rglob("*.py")):
+        file = path.relative_to(tests.parent).as_posix()
+        for mark in marks_in(path.read_text()):
+            for clause in mark.ids:
+                proof = found.setdefault(clause, Proof())
+                if mark.rest is None:
+                    proof.proven_in.add(file)
+                else:
+                    proof.partly_in.setdefault(mark.rest, set()).add(file)
+    return found
+
+
+def marks_in(source: str) -> Iterator[Mark]:
+    """The marks of one test module, also those that are kept under a name and used by it."""
+    tree = ast.parse(source)
+    texts = dict(_texts(tree))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    idle = {
+        id(statement.value)
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name) and target.id not in used and target.id != "pytestmark"
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or id(node) in idle:
+            continue
+        name = ast.unparse(node.func)
+        ids = tuple(text for argument in node.args if (text := _text(argument, texts)) is not None)
+        if name == "pytest.mark.proves":
+            yield Mark(ids, None)
+        elif name == "pytest.mark.part_of":
+            rest = next((_text(keyword.value, texts) for keyword in node.keywords if keyword.arg == "rest"), None)
+            yield Mark(ids[:1], rest or "not said")
+
+
+def _texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            for target in statement.targets:
+                if isinstance(target, ast.Name) and isinstance(statement.value.value, str):
+                    yield target.id, statement.value.value
+
+
+def _text(node: ast.expr, texts: dict[str, str]) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return texts.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def requirements_page(tests: Path) -> str:
+    """Which clauses are proven, which in part and what is left, and which are open."""
+    named, areas = named_in_tests(tests), ledger(tests)
+    unproven = Proof()
+    counts = {area: Counter(named.get(id_, unproven).status for id_, _ in clauses) for area, clauses in areas.items()}
+    total = sum(counts.values(), Counter[str]())
+    summary = [
+        (f"[{area.upper()}](#{area})", *(str(count[status]) for status in ("proven", "partly", "open")))
+        for area, count in counts.items()
+    ]
+    summary.append(("all", *(f"**{total[status]}**" for status in ("proven", "partly", "open"))))
+    sections = "\n".join(_area(area, clauses, named) for area, clauses in areas.items())
+    return f"""{_MADE_BY.format(source="`tests/ledger` and the marks of the tests")}
+# Requirements
+
+The ledger in [tests/ledger](../../tests/ledger) has {total.total()} clauses. A test names the clauses it proves with
+`pytest.mark.proves`, or with `pytest.mark.part_of` and what is left. A clause that no test names is open: nothing is
+claimed about it. "Partly" lists what each test leaves to others, so two entries of one clause may complete each other.
+
+{_table(("area", "proven", "partly", "open"), summary)}
+{sections}"""
+
+
+def _area(area: str, clauses: list[tuple[str, str]], named: dict[str, Proof]) -> str:
+    rows = [(f"`{clause}`", *_judged(named.get(clause, Proof()))) for clause, _ in clauses]
+    clauses_in = f"[The clauses](../../tests/ledger/{area}.toml)."
+    table = _table(("clause", "status", "tests and what is left"), rows)
+    return f'<a id="{area}"></a>\n\n## {area.upper()}\n\n{clauses_in}\n\n{table}'
+
+
+def _judged(proof: Proof) -> tuple[str, str]:
+    if proof.proven_in:
+        return "proven", ", ".join(_link(file) for file in sorted(proof.proven_in))
+    left = [f"{', '.join(map(_link, sorted(files)))} leaves: {rest}" for rest, files in sorted(proof.partly_in.items())]
+    return proof.status, "; ".join(left)
+
+
+def _link(file: str) -> str:
+    return f"[{file.removeprefix('tests/')}](../../{file})"
+
+
+# Writing
+
+
+def differences(root: Path = ROOT) -> list[str]:
+    """What on disk is not as it would be written."""
+    wanted = pages(root)
+    there = {
+        path.relative_to(root)
+        for directory in (REFERENCE, SCHEMAS)
+        for path in (root / directory).rglob("*")
+        if path.is_file()
+    }
+    found = [f"{path} is not generated" for path in sorted(there - wanted.keys())]
+    for path, content in wanted.items():
+        if path not in there:
+            found.append(f"{path} is missing")
+        elif (root / path).read_bytes() != content:
+            found.append(f"{path} is out of date")
+    return found
+
+
+def main() -> int:
+    if sys.argv[1:] not in ([], ["--check"]):
+        print("usage: python -m docs.generate [--check]", file=sys.stderr)
+        return 2
+    if sys.argv[1:]:
+        found = differences()
+        for line in found:
+            print(f"{line}; run ./dev docs", file=sys.stderr)
+        return 1 if found else 0
+    for path, content in pages().items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_bytes(content)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import orjson
 
+from interlock.audit.retention import expire_payloads
 from interlock.authority.policy import Policy, PolicyFile
 from interlock.core.canonical import derive_key
 from interlock.core.clock import Clock, Deadline, new_id
@@ -31,14 +32,16 @@ from interlock.gateway import keys
 from interlock.gateway.batch import Batch, BatchPolicy
 from interlock.gateway.hooks import Hook
 from interlock.gateway.invoke import Gateway
+from interlock.gateway.paging import Cursors
 from interlock.registry import admission
 from interlock.registry.admission import Evidence, Verdict
 from interlock.registry.catalog import Catalog, contract_digest
+from interlock.registry.retirement import Milestone, sweep
 from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings, load_settings
 from interlock.store.home import Home, Instance
-from interlock.store.journal import Journal
+from interlock.store.journal import Journal, Transaction
 from interlock.store.signing import Signer
 from interlock.trials import Trial, try_tool
 
@@ -84,9 +87,11 @@ class Interlock:
             settings=settings,
             clock=clock,
             instance=self.instance,
+            cursors=Cursors(home.keys),
         )
         self._caller_id = caller or f"local:{_user()}"
         self._caller: tuple[Policy, Caller] | None = None
+        self._housekeeper = asyncio.create_task(self._keep_house()) if settings.housekeeping else None
 
     @classmethod
     def open(
@@ -106,6 +111,9 @@ class Interlock:
 
     async def close(self) -> None:
         """Finish what is being written, anchor the chain, let go of the home."""
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+            await asyncio.gather(self._housekeeper, return_exceptions=True)
         self.gateway.close()
         await self.journal.close()
         self.instance.close()
@@ -207,8 +215,9 @@ class Interlock:
 
     async def undo(self, invocation_id: str, *, key: str) -> Result:
         """Run the compensation that a call stored when it succeeded. Governed like any call."""
-        rows = self.journal.read("SELECT body FROM payload WHERE ref = ?", (f"undo:{invocation_id}",))
-        if not rows or rows[0][0] is None:
+        rows = self.journal.read("SELECT body, owner FROM payload WHERE ref = ?", (f"undo:{invocation_id}",))
+        mine = f"{self.caller.tenant}/{self.caller.id}"
+        if not rows or rows[0][0] is None or rows[0][1] != mine:
             raise Failure("E3702", f"nothing is stored that could undo call {invocation_id}")
         stored: Json = orjson.loads(rows[0][0])
         operation: ToolOperation = "compensate"
@@ -252,6 +261,24 @@ class Interlock:
     def hook(self, hook: Hook) -> None:
         """Put a hook around calls."""
         self.gateway.hooks.registered.append(hook)
+
+    # Housekeeping
+
+    async def maintain(self) -> list[Milestone]:
+        """Let go of what has expired and retire versions whose time has come. Runs by itself once an hour."""
+        while await self.journal.commit(keys.evict) == keys.EVICT_AT_ONCE:
+            pass
+        await self.journal.commit(expire_payloads)
+        return await sweep(self.journal, self.clock.now_ms(), by="housekeeping")
+
+    async def _keep_house(self) -> None:
+        while True:
+            if await self.journal.commit(_maintenance_due):
+                try:
+                    await self.maintain()
+                except Failure as failure:
+                    _log.warning("housekeeping was put off: %s", failure.message)
+            await asyncio.sleep(600)
 
     # Tools
 
@@ -300,6 +327,8 @@ class Interlock:
 
     async def try_out(self, tool: Tool[..., Any], *, live: bool = False) -> Trial:
         """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
+        if live and "tools:admin" not in self.caller.scopes:
+            raise Failure("E3206", "recording evidence needs the scope tools:admin")
         async with _scratch(self.settings) as scratch:
             digest = contract_digest(tool)
             pretend = Evidence(digest, True, "trial", "")
@@ -365,6 +394,17 @@ class _Opening:
         return self
 
 
+def _maintenance_due(transaction: Transaction) -> bool:
+    """Whether an hour has passed since any process on this home kept house; if so, it is this one's turn."""
+    row = transaction.one("SELECT value FROM fact WHERE name = 'maintained_ms'")
+    if row is not None and transaction.now_ms - int(row[0]) < 3_600_000:
+        return False
+    transaction.execute(
+        "INSERT OR REPLACE INTO fact (name, value) VALUES ('maintained_ms', ?)", (str(transaction.now_ms),)
+    )
+    return True
+
+
 _OPEN_POLICY = """
 [[rule]]
 id = "scratch"
@@ -379,7 +419,8 @@ async def _scratch(settings: Settings) -> AsyncGenerator[Interlock]:
         home = Home(directory)
         home.prepare()
         home.policy.write_text(_OPEN_POLICY)
-        async with Interlock.open(directory, **settings.model_dump()) as lock:
+        plain: Json = {**settings.model_dump(), "housekeeping": False}
+        async with Interlock.open(directory, **plain) as lock:
             yield lock
 
 

@@ -31,6 +31,10 @@ class Settings(pydantic.BaseModel):
     redact_names: tuple[str, ...] = pydantic.Field((), description="further field names whose values are never shown")
     no_pattern_redaction: tuple[str, ...] = pydantic.Field((), description="namespaces whose results keep their text")
 
+    housekeeping: bool = pydantic.Field(
+        True, description="let go of expired keys and payloads and retire versions in the background, once an hour"
+    )
+
     def redacts(self, namespace: str) -> bool:
         return namespace not in self.no_pattern_redaction
 
@@ -44,7 +48,8 @@ def load_settings(path: Path, **given: Any) -> Settings:
     for name in Settings.model_fields:
         from_environment = os.environ.get(f"INTERLOCK_{name.upper()}")
         if from_environment is not None:
-            values[name] = from_environment
+            listed = isinstance(Settings.model_fields[name].default, tuple)
+            values[name] = [part for part in from_environment.split(",") if part] if listed else from_environment
     try:
         return Settings.model_validate({**values, **given})
     except pydantic.ValidationError as error:

@@ -67,7 +67,7 @@ def versioned(version: str) -> Tool[..., Any]:
 
 @asynccontextmanager
 async def opened(home: Path, time: FakeTime, *versions: str) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, clock=time.clock) as lock:
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
         for version in versions:
             await lock.add(versioned(version))
         yield lock

@@ -152,6 +152,7 @@ def tool(
     restart_safe: bool = False,
     external_io: bool = True,
     cancellable: bool = True,
+    paged: bool = False,
     coerce_output: bool = False,
     tolerant_output: bool = False,
     breaking_changes: bool = False,
@@ -212,8 +213,8 @@ def tool(
 
 _PLAIN_FACTS = (
     "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "restart_safe", "external_io",
-    "cancellable", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change", "redact_results",
-    "max_inline_chars", "persist_output", "priority",
+    "cancellable", "paged", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change",
+    "redact_results", "max_inline_chars", "persist_output", "priority",
 )  # fmt: skip
 
 

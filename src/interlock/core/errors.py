@@ -169,7 +169,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3202", "token signature is wrong", 401, _E.AUTHORIZATION_DENIED, _C.PERMISSION_DENIED, "use a token signed by a known key"),
     ("E3203", "token malformed", 401, _E.AUTHORIZATION_DENIED, _C.PERMISSION_DENIED, "send a well-formed token"),
     ("E3204", "tool not in token", 403, _E.AUTHORIZATION_DENIED, _C.PERMISSION_DENIED, "ask for a token that names the tool"),
-    ("E3205", "policy engine failed", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "wait, then send the call again"),
+    ("E3205", "policy engine failed", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "an operator mends the policy; then send the call again"),
     ("E3206", "permission denied", 403, _E.AUTHORIZATION_DENIED, _C.PERMISSION_DENIED, "ask for the missing permission"),
     ("E3207", "identity not found", 404, _E.AUTHORIZATION_DENIED, _C.PERMISSION_DENIED, "register the identity first"),
     ("E3208", "approval required", 202, _E.APPROVAL_REQUIRED, _C.POLICY_BLOCKED, "wait until a person has decided, then ask again"),

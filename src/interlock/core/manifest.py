@@ -245,6 +245,7 @@ class Manifest(Part):
     restart_safe: bool = False
     external_io: bool = True
     cancellable: bool = True
+    paged: bool = False
     coerce_output: bool = False
     tolerant_output: bool = False
     behaviour_change: bool = False

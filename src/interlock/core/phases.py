@@ -60,8 +60,8 @@ class Call(Trail):
 
     __slots__ = (
         "additional_context", "context", "deadline", "decision", "id", "input_hash", "mutations", "noted",
-        "parts", "phases", "progress", "request", "scope", "started", "started_ms", "task", "tool", "trace_id",
-        "waiter", "warnings", "why",
+        "pagination", "parts", "phases", "progress", "request", "scope", "started", "started_ms", "task", "tool",
+        "trace_id", "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -81,6 +81,7 @@ class Call(Trail):
         self.warnings: list[str] = []
         self.additional_context: list[str] = []
         self.parts: list[Any] = []
+        self.pagination: Json | None = None
         self.progress = 0
         # While it runs.
         self.deadline = started

@@ -28,6 +28,7 @@ class Prepared:
         "key_required",
         "max_inline",
         "notice",
+        "paged",
         "plain",
         "quick",
         "redactor",
@@ -43,6 +44,7 @@ class Prepared:
         self.bound = bound
         self.digest = digest
         self.notice = notice
+        self.paged = manifest.paged
         self.ref = contract.ref
         # The input schema as callers see it; without internal fields the two are one.
         self.facing = Schema(schema.model_facing) if schema.internal else schema

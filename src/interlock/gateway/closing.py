@@ -252,14 +252,20 @@ class Closer:
         if failure.details is not None and "replay_of" in failure.details:
             source, extra["replayOf"] = "replay", failure.details["replay_of"]
         metadata = self._metadata(call)
+        changes = () if call.context is None else tuple(call.context.changes)
         body = records.closed(
             call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None, failure=failure,
-            effects=() if call.context is None else tuple(call.context.changes), extra=extra,
+            effects=changes, extra=extra,
         )  # fmt: skip
+        # What a tool reported before it failed has happened, whatever became of the call.
+        redact = None if call.tool is None or not changes else self._sink_redactor(call.tool)
+        mutations = [] if redact is None else [records.mutation(call, now_ms, change, redact) for change in changes]
 
         def unit(transaction: Transaction) -> None:
             if call.scope is not None and settlement is not None:
                 keys.settle(transaction, call.scope, call.id, settlement, _stored(failure))
+            for mutation in mutations:
+                transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, body)
 
         failure = await self._record_failure(call, failure, unit)
@@ -376,6 +382,8 @@ class Closer:
             metadata["deprecation"] = call.tool.notice
         if call.mutations:
             metadata["input_mutations"] = [{"source": m.source, "pointer": m.pointer} for m in call.mutations]
+        if call.pagination is not None:
+            metadata["pagination"] = call.pagination
         if call.warnings:
             metadata["warnings"] = call.warnings
         if call.additional_context:

@@ -113,9 +113,12 @@ class Hooks:
     async def _run(self, hook: Hook, call: Call, seen: Seen, left_s: float) -> HookResult:
         """Run one hook within its time; anything but a clean answer blocks the call (E3211)."""
         try:
-            found = hook.run(seen)
-            if inspect.isawaitable(found):
-                async with asyncio.timeout(max(0.0, min(hook.timeout_s, left_s))):
+            async with asyncio.timeout(max(0.0, min(hook.timeout_s, left_s))):
+                # A plain function is run in a thread: it cannot hold up the loop, nor outstay its time.
+                found = (
+                    hook.run(seen) if inspect.iscoroutinefunction(hook.run) else await asyncio.to_thread(hook.run, seen)
+                )
+                if inspect.isawaitable(found):
                     found = await found
         except TimeoutError:
             raise Failure("E3211", f"hook `{hook.id}` took too long") from None

@@ -29,6 +29,7 @@ from interlock.gateway.closing import Closer, terminal_state
 from interlock.gateway.execute import Execution
 from interlock.gateway.hooks import Hooks, stricter
 from interlock.gateway.observe import Observer
+from interlock.gateway.paging import Cursors
 from interlock.registry.catalog import Catalog
 from interlock.settings import Settings
 from interlock.store.home import Instance
@@ -50,6 +51,7 @@ class Gateway:
         settings: Settings,
         clock: Clock,
         instance: Instance,
+        cursors: Cursors,
     ) -> None:
         self._catalog = catalog
         self._policy = policy
@@ -57,6 +59,7 @@ class Gateway:
         self._seal = object()
         self.observer = Observer(clock, redactor)
         self.hooks = Hooks(self.observer, clock)
+        self._cursors = cursors
         self._closer = Closer(journal, clock, redactor, settings, self.observer)
         self.execution = Execution(
             seal=self._seal,
@@ -131,7 +134,10 @@ class Gateway:
             arguments: Json = orjson.loads(requested.model_input)
         else:
             assert isinstance(call.request.arguments, dict)
-            arguments = validate.check_input(requested, call.request.arguments)
+            given = call.request.arguments
+            if tool.paged:
+                given = self._cursors.restore(requested, given)
+            arguments = validate.check_input(requested, given)
             if tool.has_checks:
                 await validate.check_meaning(tool, arguments)
         call.move("arguments_ready")
@@ -185,6 +191,8 @@ class Gateway:
         if ran.attestations or tool.has_verifier:
             await verify.confirm_effects(tool, ran, value)
         verified = self._closer.redact(ran, value)
+        if tool.paged:
+            verified = self._cursors.split(verified)
         if self.hooks.registered:
             await self.hooks.after(requested, verified.value)
         return verified

@@ -151,10 +151,13 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[str]]:
     return unit
 
 
-def evict(transaction: Transaction, limit: int = 1000) -> int:
-    """Remove outcomes whose window has passed."""
+EVICT_AT_ONCE = 1000
+
+
+def evict(transaction: Transaction) -> int:
+    """Remove outcomes whose window has passed, a bounded number at a time."""
     return transaction.execute(
         "DELETE FROM reservation WHERE scope IN (SELECT scope FROM reservation WHERE state = 'done' AND expires_ms <= ?"
         " LIMIT ?)",
-        (transaction.now_ms, limit),
+        (transaction.now_ms, EVICT_AT_ONCE),
     ).rowcount

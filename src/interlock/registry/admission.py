@@ -16,7 +16,7 @@ from interlock.core.effects import manifest_faults
 from interlock.core.errors import Failure
 from interlock.core.explain import authoring_faults
 from interlock.core.manifest import Manifest
-from interlock.core.schema import compile_validator
+from interlock.core.schema import compile_validator, properties_of, resolve_ref
 from interlock.core.versions import predecessor
 from interlock.registry.catalog import Version, bump_epoch
 from interlock.registry.compat import Surface, classify, require_bump
@@ -104,8 +104,20 @@ def _schema_faults(manifest: Manifest) -> list[str]:
             compile_validator(schema if schema is not None else True)
         except Failure as failure:
             faults.append(failure.message)
+    if manifest.paged:
+        faults.extend(_paging_faults(manifest))
     if manifest.protocol == "native":
         faults.extend(fault.message for fault in authoring_faults(manifest.parameters))
+    return faults
+
+
+def _paging_faults(manifest: Manifest) -> list[str]:
+    result = manifest.result_schema or {}
+    items = resolve_ref(result, properties_of(resolve_ref(result, result)).get("items", {}))
+    optional = "cursor" not in manifest.parameters.get("required", ())
+    faults = _unless("cursor" in properties_of(manifest.parameters), "a paged tool takes `cursor`: str | None = None")
+    faults += _unless(optional, "the `cursor` of a paged tool is optional: the first page has none")
+    faults += _unless(items.get("type") == "array", "a paged tool returns an object with `items` and a next `cursor`")
     return faults
 
 

@@ -11,6 +11,29 @@ from typing import Any
 from interlock.core.errors import Failure
 
 
+def own_secret(path: Path) -> bytes:
+    """32 random bytes in a file that only its owner can read, made at first use."""
+    try:
+        # Only one process may create it; whoever loses the race reads what the winner wrote.
+        staged = path.with_name(f"{path.name}.{os.getpid()}")
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(os.urandom(32))
+            os.fsync(file.fileno())
+        try:
+            os.link(staged, path)
+        except FileExistsError:
+            pass
+        finally:
+            staged.unlink()
+    except OSError as error:
+        if not path.exists():
+            raise Failure("E3801", f"the key `{path.name}` cannot be made: {error.strerror}") from None
+    if path.stat().st_mode & 0o077:
+        raise Failure("E3804", f"the key `{path.name}` can be read by others; chmod 600 it")
+    return path.read_bytes()
+
+
 def head_message(kind: str, seq: int, head: bytes, at_ms: int) -> bytes:
     """What a signature covers."""
     return f"interlock {kind} {seq} {head.hex()} {at_ms}".encode()
@@ -35,25 +58,7 @@ class Signer:
     def _private_bytes(self) -> bytes:
         if self._public.exists() and not self._private.exists():
             raise Failure("E3804", "the journal's signing key is missing; restore it from a backup")
-        try:
-            # Only one process may create the key; whoever loses the race reads what the winner wrote.
-            staged = self._private.with_name(f"{self._private.name}.{os.getpid()}")
-            descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(os.urandom(32))
-                os.fsync(file.fileno())
-            try:
-                os.link(staged, self._private)
-            except FileExistsError:
-                pass
-            finally:
-                staged.unlink()
-        except OSError as error:
-            if not self._private.exists():
-                raise Failure("E3801", f"the journal's signing key cannot be made: {error.strerror}") from None
-        if self._private.stat().st_mode & 0o077:
-            raise Failure("E3804", "the journal's signing key can be read by others; chmod 600 it")
-        return self._private.read_bytes()
+        return own_secret(self._private)
 
     @cached_property
     def public(self) -> bytes:

@@ -1,0 +1,83 @@
+"""Paging: a cursor that stands for the whole query, so that the next page needs nothing else.
+
+A paged tool takes an optional `cursor` and returns `items`, the next `cursor` and perhaps `totalCount`. What callers
+get as a cursor is sealed: it holds the arguments of the query and the tool's own cursor, encrypted, for this caller and
+this version alone. Nothing is stored for it, and what a query asked for cannot be read from it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from interlock.core.errors import Failure
+from interlock.core.phases import Mutated, Requested, Verified
+from interlock.core.schema import Json, pointer
+from interlock.gateway import verify
+from interlock.store.signing import own_secret
+
+CURSOR_LIVES_S = 86_400
+
+
+class Cursors:
+    """Makes and opens cursors with a key of the home's own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "cursor.key"
+
+    @cached_property
+    def _box(self) -> Any:
+        import base64
+
+        from cryptography.fernet import Fernet
+
+        return Fernet(base64.urlsafe_b64encode(own_secret(self._path)))
+
+    def restore(self, requested: Requested, given: Json) -> Json:
+        """The query that a cursor alone stands for; any other input is left as it is."""
+        token = given.get("cursor")
+        if given.keys() != {"cursor"} or not isinstance(token, str):
+            return given
+        from cryptography.fernet import InvalidToken
+
+        try:
+            query: Json = orjson.loads(self._box.decrypt(token.encode(), ttl=CURSOR_LIVES_S))
+        except (InvalidToken, ValueError):
+            raise _unusable() from None
+        if query["for"] != self._for(requested):
+            raise _unusable()
+        arguments: Json = {**query["arguments"], "cursor": query["cursor"]}
+        requested.call.mutations.extend(Mutated("cursor", pointer([name]), None, None) for name in sorted(arguments))
+        return arguments
+
+    def split(self, verified: Verified) -> Verified:
+        """The page as the payload, and where it stands in the whole beside it."""
+        checked = verified.ran.granted.checked
+        page = cast("Json", verified.value)
+        query = {name: value for name, value in checked.call_input.items() if name != "cursor"}
+        inner = page.get("cursor")
+        token = None if inner is None else self._seal(checked.requested, query, inner)
+        checked.requested.call.pagination = {
+            "cursor": token,
+            "hasMore": inner is not None,
+            "totalCount": page.get("totalCount"),
+        }
+        items = page["items"]
+        return Verified(verified.ran, items, verify.encode(items), verified.redacted)
+
+    def _seal(self, requested: Requested, query: Json, inner: Any) -> str:
+        body = orjson.dumps({"for": self._for(requested), "arguments": query, "cursor": inner})
+        token: bytes = self._box.encrypt(body)
+        return token.decode()
+
+    def _for(self, requested: Requested) -> list[str]:
+        caller = requested.call.request.caller
+        assert caller is not None
+        return [caller.tenant, caller.id, requested.tool.ref]
+
+
+def _unusable() -> Failure:
+    return Failure("E3308", "cursor: not a cursor of this tool and caller, or too old; start again from the first page")

@@ -1,0 +1,73 @@
+"""Paging by cursor alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from typing_extensions import TypedDict
+
+from interlock import Caller, Field, Interlock, tool
+from tests.gateway.test_idempotency import code
+from tests.sample import Text
+
+
+class Page(TypedDict):
+    items: list[int]
+    cursor: str | None
+    totalCount: int
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="p", paged=True)
+async def rows(
+    prefix: Text,
+    secret: Annotated[str, Field(description="part of the query", examples=["x"])],
+    cursor: Annotated[str | None, Field(description="where to go on")] = None,
+) -> Page:
+    """Twenty-five rows, ten at a time."""
+    assert (prefix, secret) == ("a", "hush")
+    start = int(cursor or 0)
+    page = list(range(25))[start : start + 10]
+    after = start + 10
+    return {"items": page, "cursor": str(after) if after < 25 else None, "totalCount": 25}
+
+
+@pytest.fixture
+async def paged(lock: Interlock) -> Interlock:
+    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+
+    await lock.journal.commit(_publish(rows))
+    lock.catalog.attach(rows)
+    return lock
+
+
+@pytest.mark.part_of("CONTRACT-07", rest="over each door")
+async def test_the_cursor_alone_fetches_the_next_page(paged: Interlock) -> None:
+    result = await paged.call("p.rows", prefix="a", secret="hush")
+    gathered: list[int] = []
+    pages = 0
+    while True:
+        envelope = result.envelope()
+        assert envelope.keys() == {"data", "pagination", "provenance", "execution"}
+        assert envelope["provenance"].keys() >= {
+            "source", "retrievedAt", "dataVersion", "invocationId", "timestamp", "freshness", "confidence",
+        }  # fmt: skip
+        assert envelope["execution"].keys() >= {"executionDurationMs", "resourceCost"}
+        gathered += envelope["data"]
+        pages += 1
+        pagination = envelope["pagination"]
+        assert pagination["totalCount"] == 25
+        if not pagination["hasMore"]:
+            break
+        assert "hush" not in pagination["cursor"]
+        result = await paged.call("p.rows", cursor=pagination["cursor"])
+    assert (gathered, pages) == (list(range(25)), 3)
+
+
+@pytest.mark.part_of("CONTRACT-07", rest="over each door")
+async def test_a_cursor_is_good_for_its_own_caller_and_tool_only(paged: Interlock) -> None:
+    first = await paged.call("p.rows", prefix="a", secret="hush")
+    token: Any = first.metadata["pagination"]["cursor"]
+    assert code(await paged.call("p.rows", {"cursor": token}, caller=Caller(id="local:thief"))) == "E3308"
+    assert code(await paged.call("p.rows", {"cursor": token[:-4] + "AAAA"})) == "E3308"
+    assert code(await paged.call("p.rows", {"cursor": "made up"})) == "E3308"

@@ -1,0 +1,83 @@
+"""The store: its schema is what the migrations make, and its audit modes keep what they promise."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from interlock import Interlock
+from interlock.store.home import run_migrations
+from interlock.store.tables import metadata
+from tests.gateway.test_lifecycle import records
+
+
+def _shape(path: Path) -> dict[str, Any]:
+    engine = sa.create_engine(f"sqlite:///{path}", poolclass=sa.NullPool)
+    inspector = sa.inspect(engine)
+    shape: dict[str, Any] = {
+        table: {
+            "columns": {(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)},
+            "key": inspector.get_pk_constraint(table)["constrained_columns"],
+            "indexes": {(index["name"], tuple(index["column_names"])) for index in inspector.get_indexes(table)},
+        }
+        for table in inspector.get_table_names()
+        if table != "alembic_version"
+    }
+    engine.dispose()
+    return shape
+
+
+def test_the_migrations_make_exactly_the_tables_the_program_declares(tmp_path: Path) -> None:
+    run_migrations(tmp_path / "migrated.db")
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'declared.db'}", poolclass=sa.NullPool)
+    metadata.create_all(engine)
+    engine.dispose()
+    assert _shape(tmp_path / "migrated.db") == _shape(tmp_path / "declared.db")
+
+
+async def test_in_durable_mode_a_read_is_on_disk_before_its_answer(lock: Interlock, home: Path) -> None:
+    result = await lock.call("demo.add", a=1, b=2)
+    other = sqlite3.connect(home / "interlock.db")
+    assert other.execute("SELECT COUNT(*) FROM journal WHERE call = ?", (result.invocation_id,)).fetchone() == (1,)
+    other.close()
+
+
+async def test_in_batched_mode_reads_answer_first_and_writes_do_not(home: Path) -> None:
+    from tests.conftest import TOOLS
+
+    async with Interlock.open(home, audit="batched") as batched:
+        for one in TOOLS:
+            batched.catalog.attach(one)
+        other = sqlite3.connect(home / "interlock.db")
+
+        def on_disk(call: str) -> int:
+            return other.execute("SELECT COUNT(*) FROM journal WHERE call = ?", (call,)).fetchone()[0]
+
+        read = await batched.call("demo.add", a=1, b=2)
+        assert on_disk(read.invocation_id) == 0
+        write = await batched.call("demo.increment", name="a", key="k")
+        assert on_disk(write.invocation_id) == 3
+        await batched.journal.drain()
+        assert on_disk(read.invocation_id) == 1
+        many = await asyncio.gather(*(batched.call("demo.add", a=n, b=n) for n in range(3000)))
+        await batched.journal.drain()
+        assert len(records(batched)) == len(many) + 2
+        other.close()
+
+
+async def test_housekeeping_lets_go_of_what_has_expired(lock: Interlock) -> None:
+    await lock.call("demo.increment", name="a", key="k")
+    await lock.journal.commit(lambda tx: tx.execute("UPDATE reservation SET expires_ms = 0") and None)
+    await lock.maintain()
+    assert lock.journal.read("SELECT COUNT(*) FROM reservation")[0][0] == 0
+
+
+async def test_list_settings_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERLOCK_REDACT_NAMES", "iban,passport")
+    async with Interlock.open(tmp_path) as opened:
+        assert opened.settings.redact_names == ("iban", "passport")

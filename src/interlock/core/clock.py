@@ -15,6 +15,26 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 
+class _Random:
+    """Random bytes from the system, fetched many at a time: a system call per call is the larger part of an id."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._used = 0
+        # INVARIANT: a child process never draws what its parent draws.
+        os.register_at_fork(after_in_child=self._forget)
+
+    def __call__(self, size: int) -> bytes:
+        start, self._used = self._used, self._used + size
+        if self._used > len(self._bytes):
+            self._bytes = os.urandom(max(4096, size))
+            start, self._used = 0, size
+        return self._bytes[start : start + size]
+
+    def _forget(self) -> None:
+        self._bytes, self._used = b"", 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
     """Where time and randomness come from.
@@ -24,7 +44,7 @@ class Clock:
 
     now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
     monotonic: Callable[[], float] = time.monotonic
-    random_bytes: Callable[[int], bytes] = os.urandom
+    random_bytes: Callable[[int], bytes] = field(default_factory=_Random)
 
 
 def new_id(now_ms: int, random: bytes) -> str:

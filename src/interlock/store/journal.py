@@ -24,6 +24,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -45,6 +46,9 @@ MAX_PENDING = 20_000
 INLINE_BELOW_S = 0.005
 
 _INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)"
+# Each step of a statement hands the interpreter over and back. Many rows to a statement make that one hand-over.
+_ROWS_AT_ONCE = 32
+_INSERT_MANY = _INSERT + ", (?, ?, ?, ?, ?)" * (_ROWS_AT_ONCE - 1)
 _HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
 _PURGED = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
 
@@ -280,8 +284,12 @@ class Journal:
             except Failure as failure:  # an answer, not an accident: units fail before they write
                 transaction.rewind(mark)
                 waiting.error = failure
-        if transaction.rows:
-            connection.executemany(_INSERT, transaction.rows)
+        rows = transaction.rows
+        whole = len(rows) - len(rows) % _ROWS_AT_ONCE
+        for start in range(0, whole, _ROWS_AT_ONCE):
+            connection.execute(_INSERT_MANY, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
+        if whole < len(rows):
+            connection.executemany(_INSERT, rows[whole:])
         anchor = self._anchor_if_due(transaction)
         connection.execute("COMMIT")
         if anchor is not None:

@@ -24,7 +24,7 @@ from interlock.core.context import Caller
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.events import Listener
-from interlock.core.phases import Request, ToolOperation
+from interlock.core.phases import Request
 from interlock.core.redact import RedactionRules, Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
@@ -114,7 +114,7 @@ class Interlock:
         if self._housekeeper is not None:
             self._housekeeper.cancel()
             await asyncio.gather(self._housekeeper, return_exceptions=True)
-        self.gateway.close()
+        await self.gateway.close()
         await self.journal.close()
         self.instance.close()
 
@@ -200,6 +200,8 @@ class Interlock:
 
     def request(self, tool: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> Request:
         """A request of the local user, for `batch`."""
+        if "operation" in options:
+            raise TypeError("a request invokes a tool; to undo a call, use undo()")
         name, _, spec = tool.partition("@")
         return Request(
             tool=name,
@@ -215,20 +217,17 @@ class Interlock:
 
     async def undo(self, invocation_id: str, *, key: str) -> Result:
         """Run the compensation that a call stored when it succeeded. Governed like any call."""
-        rows = self.journal.read("SELECT body, owner FROM payload WHERE ref = ?", (f"undo:{invocation_id}",))
-        mine = f"{self.caller.tenant}/{self.caller.id}"
-        if not rows or rows[0][0] is None or rows[0][1] != mine:
-            raise Failure("E3702", f"nothing is stored that could undo call {invocation_id}")
-        stored: Json = orjson.loads(rows[0][0])
-        operation: ToolOperation = "compensate"
+        call = self.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (invocation_id,))
+        if not call:
+            raise Failure("E3702", f"no call {invocation_id} is on record")
+        closed: Json = orjson.loads(call[-1][0])
         return await self.gateway.invoke(
             Request(
-                tool=stored["tool"],
-                version=stored["version"],
-                arguments=stored["arguments"],
+                tool=closed["toolId"],
+                arguments={},
                 caller=self.caller,
                 key=key,
-                operation=operation,
+                operation="compensate",
                 parent=invocation_id,
             )
         )

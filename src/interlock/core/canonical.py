@@ -150,6 +150,27 @@ def _normal_object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     return normal
 
 
+_LONG_NUMBER = re.compile(rb"[0-9]{19}").search
+
+
+def encode(value: Any) -> bytes:
+    """JSON text of a value, as it is: no sorting, no normalising, whole numbers of any size."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def decode(text: bytes) -> Any:
+    """The value of JSON text that `encode` wrote, exactly."""
+    return json.loads(text) if _LONG_NUMBER(text) else orjson.loads(text)
+
+
+def private_copy(value: Any) -> Any:
+    """A copy of JSON data that nobody else can reach, with every text and number as it was."""
+    return decode(encode(value))
+
+
 def parse(raw: bytes | str) -> Any:
     """Parse JSON text; refuses what is not JSON (E3004) instead of raising anything else."""
     try:

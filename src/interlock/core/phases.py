@@ -59,9 +59,9 @@ class Call(Trail):
     """The running account of one call: where it stands, and all that its record is written from."""
 
     __slots__ = (
-        "additional_context", "context", "deadline", "decision", "id", "input_hash", "mutations", "noted",
-        "pagination", "parts", "phases", "progress", "request", "scope", "started", "started_ms", "task", "tool",
-        "trace_id", "waiter", "warnings", "why",
+        "additional_context", "context", "deadline", "decision", "id", "input_hash", "launched", "mutations", "noted",
+        "pagination", "parts", "phases", "progress", "recorded", "request", "returned", "runs_on", "scope", "started",
+        "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -90,6 +90,8 @@ class Call(Trail):
         self.task: asyncio.Task[Any] | None = None
         self.waiter: asyncio.Future[None] | None = None
         self.why: Why | None = None
+        # How far a write came: it was started, its tool came back, its tool runs on, its success is being written.
+        self.launched = self.returned = self.runs_on = self.recorded = False
         self.noted = False
 
     @property

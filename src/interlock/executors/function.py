@@ -44,8 +44,10 @@ class FunctionExecutor:
             if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
                 return await function(*positional, **arguments)
             return await self._in_thread(call.id, partial(function, *positional, **arguments))
-        except (SystemExit, KeyboardInterrupt):
-            # Left alone, either would end the event loop and every other call with it.
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
+            # Left alone, SystemExit and its like would end the event loop and every other call with it.
             raise Failure("E3404", f"{call.request.tool} tried to end the process") from None
 
     async def _in_thread(self, call_id: str, function: Callable[[], Any]) -> Any:

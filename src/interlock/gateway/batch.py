@@ -60,8 +60,20 @@ class Batch:
     async def run(self, requests: Sequence[Request]) -> list[Result]:
         """All results, in the order of the requests."""
         self._members = [_Member(i, self._gateway.with_id(request)) for i, request in enumerate(requests)]
+        try:
+            await self._run_all()
+        except asyncio.CancelledError:
+            for member in self._members:
+                if member.task is not None and member.result is None:
+                    self._gateway.execution.stop(member.id, "canceled")
+            if self._active:
+                await asyncio.wait(self._active)
+            raise
+        return [self._delivered(member) for member in self._members]
+
+    async def _run_all(self) -> None:
         for member in self._members:
-            alone = not self._safe(member.request)
+            alone = not await self._safe(member.request)
             while alone and self._active:
                 await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
             why = self._doomed(member)
@@ -73,7 +85,6 @@ class Batch:
                 await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
         while self._active:
             await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
-        return [self._delivered(member) for member in self._members]
 
     def interrupt(self) -> None:
         """The user has had enough: running calls are cancelled or left to finish, as declared; no other starts."""
@@ -83,15 +94,18 @@ class Batch:
                 if member.task is not None and member.result is None:
                     self._gateway.execution.stop(member.id, "canceled")
 
-    def _safe(self, request: Request) -> bool:
+    async def _safe(self, request: Request) -> bool:
         """Whether this call, with this input, may overlap others. What cannot be resolved runs alone."""
         try:
             tool = self._catalog.resolve(request.tool, request.version).prepared
             if tool.contract.mutation.mutation_class == "write_irreversible":
                 return False
             decide = tool.handler("concurrent")
-            return tool.contract.manifest.concurrency_safe if decide is None else bool(decide(**request.arguments))
-        except (Failure, TypeError):
+            if decide is None:
+                return tool.contract.manifest.concurrency_safe
+            # The tool decides by input, so the input is checked before it is asked.
+            return await self._gateway.check(request) is None and bool(decide(**request.arguments))
+        except Exception:  # noqa: BLE001 - whatever the tool's own judgement raises, the call then runs alone
             return False
 
     def _start(self, member: _Member) -> None:
@@ -105,13 +119,25 @@ class Batch:
 
     def _ended(self, member: _Member, task: asyncio.Task[Result]) -> None:
         self._active.discard(task)
-        if task.cancelled():
-            return
-        member.result = result = task.result()
+        result = self._lost(member) if task.cancelled() else task.result()
+        member.result = result
         if not result.ok and self._policy.sibling_failure != "ignore":
             for other in self._members:
                 if other.task is not None and other.result is None and self._goes_with(other, member):
                     self._gateway.execution.stop(other.id, "sibling")
+
+    def _lost(self, member: _Member) -> Result:
+        """The result of a call whose task was cancelled from outside; its record says the same."""
+        return Result(
+            invocation_id=member.id,
+            tool=member.request.tool,
+            state="canceled",
+            created_ms=0,
+            trace_id=member.request.trace_id or "",
+            metadata={},
+            error=Failure("E3703", f"{member.request.tool} was cancelled"),
+            source="synthetic",
+        )
 
     def _goes_with(self, other: _Member, failed: _Member) -> bool:
         if self._policy.sibling_failure == "cancel_siblings":

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.canonical import digest, sealed_digest
+from interlock.core.canonical import decode, digest, encode, sealed_digest
 from interlock.core.clock import Clock, iso
 from interlock.core.context import Caller, Change
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
@@ -74,7 +74,8 @@ class Closer:
         self._batched = settings.audit == "batched"
         self._redactors: dict[str, SchemaRedactor] = {}
         # Outcomes of writes that could not be recorded (a full disk); they go first with the next chance.
-        self._owed: list[Callable[[Transaction], None]] = []
+        self._owed: list[tuple[Call, Callable[[Transaction], None]]] = []
+        self._paying = asyncio.Lock()
 
     # Success
 
@@ -161,11 +162,12 @@ class Closer:
             if persistence.ref is not None:
                 _store_payload(transaction, persistence.ref, call.id, owner, verified.encoded, days.payload_days)
             if undo is not None:
-                _store_payload(transaction, f"undo:{call.id}", call.id, owner, orjson.dumps(undo), days.undo_days)
+                _store_payload(transaction, f"undo:{call.id}", call.id, owner, encode(undo), days.undo_days)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, body)
 
+        call.recorded = True
         await self._close_write(call, unit)
 
     async def _close_write(self, call: Call, unit: Callable[[Transaction], None]) -> None:
@@ -174,21 +176,34 @@ class Closer:
         If it cannot be written now, the effect stands and its record is owed: it is kept and goes first next time, and
         the caller is told that the outcome is not on record, not that all is well.
         """
-        owed, self._owed = self._owed, []
         try:
-            for earlier in owed:
-                await self._journal.commit(earlier)
+            if self._owed:
+                await asyncio.shield(self.pay())
             await asyncio.shield(self._journal.commit(unit))
         except Failure as failure:
             if failure.code == "E3410" or call.scope is None:
                 raise
-            self._owed = [*owed, unit]
+            self._owed.append((call, unit))
             _log.error("the outcome of call %s could not be recorded: %s", call.id, failure.message)
             raise Failure(
                 "E3409",
                 f"the call was carried out, but the journal could not record how it ended: {failure.message}",
                 details={"invocation_id": call.id, "executed": True},
             ) from failure
+
+    async def pay(self) -> None:
+        """Write the closings that are owed, oldest first, for as long as the journal takes them."""
+        async with self._paying:
+            while self._owed:
+                call, unit = self._owed[0]
+                try:
+                    await self._journal.commit(unit)
+                except Failure as failure:
+                    if failure.code != "E3410":
+                        return
+                    # Its session has moved on; what else it did stands, and a person must look.
+                    await self._journal.commit(_as_unknown(call))
+                del self._owed[0]
 
     # Replays
 
@@ -207,8 +222,10 @@ class Closer:
         ref, value = outcome["persistence"][1], outcome["value"]
         if ref is not None:
             rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
-            value = orjson.loads(rows[0][0]) if rows and rows[0][0] is not None else None
-        return Verified(ran, value, b"", tuple(outcome["redacted"]))
+            value = decode(rows[0][0]) if rows and rows[0][0] is not None else None
+        # What the caller may see is decided now, not when the call ran.
+        shown = self.redact(ran, value) if value is not None else Verified(ran, None, b"")
+        return Verified(ran, shown.value, b"", tuple({*outcome["redacted"], *shown.redacted}))
 
     async def _close_replay(self, verified: Verified) -> Result:
         ran = verified.ran
@@ -263,7 +280,11 @@ class Closer:
 
         def unit(transaction: Transaction) -> None:
             if call.scope is not None and settlement is not None:
-                keys.settle(transaction, call.scope, call.id, settlement, _stored(failure))
+                # INVARIANT: a success that is on record, or a late outcome, is never overwritten by how the wait ended.
+                if keys.is_open(transaction, call.scope, call.id):
+                    keys.settle(transaction, call.scope, call.id, settlement, _stored(failure))
+                elif call.recorded:
+                    return
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, body)
@@ -303,14 +324,21 @@ class Closer:
         """What becomes of the key: kept with the failure, freed for a retry, or blocked until a person looks."""
         if call.scope is None or call.tool is None:
             return None
+        if not call.launched:
+            return "released"
+        manifest = call.tool.contract.manifest
         reported: list[Change] = [] if call.context is None else call.context.changes
         cut_off = state in ("timed_out", "canceled")
-        if cut_off and not call.tool.contract.manifest.restart_safe:
+        if not cut_off and not failure.retryable:
+            return "done"
+        # INVARIANT: a retry may run again only when nothing was changed.
+        if call.returned:
+            # The tool did its work; only what it keeps in the session was not written.
+            session_only = all(effect.resource.startswith("session:") for effect in manifest.effects)
+            return "released" if failure.code == "E3410" and session_only and not reported else "unknown"
+        if call.runs_on or reported or (cut_off and not manifest.restart_safe):
             return "unknown"
-        if cut_off or failure.retryable:
-            # INVARIANT: a retry may run again only when nothing was changed.
-            return "unknown" if reported else "released"
-        return "done"
+        return "released"
 
     def settle_late(self, granted: Granted, done: Future[Any]) -> None:
         """A write that was cut off has ended after all: its outcome is no longer unknown."""
@@ -321,7 +349,7 @@ class Closer:
             verified = self.redact(Ran(granted, None), verify.map_output(requested.tool, done.result()))
         except Failure as failure:
             outcome = _stored(failure)
-        except Exception as error:  # noqa: BLE001 - whatever the tool raised after its time
+        except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
             outcome = _stored(Failure("E3401", f"{call.ref} failed: {type(error).__name__}"))
         else:
             inline = ["inline", None, len(verified.encoded), ""]
@@ -345,10 +373,24 @@ class Closer:
         requested = ran.granted.checked.requested
         redactor = requested.tool.redactor or self._redactor_of(requested.tool)
         if redactor.trivial:
-            return Verified(ran, value, verify.encode(value))
+            return Verified(ran, value, encode(value))
         caller = requested.call.request.caller
         shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
-        return Verified(ran, shown.value, verify.encode(shown.value), shown.paths)
+        return Verified(ran, shown.value, encode(shown.value), shown.paths)
+
+    def shown_part(self, granted: Granted, value: Any) -> Any:
+        """A part of a result as its reader may see it."""
+        requested = granted.checked.requested
+        caller = requested.call.request.caller
+        part = self._redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
+        return self._redactor.value(part.value).value
+
+    def load_undo(self, call: str, caller: Caller) -> Json:
+        """What undoing a call needs, as it was stored when the call succeeded; only for the caller that made it."""
+        rows = self._journal.read("SELECT body, owner FROM payload WHERE ref = ?", (f"undo:{call}",))
+        if not rows or rows[0][0] is None or rows[0][1] != f"{caller.tenant}/{caller.id}":
+            raise Failure("E3702", f"nothing is stored that could undo call {call}")
+        return decode(rows[0][0])
 
     def _redactor_of(self, tool: Prepared) -> SchemaRedactor:
         found = self._redactors.get(tool.digest)
@@ -413,6 +455,14 @@ def _compensation(verified: Verified) -> Json | None:
 def _stored(failure: Failure) -> Json:
     details = None if failure.details is None else dict(failure.details)
     return {"error": {"code": failure.code, "message": failure.message, "details": details}}
+
+
+def _as_unknown(call: Call) -> Callable[[Transaction], None]:
+    def unit(transaction: Transaction) -> None:
+        if call.scope is not None and keys.is_open(transaction, call.scope, call.id):
+            keys.settle(transaction, call.scope, call.id, "unknown", None)
+
+    return unit
 
 
 def session_id(caller: Caller, session: str) -> bytes:

@@ -16,7 +16,6 @@ from interlock.core.context import Change, Context
 from interlock.core.effects import predict
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Granted, Ran, Request, Requested, Why
-from interlock.core.redact import Redactor, safe_message
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.effects.session import SessionState
@@ -28,7 +27,7 @@ from interlock.gateway.running import Floor
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Instance
-from interlock.store.journal import Journal
+from interlock.store.journal import Journal, Transaction
 
 BUSY_POLL_S = 0.02
 
@@ -42,7 +41,6 @@ class Execution:
         seal: object,
         journal: Journal,
         clock: Clock,
-        redactor: Redactor,
         settings: Settings,
         instance: Instance,
         observer: Observer,
@@ -51,7 +49,6 @@ class Execution:
     ) -> None:
         self._journal = journal
         self._clock = clock
-        self._redactor = redactor
         self._settings = settings
         self._instance = instance
         self._observer = observer
@@ -105,12 +102,19 @@ class Execution:
             call.why = self._doomed.pop(call.id)
             raise running.cut_off(call)
         run = self._floor.run_here if tool.quick and tool.bound.is_async else self._floor.run_apart
+        call.launched = True
         try:
-            return await run(call, self._executor.run(granted, context))
+            output = await run(call, self._executor.run(granted, context))
+            call.returned = True
+            return output
         except Failure as failure:
             if call.why is not None and call.scope is not None:
                 await self._watch_late(granted)
-            raise self._cleaned(call, failure) from failure
+            raise self._observer.clean(call, failure) from failure
+        except asyncio.CancelledError:
+            if call.scope is not None:
+                await self._watch_late(granted)
+            raise
         except Exception as error:  # an executor's edge: whatever the tool raised becomes a failure
             self._observer.log_failure(call, f"{tool.ref} failed", error)
             raise tool_failure(tool.writes, tool.ref, error) from error
@@ -126,8 +130,10 @@ class Execution:
         assert request.key is not None
         predicted = predict(contract.mutation.effects, granted.checked.call_input)
         call.move("queued")
+        # One undo per call that is undone, whatever key it is asked for with.
+        key = request.key if request.operation == "invoke" else f"{request.parent}"
         claim = keys.Claim(
-            scope=keys.scope_of(request.caller, request.session, f"{contract.id}#{request.operation}", request.key),
+            scope=keys.scope_of(request.caller, request.session, f"{contract.id}#{request.operation}", key),
             tool=str(contract.id),
             version=contract.version,
             key=request.key,
@@ -140,7 +146,7 @@ class Execution:
         )
         self._holders[call.id] = asyncio.get_running_loop().create_future()
         while True:
-            found = await self._journal.commit(keys.reserve(claim, self._instance.alive))
+            found = await self._committed(claim)
             if isinstance(found, keys.Reserved):
                 call.scope = claim.scope
                 call.noted = True
@@ -149,6 +155,25 @@ class Execution:
                 self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
                 return Ran(granted, found, source="replay")
             await self._wait_for(found.call, requested)
+
+    async def _committed(self, claim: keys.Claim) -> keys.Reserved | keys.Replay | keys.Busy:
+        """Ask for the key. If the caller goes away meanwhile and the key turns out ours, it is given back."""
+        asking = asyncio.ensure_future(self._journal.commit(keys.reserve(claim, self._instance.alive)))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(lambda asked: self._give_back(claim, asked))
+            raise
+
+    def _give_back(self, claim: keys.Claim, asked: asyncio.Future[Any]) -> None:
+        if asked.cancelled() or asked.exception() is not None or not isinstance(asked.result(), keys.Reserved):
+            return
+
+        def unit(transaction: Transaction) -> None:
+            if keys.is_open(transaction, claim.scope, claim.call):
+                keys.settle(transaction, claim.scope, claim.call, "released", None)
+
+        self._journal.post(unit)
 
     async def _wait_for(self, other: str, requested: Requested) -> None:
         """Wait for the call that holds the key, within this call's own time."""
@@ -208,7 +233,7 @@ class Execution:
             dry_run=request.dry_run,
             trace_id=call.trace_id,
             on_progress=lambda facts: self._observer.progress(call, facts),
-            on_partial=lambda value: self._observer.partial(call, value),
+            on_partial=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value)),
             hide=lambda text: self._observer.hide(call, text),
             child=self._child,
         )
@@ -258,6 +283,7 @@ class Execution:
         """A write was cut off while it ran: if it is still running, its true outcome is recorded when it ends."""
         call = granted.checked.requested.call
         future = self._executor.unfinished(call.id)
+        call.runs_on = future is not None
         if future is not None:
             loop = asyncio.get_running_loop()
             future.add_done_callback(lambda done: _on_loop(loop, self._closer.settle_late, granted, done))
@@ -268,22 +294,8 @@ class Execution:
         body = records.started(call, self._clock.now_ms())
         self._journal.post(lambda transaction: transaction.append("started", call.id, body))
 
-    def _cleaned(self, call: Call, failure: Failure) -> Failure:
-        """A tool's own failure, fit to be shown: no path, no secret, no stack."""
-        details = None if failure.details is None else self._redactor.value(dict(failure.details)).value
-        return Failure(
-            failure.code,
-            safe_message(self._redactor, self._observer.hide(call, failure.message)),
-            details=details,
-            retryable=failure.retryable,
-            retry_after_ms=failure.retry_after_ms,
-            native_error_ref=failure.native_error_ref,
-            policy_refs=failure.policy_refs,
-            evidence_refs=failure.evidence_refs,
-        )
-
-    def close(self) -> None:
-        self._floor.close()
+    async def close(self) -> None:
+        await self._floor.close()
         self._executor.close()
 
 

@@ -125,6 +125,8 @@ class Hooks:
         except Exception as error:  # a hook is other people's code; whatever it raises blocks
             _log.exception("hook %s failed in call %s", hook.id, call.id, extra={"trace_id": call.trace_id})
             raise Failure("E3211", f"hook `{hook.id}` failed") from error
+        if found is not None and not isinstance(found, HookResult):  # pyright: ignore[reportUnnecessaryIsInstance] - other people's code
+            raise Failure("E3211", f"hook `{hook.id}` answered with something that is not a HookResult")
         result = found or HookResult()
         if result.stop is not None:
             raise Failure("E3211", f"hook `{hook.id}` stopped the call: {result.stop}")

@@ -17,7 +17,7 @@ from dataclasses import replace
 import orjson
 
 from interlock.authority.policy import PolicyFile
-from interlock.core.canonical import canonical
+from interlock.core.canonical import canonical, decode, private_copy
 from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Checked, Decision, Granted, Ran, Request, Requested, Verified
@@ -65,7 +65,6 @@ class Gateway:
             seal=self._seal,
             journal=journal,
             clock=clock,
-            redactor=redactor,
             settings=settings,
             instance=instance,
             observer=self.observer,
@@ -110,15 +109,21 @@ class Gateway:
             raise Failure("E3212", "a call needs the identity it is made for")
         if not isinstance(request.arguments, dict):
             raise Failure("E3004", "arguments must be an object")
-        model_input = canonical(request.arguments)
-        call.input_hash = hashlib.sha256(model_input).hexdigest()
+        _refuse_unwritable(request)
         if request.operation == "compensate":
-            tool = self._catalog.exact(request.tool, request.version or "").prepared
+            # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
+            stored = self._closer.load_undo(request.parent or "", request.caller)
+            model_input = canonical(stored["arguments"])
+            tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
+            model_input = canonical(request.arguments)
             tool = self._catalog.prepared(request.tool, request.version)
+        call.input_hash = hashlib.sha256(model_input).hexdigest()
         call.tool = tool
         call.move("selected")
         timeout = tool.contract.timeout
+        if request.timeout_s is not None and not request.timeout_s > 0:
+            raise Failure("E3004", "a timeout is a number of seconds above nought")
         bound_s = timeout.default_s if request.timeout_s is None else min(request.timeout_s, timeout.max_s)
         deadline = call.started + bound_s
         if request.deadline is not None:
@@ -131,23 +136,33 @@ class Gateway:
         call, tool = requested.call, requested.tool
         call.phases.append("validate")
         if call.request.operation == "compensate":
-            arguments: Json = orjson.loads(requested.model_input)
+            arguments: Json = decode(requested.model_input)
         else:
             assert isinstance(call.request.arguments, dict)
             given = call.request.arguments
+            if tool.writes or tool.has_checks or self.hooks.registered:
+                # INVARIANT: nobody outside can reach what is checked from here on. A plain read runs at once, so there
+                # is no step in between at which its caller could.
+                given = private_copy(given)
             if tool.paged:
                 given = self._cursors.restore(requested, given)
             arguments = validate.check_input(requested, given)
             if tool.has_checks:
-                await validate.check_meaning(tool, arguments)
+                await self._check_meaning(requested, arguments)
         call.move("arguments_ready")
         if self.hooks.registered:
+            before = arguments
             arguments = await self.hooks.before(requested, arguments)
-        if tool.writes or self.hooks.registered:
-            # INVARIANT: from here on nobody outside can reach what was checked. A read without hooks runs at once, so
-            # there is no step in between at which its caller could.
-            arguments = orjson.loads(canonical(arguments))
+            if tool.has_checks and arguments != before:
+                await self._check_meaning(requested, arguments)
         return Checked(requested, arguments, arguments)
+
+    async def _check_meaning(self, requested: Requested, arguments: Json) -> None:
+        left_s = requested.deadline - self._clock.monotonic()
+        try:
+            await validate.check_meaning(requested.tool, arguments, left_s)
+        except Failure as failure:
+            raise self.observer.clean(requested.call, failure) from failure
 
     def _authorize(self, checked: Checked) -> Granted:
         """3. The caller's authority covers the call, or a person must agree first, or the answer is no."""
@@ -181,7 +196,7 @@ class Gateway:
         if ran.source == "replay":
             return self._closer.recall(ran)
         if ran.source == "preview" or call.request.operation == "compensate":
-            value = ran.output if ran.source == "preview" else None
+            value = self.observer.shown(call, ran.output) if ran.source == "preview" else None
             return Verified(ran, value, orjson.dumps(value))
         try:
             value = verify.map_output(tool, ran.output)
@@ -189,7 +204,10 @@ class Gateway:
             self.observer.alert("TOOL_OUTPUT_SCHEMA_VIOLATION", call)
             raise
         if ran.attestations or tool.has_verifier:
-            await verify.confirm_effects(tool, ran, value)
+            try:
+                await verify.confirm_effects(tool, ran, value, requested.deadline - self._clock.monotonic())
+            except Failure as failure:
+                raise self.observer.clean(call, failure) from failure
         verified = self._closer.redact(ran, value)
         if tool.paged:
             verified = self._cursors.split(verified)
@@ -221,5 +239,17 @@ class Gateway:
         """The result of a call that was never started: labelled synthetic, on record like any other."""
         return await self._refuse(self._open(request), failure)
 
-    def close(self) -> None:
-        self.execution.close()
+    async def close(self) -> None:
+        """End what runs, write what is owed."""
+        await self.execution.close()
+        await self._closer.pay()
+
+
+def _refuse_unwritable(request: Request) -> None:
+    """Names and ids go into records and keys; what cannot be written there is refused (E3004)."""
+    for text in (request.tool, request.version, request.session, request.key):
+        if text is not None and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise Failure("E3004", "names, versions, sessions and keys must be valid Unicode") from None

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
-from interlock.core.canonical import sealed_digest
+from interlock.core.canonical import decode, encode, sealed_digest
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -102,7 +100,7 @@ def _existing(tx: Transaction, claim: Claim, row: Any, alive: Callable[[str], bo
             f"the key `{claim.key}` was used with other arguments or another version; a new action needs a new key",
         )
     if state == "done":
-        return Replay(call, reserved_ms, orjson.loads(result))
+        return Replay(call, reserved_ms, decode(result))
     if state == "executing" and alive(owner):
         return Busy(call)
     raise unknown_outcome(claim.key, call)
@@ -118,6 +116,12 @@ def unknown_outcome(key: str, call: str) -> Failure:
     )
 
 
+def is_open(transaction: Transaction, scope: bytes, call: str) -> bool:
+    """Whether the call still holds its key with nothing decided."""
+    row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call))
+    return row is not None and row[0] == "executing"
+
+
 def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settlement, outcome: Json | None) -> None:
     """Finalize a reservation in the write that closes its call."""
     if settlement == "released":
@@ -125,7 +129,7 @@ def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settle
         return
     transaction.execute(
         "UPDATE reservation SET state = ?, result = ? WHERE scope = ? AND call = ?",
-        (settlement, None if outcome is None else orjson.dumps(outcome), scope, call),
+        (settlement, None if outcome is None else encode(outcome), scope, call),
     )
 
 

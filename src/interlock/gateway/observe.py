@@ -6,12 +6,14 @@ import itertools
 import logging
 import traceback
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from interlock.core.clock import Clock, iso
+from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
 from interlock.core.phases import Call
-from interlock.core.redact import REDACTED, Redactor, SchemaRedactor, private_values, safe_log
+from interlock.core.redact import REDACTED, Redactor, SchemaRedactor, private_values, safe_log, safe_message
 from interlock.core.schema import Json
 
 _log = logging.getLogger("interlock.gateway")
@@ -36,7 +38,14 @@ class Observer:
         now_ms = self._clock.now_ms()
         event = Event(id=event_id, type=kind, invocation_id=call.id, tool=call.ref, at_ms=now_ms, data=data)
         for listener in self.listeners:
-            listener(event)
+            self._tell(listener, event)
+
+    def _tell(self, listener: Callable[[Any], None], what: Any) -> None:
+        """Tell one listener. What it does with it is its own affair and never the call's."""
+        try:
+            listener(what)
+        except Exception:  # noqa: BLE001 - a listener is other people's code
+            _log.exception("a listener failed")
 
     def alert(self, name: str, call: Call, **facts: Any) -> None:
         """Tell of something an operator should see."""
@@ -61,6 +70,33 @@ class Observer:
         except (KeyError, IndexError, TypeError, ValueError):
             return []  # a key that was itself redacted cannot be followed; the patterns still hold
 
+    def clean(self, call: Call, failure: Failure) -> Failure:
+        """A failure of other people's making, fit to be shown: no path, no secret, no stack."""
+        details = None if failure.details is None else self.shown(call, dict(failure.details))
+        return Failure(
+            failure.code,
+            safe_message(self._redactor, self.hide(call, failure.message)),
+            details=details,
+            retryable=failure.retryable,
+            retry_after_ms=failure.retry_after_ms,
+            native_error_ref=failure.native_error_ref,
+            policy_refs=failure.policy_refs,
+            evidence_refs=failure.evidence_refs,
+        )
+
+    def shown(self, call: Call, value: Any) -> Any:
+        """Data that no output schema describes, without anything private in it."""
+        return self._hide_all(call, self._redactor.value(value).value)
+
+    def _hide_all(self, call: Call, value: Any) -> Any:
+        if isinstance(value, str):
+            return safe_message(self._redactor, self.hide(call, value))
+        if isinstance(value, dict):
+            return {name: self._hide_all(call, item) for name, item in cast("Json", value).items()}
+        if isinstance(value, list | tuple):
+            return [self._hide_all(call, item) for item in cast("list[Any]", value)]
+        return value
+
     def log_failure(self, call: Call, what: str, error: BaseException) -> None:
         """Put an unforeseen failure into the log, in full but for what is private."""
         trace = "".join(traceback.format_exception(error))
@@ -72,20 +108,21 @@ class Observer:
             return
         call.progress += 1
         percent = facts.get("percent")
+        shown = {name: self.hide(call, fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
         record: Json = {
-            **facts,
+            **shown,
             "schema_version": "0.2.0",
             "progress_id": f"{call.id}:{call.progress}",
             "invocation_id": call.id,
             "sequence": call.progress,
             "status": call.state,
-            "message": self.hide(call, str(facts.get("message", ""))),
+            "message": str(shown.get("message", "")),
             "percent": None if percent is None else max(0.0, min(100.0, float(percent))),
             "elapsed_ms": round((self._clock.monotonic() - call.started) * 1000, 3),
             "timestamp": iso(self._clock.now_ms()),
         }
         if call.request.on_progress is not None:
-            call.request.on_progress(record)
+            self._tell(call.request.on_progress, record)
         self.emit("tool.invocation.progress", call, **record)
 
     def partial(self, call: Call, value: Any) -> None:
@@ -93,6 +130,5 @@ class Observer:
         if call.ended or call.why is not None:
             return
         call.move("partial_result")
-        shown = self._redactor.value(value).value
-        call.parts.append(shown)
-        self.emit("tool.invocation.partial_result", call, index=len(call.parts), value=shown)
+        call.parts.append(value)
+        self.emit("tool.invocation.partial_result", call, index=len(call.parts), value=value)

@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import orjson
 
+from interlock.core.canonical import encode
 from interlock.core.errors import Failure
 from interlock.core.phases import Mutated, Requested, Verified
 from interlock.core.schema import Json, pointer
-from interlock.gateway import verify
 from interlock.store.signing import own_secret
 
 CURSOR_LIVES_S = 86_400
@@ -66,7 +66,7 @@ class Cursors:
             "totalCount": page.get("totalCount"),
         }
         items = page["items"]
-        return Verified(verified.ran, items, verify.encode(items), verified.redacted)
+        return Verified(verified.ran, items, encode(items), verified.redacted)
 
     def _seal(self, requested: Requested, query: Json, inner: Any) -> str:
         body = orjson.dumps({"for": self._for(requested), "arguments": query, "cursor": inner})

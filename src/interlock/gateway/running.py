@@ -6,11 +6,14 @@ One sweep every few milliseconds looks after all of them; a timer per call would
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Why
+
+_log = logging.getLogger("interlock.gateway")
 
 SWEEP_S = 0.01
 # A read that ends sooner leaves its closing record only; one that runs longer is on record as begun.
@@ -70,14 +73,16 @@ class Floor:
         try:
             value = await work
         except asyncio.CancelledError:
-            if call.why is None:
+            if call.why is not None:
+                raise cut_off(call) from None
+            if task.cancelling():
                 raise
-            task.uncancel()
-            raise cut_off(call) from None
+            raise Failure("E3404", f"{call.ref} cancelled itself") from None
         finally:
             del self._calls[call.id]
+            if call.why is not None:
+                task.uncancel()  # the request to cancel was ours, and is met
         if call.why is not None:
-            task.uncancel()
             raise cut_off(call)
         return value
 
@@ -98,6 +103,8 @@ class Floor:
             # Nobody will ask the task again; its outcome is looked at so that it does not warn about it.
             task.add_done_callback(_consume)
             raise cut_off(call)
+        if task.cancelled():
+            raise Failure("E3404", f"{call.ref} cancelled itself")
         return task.result()
 
     def _enter(self, call: Call) -> None:
@@ -108,16 +115,28 @@ class Floor:
     def _sweep(self) -> None:
         self._timer = None
         now = self._monotonic()
-        for call in list(self._calls.values()):
-            if now >= call.deadline:
-                stop(call, "timeout")
-            elif not call.noted and now - call.started >= NOTE_AFTER_S:
-                call.noted = True
-                self._note(call)
-        if self._calls:
-            self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+        try:
+            for call in list(self._calls.values()):
+                if now >= call.deadline:
+                    stop(call, "timeout")
+                elif not call.noted and now - call.started >= NOTE_AFTER_S:
+                    call.noted = True
+                    self._note(call)
+        except Failure as failure:
+            _log.warning("the start of a call could not be noted: %s", failure.message)
+        finally:
+            # INVARIANT: whatever happens here, deadlines go on being kept.
+            if self._calls:
+                self._timer = self._loop.call_later(SWEEP_S, self._sweep)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Cut off what still runs and give it a moment to be closed."""
+        for call in list(self._calls.values()):
+            stop(call, "canceled")
+        for _ in range(100):
+            if not self._calls:
+                break
+            await asyncio.sleep(SWEEP_S)
         if self._timer is not None:
             self._timer.cancel()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -14,6 +13,7 @@ from interlock.core.explain import input_faults
 from interlock.core.phases import Mutated, Request, Requested
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json, pointer
+from interlock.gateway.handlers import consult
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
@@ -86,15 +86,13 @@ def _refusal(tool: Prepared, faults: list[Fault], code: str) -> Failure:
     return Failure(code, listing, details={"faults": [fault.document() for fault in faults], "tool": tool.ref})
 
 
-async def check_meaning(tool: Prepared, arguments: Json) -> None:
+async def check_meaning(tool: Prepared, arguments: Json, left_s: float) -> None:
     """Run the tool's own checks: semantics first, then what must be there. Nothing has happened yet."""
     for name in ("check", "preflight"):
         handler = tool.handler(name)
         if handler is None:
             continue
-        found = handler(**arguments)
-        if inspect.isawaitable(found):
-            found = await found
+        found: Any = await consult(handler, left_s, **arguments)
         faults = [fault if isinstance(fault, Fault) else Fault("", str(fault)) for fault in found or ()]
         if faults:
             raise _refusal(tool, faults, "E3308")

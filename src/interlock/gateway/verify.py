@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from typing import Any
-
-import orjson
 
 from interlock.core.coerce import coerce
 from interlock.core.errors import Failure
@@ -14,6 +10,7 @@ from interlock.core.explain import output_faults
 from interlock.core.phases import Ran
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json
+from interlock.gateway.handlers import consult
 
 
 def map_output(tool: Prepared, output: Any) -> Any:
@@ -40,20 +37,16 @@ def _violation(tool: Prepared, faults: list[Fault]) -> Failure:
     )
 
 
-async def confirm_effects(tool: Prepared, ran: Ran, value: Any) -> None:
+async def confirm_effects(tool: Prepared, ran: Ran, value: Any, left_s: float) -> None:
     """Check what the tool attested, and ask its own verifier whether the change happened."""
-    faults: list[Json] = []
-    for attestation in ran.attestations:
-        observed = attestation.observe()
-        if inspect.isawaitable(observed):
-            observed = await observed
-        if observed != attestation.claimed:
-            faults.append({"what": attestation.what, "message": "what was found is not what the tool claimed"})
+    faults: list[Json] = [
+        {"what": attestation.what, "message": "what was found is not what the tool claimed"}
+        for attestation in ran.attestations
+        if await consult(attestation.observe, left_s) != attestation.claimed
+    ]
     verifier = tool.handler("verify")
     if verifier is not None:
-        found = verifier(arguments=ran.granted.checked.call_input, result=value)
-        if inspect.isawaitable(found):
-            found = await found
+        found: Any = await consult(verifier, left_s, arguments=ran.granted.checked.call_input, result=value)
         faults.extend({"what": "verify", "message": str(fault)} for fault in found or ())
     if faults:
         raise Failure(
@@ -61,11 +54,3 @@ async def confirm_effects(tool: Prepared, ran: Ran, value: Any) -> None:
             f"{tool.ref} reported success, but its effect could not be confirmed",
             details={"violation": "SIDE_EFFECT_INCONSISTENCY", "faults": faults},
         )
-
-
-def encode(value: Any) -> bytes:
-    """The result as it would travel."""
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # whole numbers beyond 64 bits
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import queue
 import sqlite3
 import threading
@@ -35,6 +36,7 @@ from interlock.store.home import Home, connect, store_failure
 from interlock.store.signing import Signer
 
 T = TypeVar("T")
+_log = logging.getLogger("interlock.journal")
 
 GENESIS = bytes(32)
 ANCHOR_EVERY = 1000
@@ -196,7 +198,7 @@ class Journal:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if not self._write(batch, patience_s=0.0):
+            if not self._write_surely(batch, patience_s=0.0):
                 return False
         finally:
             self._lock.release()
@@ -206,7 +208,7 @@ class Journal:
     def _write_batches(self) -> None:
         while (batch := self._batches.get()) is not None:
             with self._lock:
-                self._write(batch, patience_s=LOCK_PATIENCE_S)
+                self._write_surely(batch, patience_s=LOCK_PATIENCE_S)
             try:
                 self._loop.call_soon_threadsafe(self._settle, batch)
             except RuntimeError:
@@ -228,6 +230,15 @@ class Journal:
                 self._loop.call_soon(self._flush)
         else:
             self._idle.set()
+
+    def _write_surely(self, batch: list[_Waiting[Any]], *, patience_s: float) -> bool:
+        """Write a batch; whatever goes wrong, everybody who waits is answered and the writer goes on."""
+        try:
+            return self._write(batch, patience_s=patience_s)
+        except Exception:  # noqa: BLE001 - a writer that died would leave everybody waiting for ever
+            _log.exception("the journal's writer failed")
+            _fail(batch, Failure("E3801", "the journal cannot be written"))
+            return True
 
     def _write(self, batch: list[_Waiting[Any]], *, patience_s: float) -> bool:
         """Commit a batch. False only when the lock was not to be had in time and patience was zero."""
@@ -303,8 +314,13 @@ class Journal:
             self._write([waiting], patience_s=patience_s or LOCK_PATIENCE_S)
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            # A connection that cannot roll back is of no more use.
+            self._connection.close()
+            self._connection = connect(self._home.database)
 
     # Anchoring
 

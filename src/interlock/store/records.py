@@ -194,8 +194,24 @@ def plain(kind: Kind, call_id: str, at_ms: int, **facts: Any) -> bytes:
 
 def encode(record: Json) -> bytes:
     """Canonical bytes of a record; the common case needs no second look."""
-    encoded = orjson.dumps(record, option=_DUMP)
-    return encoded if encoded.isascii() else canonical(record)
+    try:
+        encoded = orjson.dumps(record, option=_DUMP)
+        return encoded if encoded.isascii() else canonical(record)
+    except (TypeError, Failure):
+        # Something that JSON cannot hold was sent as a name or an id. The record must be written all the same.
+        return orjson.dumps(_writable(record), option=_DUMP)
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_text(name): _writable(item) for name, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in cast("list[Any]", value)]
+    return value if value is None or isinstance(value, bool | int | float) else _text(value)
+
+
+def _text(value: Any) -> str:
+    return str(value).encode("ascii", "backslashreplace").decode()
 
 
 def summarize(value: Any, size: int) -> Json:

@@ -14,24 +14,29 @@ from interlock.core.errors import Failure
 def own_secret(path: Path) -> bytes:
     """32 random bytes in a file that only its owner can read, made at first use."""
     try:
-        # Only one process may create it; whoever loses the race reads what the winner wrote.
-        staged = path.with_name(f"{path.name}.{os.getpid()}")
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(os.urandom(32))
-            os.fsync(file.fileno())
-        try:
-            os.link(staged, path)
-        except FileExistsError:
-            pass
-        finally:
-            staged.unlink()
-    except OSError as error:
         if not path.exists():
-            raise Failure("E3801", f"the key `{path.name}` cannot be made: {error.strerror}") from None
+            _make_secret(path)
+    except OSError as error:
+        raise Failure("E3801", f"the key `{path.name}` cannot be made: {error.strerror}") from None
     if path.stat().st_mode & 0o077:
         raise Failure("E3804", f"the key `{path.name}` can be read by others; chmod 600 it")
     return path.read_bytes()
+
+
+def _make_secret(path: Path) -> None:
+    # Staged under a name nobody else uses, so that what a killed process left behind is never written to again, and
+    # linked into place: only one process can create the key, and whoever loses the race reads what the winner wrote.
+    staged = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(os.urandom(32))
+        os.fsync(file.fileno())
+    try:
+        os.link(staged, path)
+    except FileExistsError:
+        pass
+    finally:
+        staged.unlink()
 
 
 def head_message(kind: str, seq: int, head: bytes, at_ms: int) -> bytes:

@@ -1,0 +1,25 @@
+"""Asking a tool's own handlers (its checks, its verifier) within the call's time and at nobody else's expense."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from interlock.core.errors import Failure
+
+
+async def consult(handler: Callable[..., Any], left_s: float, *args: Any, **kwargs: Any) -> Any:
+    """What a handler answers. Plain functions run in a thread; whatever goes wrong is a failure of the call."""
+    try:
+        async with asyncio.timeout(max(0.0, left_s)):
+            waits = inspect.iscoroutinefunction(handler)
+            found = handler(*args, **kwargs) if waits else await asyncio.to_thread(handler, *args, **kwargs)
+            return await found if inspect.isawaitable(found) else found
+    except TimeoutError:
+        raise Failure("E3402", "the call ran out of time in one of the tool's own checks") from None
+    except (Failure, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise Failure("E3401", f"one of the tool's own checks failed: {type(error).__name__}") from error

@@ -155,23 +155,14 @@ class Interlock:
         A call that changes something needs a `key` of the caller's own: sent twice, it runs once.
         """
         name, at, spec = tool.partition("@")
-        return await self.gateway.invoke(
-            Request(
-                tool=name,
-                version=spec if at and version is None else version,
-                arguments={**arguments, **named} if arguments is not None else named,
-                caller=caller or self.caller,
-                key=key,
-                session=session,
-                trace_id=trace_id,
-                timeout_s=timeout_s,
-                deadline=deadline,
-                dry_run=dry_run,
-                native=native,
-                on_progress=on_progress,
-                door=door,
-            )
-        )
+        given = named if arguments is None else {**arguments, **named}
+        wanted = spec if at and version is None else version
+        # In order of its fields; by name it would take half as long again.
+        request = Request(
+            name, given, caller or self.caller, None, wanted, key, session, trace_id, timeout_s, deadline, dry_run,
+            "invoke", native, None, door, on_progress,
+        )  # fmt: skip
+        return await self.gateway.invoke(request)
 
     async def call_with_retries(
         self, tool: str, arguments: Mapping[str, Any] | None = None, /, *, within_s: float = 60.0, **options: Any

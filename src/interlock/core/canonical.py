@@ -32,7 +32,8 @@ def canonical(value: Any) -> bytes:
     if not encoded.isascii() and not unicodedata.is_normalized("NFC", encoded.decode()):
         return _slow(value)
     # A null may be a NaN in disguise, and an exponent may hide a whole number: then every value is looked at.
-    if b"null" in encoded or _EXPONENT(encoded):
+    # (orjson writes large numbers as 1e+16, and a lone plus is found a hundred times sooner than an exponent.)
+    if b"null" in encoded or ((b"+" in encoded or not _PLUS) and _EXPONENT(encoded)):
         return _slow(value) if len(encoded) > _LARGE else _dump(_whole(value))
     if b".0," in encoded or b".0}" in encoded or b".0]" in encoded or encoded.endswith(b".0"):
         return _without_fractions(encoded) or _dump(_whole(value))
@@ -99,6 +100,7 @@ def _whole_number(number: float) -> int | float:
 
 _MAY_CHANGE = frozenset({float, dict, list, tuple})
 _EXPONENT = re.compile(rb"e[+1-9]").search
+_PLUS = b"+" in orjson.dumps(1e16)
 _LARGE = 10_000_000
 _STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 

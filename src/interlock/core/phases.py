@@ -24,7 +24,7 @@ ToolOperation = Literal["invoke", "preview", "compensate"]
 Behavior = Literal["allow", "ask", "deny"]
 
 
-@record
+@step
 class Request:
     """What a door hands over: who wants which tool to do what, under which key, by when."""
 

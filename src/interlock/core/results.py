@@ -10,7 +10,7 @@ import orjson
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.phases import Source
-from interlock.core.record import record
+from interlock.core.record import record, step
 from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
@@ -41,7 +41,7 @@ class Persistence:
 INLINE = Persistence(decision="inline")
 
 
-@record
+@step
 class Result:
     """The outcome of one call. `value` is the tool's result; `error` says why there is none."""
 

@@ -101,18 +101,11 @@ class Closer:
         call.move("succeeded")
         if self._observer.listeners:
             self._tell(call, persistence, verified.redacted)
+        # In order of its fields; by name it would take half as long again.
         return Result(
-            invocation_id=call.id,
-            tool=tool.ref,
-            state="succeeded",
-            created_ms=now_ms,
-            trace_id=call.trace_id,
-            metadata=metadata,
-            value=verified.value,
-            source=ran.source,
-            persistence=persistence,
-            redacted=verified.redacted,
-        )
+            call.id, tool.ref, "succeeded", now_ms, call.trace_id, metadata, verified.value, None, ran.source,
+            persistence, verified.redacted,
+        )  # fmt: skip
 
     def _tell(self, call: Call, persistence: Persistence, redacted: tuple[str, ...]) -> None:
         if persistence.ref is not None:
@@ -417,7 +410,7 @@ class Closer:
         return INLINE
 
     def _metadata(self, call: Call) -> Json:
-        metadata: Json = {"latency_ms": round((self._clock.monotonic() - call.started) * 1000, 3)}
+        metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}
         if call.decision is not None:
             metadata["policy_refs"] = call.decision.rules
         if call.tool is not None and call.tool.notice is not None:

@@ -177,8 +177,8 @@ class Journal:
         if len(self._pending) >= MAX_PENDING:
             raise Failure("E3803", "too many records wait for the journal", retry_after_ms=100)
         self._pending.append(waiting)
-        self._idle.clear()
         if not self._scheduled and not self._committing:
+            self._idle.clear()
             self._scheduled = True
             self._loop.call_soon(self._flush)
 

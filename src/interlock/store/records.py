@@ -16,7 +16,7 @@ from interlock.core.canonical import canonical, digest
 from interlock.core.clock import iso
 from interlock.core.context import Change
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Request, Verified
+from interlock.core.phases import Call, Verified
 from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
@@ -126,27 +126,25 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     """
     request, decision = call.request, call.decision
     caller = request.caller
-    if caller is None or decision is None or call.mutations or call.warnings or _has_more(request):
+    if (
+        caller is None or decision is None or call.mutations or call.warnings or request.key is not None
+        or request.parent is not None or request.native is not None or request.dry_run or request.session
+        or request.operation != "invoke"
+    ):  # fmt: skip
+        # Facts that only some records hold: written the long way.
         summary = summarize(verified.value, len(verified.encoded))
         return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary)
     key = (decision, caller.id, caller.agent, caller.tenant, request.door)
-    always = _ALWAYS.get(key)
-    if always is None:
-        always = _always(call, key)
+    always = _ALWAYS.get(key) or _always(call, key)
+    states = _PLAIN if call.states == _PLAIN_STATES else _states(tuple(call.states))
+    size = len(verified.encoded)
+    name = _SCALARS.get(verified.value.__class__)
+    output = f'{{"type":"{name}","bytes":{size}}}' if name is not None else _summary(verified.value, size)
     return (
         f'{{"kind":"closed","call":"{call.id}","timestamp":"{iso(at_ms)}","traceId":"{call.trace_id}",'
-        f'"inputHash":"{call.input_hash}","latencyMs":{latency_ms},'
-        f'"outputSummary":{_summary(verified.value, len(verified.encoded))},'
-        f'"source":"{source}","states":{_states(tuple(call.states))},{always}}}'
+        f'"inputHash":"{call.input_hash}","latencyMs":{latency_ms},"outputSummary":{output},'
+        f'"source":"{source}","states":{states},{always}}}'
     ).encode()
-
-
-def _has_more(request: Request) -> bool:
-    """Whether a request has facts that only some records hold."""
-    return (
-        request.key is not None or request.parent is not None or request.native is not None or request.dry_run
-        or request.session != "" or request.operation != "invoke"
-    )  # fmt: skip
 
 
 _ALWAYS: dict[tuple[Any, ...], str] = {}
@@ -168,8 +166,11 @@ def _states(states: tuple[State, ...]) -> str:
 
 
 def _summary(value: Any, size: int) -> str:
-    name = _SCALARS.get(value.__class__)
-    return orjson.dumps(summarize(value, size)).decode() if name is None else f'{{"type":"{name}","bytes":{size}}}'
+    return orjson.dumps(summarize(value, size)).decode()
+
+
+_PLAIN_STATES: list[State] = ["planned", "selected", "arguments_ready", "running"]
+_PLAIN = _states(tuple(_PLAIN_STATES))
 
 
 def mutation(call: Call, at_ms: int, change: Change, private: Callable[[Any], bool]) -> bytes:

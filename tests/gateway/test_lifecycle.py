@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 import interlock
-from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, Seen
+from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, Seen, tool
 from interlock.core.objects import ToolError, ToolResult
 from interlock.core.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
 from interlock.executors.function import FunctionExecutor
@@ -74,7 +74,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     assert runners == {"gateway/execute.py"}
 
 
-@pytest.mark.proves("LIFE-08")
+@pytest.mark.part_of("LIFE-08", rest="statuses on REST and MCP; deferred schemas and streaming fallback")
 @pytest.mark.parametrize(
     ("tool", "arguments", "options", "code", "state"),
     [
@@ -110,7 +110,7 @@ async def test_every_outcome_is_one_terminal_result_with_one_record(
         ToolError.parse(document["error"])
 
 
-@pytest.mark.proves("AUDIT-01")
+@pytest.mark.part_of("AUDIT-01", rest="over each door")
 async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(lock: Interlock) -> None:
     async def one(index: int) -> str:
         kind = index % 6
@@ -149,7 +149,7 @@ async def test_the_short_closing_record_says_what_the_long_one_says(lock: Interl
     assert {k: v for k, v in short.items() if k not in own} == {k: v for k, v in long.items() if k not in own}
 
 
-@pytest.mark.proves("LIFE-03")
+@pytest.mark.part_of("LIFE-03", rest="over each door")
 async def test_a_request_is_refused_without_a_caller_and_filled_up_otherwise(lock: Interlock) -> None:
     nobody = await lock.gateway.invoke(Request(tool="demo.add", arguments={"a": 1}, caller=None))
     assert nobody.error is not None
@@ -370,6 +370,46 @@ async def test_all_faults_are_told_at_once_in_actionable_words(lock: Interlock) 
     assert faults["/by"] == "`many` is not a whole number; for example `1`"
     assert "/idempotencyKey" in faults
     assert world.runs == 0
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def between(low: sample.Number, high: sample.Number) -> int:
+    """A number between two others."""
+    world.runs += 1
+    return low
+
+
+@between.check
+def _(low: int, high: int) -> list[str]:
+    ordered = [] if low <= high else ["low must not be above high"]
+    return ordered + ([] if low != 13 else ["13 is not offered"])
+
+
+@between.preflight
+async def _(low: int, high: int) -> list[str]:
+    return [] if high != 99 else ["nothing is there"]
+
+
+@pytest.mark.proves("LIFE-07")
+@pytest.mark.parametrize(
+    ("low", "high", "faults"),
+    [(13, 2, ["low must not be above high", "13 is not offered"]), (1, 99, ["nothing is there"]), (1, 2, None)],
+)
+async def test_what_a_schema_cannot_say_is_checked_before_anything_is_decided(
+    lock: Interlock, low: int, high: int, faults: list[str] | None
+) -> None:
+    await lock.journal.commit(_publish(between))
+    lock.catalog.attach(between)
+    result = await lock.call("demo.between", low=low, high=high)
+    (record,) = records(lock, result.invocation_id)
+    if faults is None:
+        assert result.ok
+        return
+    assert result.error is not None
+    assert result.error.details is not None
+    assert [fault["message"] for fault in result.error.details["faults"]] == faults
+    assert (result.error.row.error_code, world.runs) == ("INVALID_INPUT", 0)
+    assert record["phases"] == ["request", "validate", "return"]
 
 
 @pytest.mark.part_of("CONTRACT-13", rest="every door")

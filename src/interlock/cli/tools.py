@@ -186,6 +186,8 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     interlock tools show demo.post
     interlock tools show demo.post@^1
     """
+    from interlock.core.export import declaration
+
     name, _, spec = tool.partition("@")
     version = _version(lock, name, spec or None)
     row, contract = version.row, version.contract
@@ -196,9 +198,10 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "state": row.state,
         "origin": row.origin,
         "deprecation": None if row.notice is None else row.notice.document(),
-        "input_schema": contract.input.document,
+        "input_schema": contract.input.model_facing,
         "output_schema": contract.output.document,
         "manifest": contract.document(),
+        "declaration": declaration(contract, row.state).document(),
     }
     out.answer(document, lambda page: _show_version(page, version))
     return 0
@@ -222,7 +225,7 @@ def _show_version(page: Page, version: Version) -> None:
     page.line(manifest.description)
     page.line("")
     page.line(Text("takes", "bold"))
-    page.table(_fields(contract.input.document), indent="  ")
+    page.table(_fields(contract.input.model_facing), indent="  ")
     page.line(Text("gives", "bold"))
     page.table(_fields(contract.output.document), indent="  ")
     can = {"previewed": manifest.previews, "undone": manifest.compensable, "cancelled": manifest.cancellable}

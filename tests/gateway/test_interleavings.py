@@ -1,0 +1,424 @@
+"""Whatever comes between intent and outcome: no effect is doubled or lost, and no outcome overwritten or forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Caller, Context, Effect, Failure, Hook, Interlock, Preview, Request, Seen, Tool, tool
+from interlock.audit.chain import verify
+from interlock.store import journal
+from interlock.store.home import Home
+from interlock.store.journal import Transaction
+from interlock.store.signing import Signer
+from tests import sample
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.sample import world
+
+
+def write(function: Callable[..., Any], *, restart_safe: bool = False) -> Tool[..., Any]:
+    """A tool that changes something, of a function; its preview and its undoing do nothing."""
+    made: Tool[..., Any] = tool(
+        version="1.0.0",
+        mutation_class="write_reversible",
+        namespace="demo",
+        effects=[Effect("x", "UPDATE")],
+        restart_safe=restart_safe,
+    )(function)
+
+    def preview(**_: Any) -> Preview:
+        return Preview()
+
+    async def undo(**_: Any) -> None:
+        return None
+
+    made.preview(preview)
+    made.compensate(undo)
+    return made
+
+
+async def admit(lock: Interlock, *tools: Tool[..., Any]) -> None:
+    for one in tools:
+        await lock.journal.commit(_publish(one))
+        lock.catalog.attach(one)
+
+
+async def turn() -> None:
+    """One turn of the loop."""
+    await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await turn()
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a caller and see it gone."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any]:
+    """A write in a thread that nothing can stop, until the world is released."""
+
+    def pay() -> str:
+        """Pay slowly, and heed nobody."""
+        entered.set()
+        world.release.wait(10)
+        world.runs += 1
+        return "paid"
+
+    return write(pay, restart_safe=restart_safe)
+
+
+# The caller goes away
+
+
+@pytest.mark.parametrize("restart_safe", [False, True])
+async def test_a_caller_who_leaves_while_success_is_being_written_does_not_undo_the_record_of_it(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, restart_safe: bool
+) -> None:
+    async def pay() -> int:
+        """Pay, and say how often."""
+        world.runs += 1
+        return world.runs
+
+    await admit(lock, write(pay, restart_safe=restart_safe))
+    real = lock.journal.commit
+
+    async def commit(unit: Any) -> Any:
+        if world.runs:
+            asyncio.get_running_loop().call_soon(caller.cancel)  # the closing is about to be queued
+        return await real(unit)
+
+    monkeypatch.setattr(lock.journal, "commit", commit)
+    caller = asyncio.create_task(lock.call("demo.pay", key="k"))
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    monkeypatch.undo()
+    await lock.journal.drain()
+    assert [record["states"][-1] for record in records(lock)] == ["succeeded"]
+    again = await lock.call("demo.pay", key="k")
+    assert (again.unwrap(), again.replayed, world.runs) == (1, True, 1)
+
+
+async def test_a_caller_who_leaves_before_the_tool_starts_leaves_no_stuck_key(lock: Interlock) -> None:
+    caller = asyncio.create_task(lock.call("demo.increment", name="a", key="k"))
+    await turn()
+    await cancelled(caller)
+    again = await lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=2)
+    assert (again.unwrap(), again.replayed) == (1, False)
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_whenever_the_caller_leaves_the_effect_is_made_once_or_a_person_is_asked(
+    lock: Interlock, turns: int
+) -> None:
+    caller = asyncio.create_task(lock.call("demo.increment", name="a", key="k"))
+    for _ in range(turns):
+        await turn()
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    before = world.runs
+    again = await lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=2)
+    assert code(again) in (None, "E3409")
+    assert world.runs == (1 if again.ok else before)
+    assert again.replayed == (again.ok and before == 1)
+
+
+@pytest.mark.parametrize("restart_safe", [False, True])
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+async def test_a_write_that_runs_on_in_its_thread_keeps_its_key_until_it_has_ended(
+    lock: Interlock, how: str, restart_safe: bool
+) -> None:
+    entered = threading.Event()
+    await admit(lock, slow_write(entered, restart_safe=restart_safe))
+    if how == "timeout":
+        assert code(await lock.call("demo.pay", key="k", timeout_s=0.05)) == "E3402"
+    else:
+        caller = asyncio.create_task(lock.call("demo.pay", key="k"))
+        await until(entered.is_set)
+        await cancelled(caller)
+    assert code(await lock.call("demo.pay", key="k")) == "E3409"
+    world.release.set()
+    await until(lambda: records(lock, kind="late"))
+    again = await lock.call("demo.pay", key="k")
+    assert (again.unwrap(), again.replayed, world.runs) == ("paid", True, 1)
+
+
+# The outcome comes late
+
+
+@pytest.mark.parametrize("restart_safe", [False, True])
+async def test_a_late_outcome_is_not_overwritten_by_the_closing_of_the_call_that_did_not_wait(
+    lock: Interlock, restart_safe: bool
+) -> None:
+    async def mourn(seen: Seen) -> None:
+        world.release.set()
+        await until(lambda: records(lock, kind="late"))
+
+    await admit(lock, slow_write(threading.Event(), restart_safe=restart_safe))
+    lock.hook(Hook(id="mourns", when="failure", run=mourn, timeout_s=10))
+    assert code(await lock.call("demo.pay", key="k", timeout_s=0.05)) == "E3402"
+    again = await lock.call("demo.pay", key="k")
+    assert (again.unwrap(), again.replayed, world.runs) == ("paid", True, 1)
+
+
+async def test_a_write_that_ends_the_process_after_its_time_ends_only_itself(lock: Interlock) -> None:
+    def leave() -> str:
+        """End the process, late."""
+        world.release.wait(10)
+        sys.exit(3)
+
+    await admit(lock, write(leave))
+    assert code(await lock.call("demo.leave", key="k", timeout_s=0.05)) == "E3402"
+    world.release.set()
+    await until(lambda: records(lock, kind="late"))
+    again = await lock.call("demo.leave", key="k")
+    assert (code(again), again.source) == ("E3401", "replay")
+
+
+async def test_a_write_that_had_no_time_to_start_leaves_its_key_free(lock: Interlock) -> None:
+    first = await lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=0.000001)
+    assert (code(first), world.runs) == ("E3402", 0)
+    again = await lock.call("demo.increment", name="a", key="k")
+    assert (again.unwrap(), again.replayed) == (1, False)
+
+
+# The effect is made and something fails afterwards
+
+
+async def test_a_failed_verification_does_not_free_the_key_of_an_effect_that_was_made(lock: Interlock) -> None:
+    async def pay() -> int:
+        """Pay at once."""
+        world.runs += 1
+        return world.runs
+
+    async def look(arguments: Any, result: Any) -> None:
+        raise Failure("UPSTREAM_FAILURE", "the bank does not answer")
+
+    paying = write(pay)
+    paying.verify(look)
+    await admit(lock, paying)
+    assert code(await lock.call("demo.pay", key="k")) == "E3502"
+    assert code(await lock.call("demo.pay", key="k")) == "E3409"
+    assert world.runs == 1
+    assert code(await lock.call_with_retries("demo.pay", key="other")) == "E3409"
+    assert world.runs == 2
+
+
+async def test_a_lost_session_does_not_free_the_key_of_an_effect_made_outside_it(lock: Interlock) -> None:
+    world.gate = gate = asyncio.Event()
+
+    async def pay(ctx: Context) -> int:
+        """Pay, and keep count in the session."""
+        ctx.session["paid"] = ctx.session.get("paid", 0) + 1
+        world.runs += 1
+        await gate.wait()
+        return world.runs
+
+    await admit(lock, write(pay))
+    both = [asyncio.create_task(lock.call("demo.pay", key=key)) for key in "ab"]
+    await until(lambda: world.runs == 2)
+    gate.set()
+    results = dict(zip("ab", await asyncio.gather(*both), strict=True))
+    (loser,) = (key for key, result in results.items() if not result.ok)
+    assert code(results[loser]) == "E3410"
+    assert code(await lock.call("demo.pay", key=loser)) == "E3409"
+    assert world.runs == 2
+
+
+async def _run_three_that_cannot_be_recorded(lock: Interlock, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Three writes make their effect while another process holds the journal's lock."""
+    patch.setattr(journal, "LOCK_PATIENCE_S", 0.05)
+    world.gate = asyncio.Event()
+    started: list[str] = []
+    stop = lock.listen(
+        lambda event: started.append(event.id) if event.type == "tool.invocation.started" else None,
+    )
+    calls = [asyncio.create_task(lock.call("demo.increment", name=name, key=name)) for name in "abc"]
+    await until(lambda: len(started) == 3)
+    stop()
+    other = sqlite3.connect(home / "interlock.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    world.gate.set()
+    assert [code(result) for result in await asyncio.gather(*calls)] == ["E3409"] * 3
+    other.execute("ROLLBACK")
+    other.close()
+    assert world.counters == {"a": 1, "b": 1, "c": 1}
+
+
+async def _all_three_are_replayed(lock: Interlock) -> None:
+    results = [await lock.call("demo.increment", {"name": name}, key=name, timeout_s=2) for name in "abc"]
+    assert [(result.value, result.replayed) for result in results] == [(1, True)] * 3
+    assert world.counters == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_closings_that_could_not_be_written_are_owed_and_all_go_with_the_next_write(
+    lock: Interlock, home: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    await _run_three_that_cannot_be_recorded(lock, home, monkeypatch)
+    following = asyncio.create_task(lock.call("demo.unsteady", name="d", key="d"))
+    if leaves:
+        await until(lambda: sample.flaky.runs)
+        following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await lock.call("demo.unsteady", name="e", key="e")
+    await _all_three_are_replayed(lock)
+
+
+async def test_closings_that_are_owed_are_written_when_the_gateway_closes(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Interlock.open(home) as lock:
+        lock.catalog.attach(sample.increment)
+        await _run_three_that_cannot_be_recorded(lock, home, monkeypatch)
+    async with Interlock.open(home) as lock:
+        lock.catalog.attach(sample.increment)
+        await _all_three_are_replayed(lock)
+
+
+@pytest.mark.parametrize("value", [2**80, "e\u0301"])
+async def test_the_result_of_a_write_is_replayed_exactly(lock: Interlock, value: Any) -> None:
+    async def give() -> Any:
+        """Give back what was agreed."""
+        world.runs += 1
+        return value
+
+    await admit(lock, write(give))
+    first, again = [await lock.call("demo.give", key="k") for _ in range(2)]
+    assert (first.unwrap(), again.unwrap(), again.replayed, world.runs) == (value, value, True, 1)
+
+
+async def test_a_write_whose_result_is_not_text_is_a_failure_that_stays_one(lock: Interlock) -> None:
+    async def give() -> str:
+        """Give back what is not Unicode."""
+        world.runs += 1
+        return "a\ud800"
+
+    await admit(lock, write(give))
+    assert [code(await lock.call("demo.give", key="k")) for _ in range(2)] == ["E3303", "E3303"]
+    assert world.runs == 1
+
+
+async def test_two_instances_on_one_home_run_a_key_once_and_keep_one_chain(home: Path) -> None:
+    async with Interlock.open(home) as one, Interlock.open(home) as two:
+        for node in (one, two):
+            node.catalog.attach(sample.increment)
+        calls = [node.call("demo.increment", name="a", key=key) for key in "abcde" for node in (one, two)]
+        results = await asyncio.gather(*calls)
+    assert all(result.ok for result in results)
+    assert world.counters == {"a": 5}
+    assert verify(Home(home)).intact
+
+
+# Undoing
+
+
+def _undo(call: str, caller: Caller, **arguments: Any) -> Request:
+    return Request(
+        tool="demo.increment", arguments=arguments, caller=caller, key="u", operation="compensate", parent=call
+    )
+
+
+async def test_a_call_is_undone_once_whatever_key_the_undo_comes_under(lock: Interlock) -> None:
+    done = await lock.call("demo.increment", name="a", by=3, key="k")
+    first, again = [await lock.undo(done.invocation_id, key=key) for key in "xy"]
+    assert (first.ok, again.ok, again.replayed) == (True, True, True)
+    assert world.counters == {"a": 0}
+
+
+async def test_an_undo_runs_with_the_stored_arguments_and_never_with_those_of_who_asks(lock: Interlock) -> None:
+    with pytest.raises(TypeError, match="undo"):
+        lock.request("demo.increment", {"name": "a", "by": 999}, operation="compensate", key="u")
+    done = await lock.call("demo.increment", name="a", by=3, key="k")
+    assert code(await lock.gateway.invoke(_undo("", lock.caller, name="a", by=999))) == "E3702"
+    assert world.counters == {"a": 3}
+    assert (await lock.gateway.invoke(_undo(done.invocation_id, lock.caller, name="a", by=999))).ok
+    assert world.counters == {"a": 0}
+
+
+async def test_only_who_made_a_call_can_undo_it(lock: Interlock) -> None:
+    done = await lock.call("demo.increment", name="a", key="k")
+    for stranger in (Caller(id="local:stranger"), Caller(id=lock.caller.id, tenant="rival")):
+        assert code(await lock.gateway.invoke(_undo(done.invocation_id, stranger))) == "E3702"
+    assert world.counters == {"a": 1}
+
+
+# The store
+
+
+def test_the_signing_key_survives_a_process_killed_while_it_staged_it(tmp_path: Path) -> None:
+    public = Signer(tmp_path).public
+    # What kill -9 between link and unlink leaves, under the process id that the next one has as well.
+    os.link(tmp_path / "journal.ed25519", tmp_path / f"journal.ed25519.{os.getpid()}")
+    again = Signer(tmp_path)
+    assert again.public == public
+    assert (tmp_path / "journal.pub").read_text().strip() == public.hex()
+
+
+async def test_the_journals_writer_survives_a_disk_that_cannot_even_roll_back(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = await Interlock.open(home).start()
+
+    def roll_back() -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def broken(transaction: Transaction) -> None:
+        raise ValueError("unit")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.journal, "_commit_s", 1.0)  # slow enough for the writer's own thread
+        patch.setattr(lock.journal, "_roll_back", roll_back)
+        async with asyncio.timeout(10):
+            with pytest.raises(Failure) as unwritable:
+                await lock.journal.commit(broken)
+    assert unwritable.value.code == "E3801"
+    lock.journal._connection.execute("ROLLBACK")  # pyright: ignore[reportPrivateUsage] - the disk is well again
+    async with asyncio.timeout(10):
+        assert await lock.journal.commit(lambda transaction: 1) == 1
+        await lock.close()
+    assert verify(Home(home)).intact
+
+
+async def test_a_connection_that_cannot_roll_back_is_replaced(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        """A fake of a connection whose disk fails between BEGIN and ROLLBACK."""
+
+        in_transaction = True
+
+        def execute(self, statement: str, *_: Any) -> Any:
+            if statement == "ROLLBACK":
+                raise sqlite3.OperationalError("disk I/O error")
+            return real.execute(statement, *_)
+
+        def close(self) -> None:
+            real.close()
+
+    def broken(transaction: Transaction) -> None:
+        raise ValueError("unit")
+
+    real: sqlite3.Connection = lock.journal._connection  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(lock.journal, "_connection", Failing())
+    async with asyncio.timeout(10):
+        with pytest.raises(ValueError, match="unit"):
+            await lock.journal.commit(broken)
+        assert await lock.journal.commit(lambda transaction: 1) == 1
+    assert (await lock.call("demo.increment", name="a", key="k")).ok
+    current = lock.journal._connection  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.undo()
+    lock.journal._connection = current  # pyright: ignore[reportPrivateUsage] - the fixture closes what is in use

@@ -395,3 +395,51 @@ async def test_a_write_that_hooks_look_at_sees_what_was_sent(lock: Interlock) ->
     lock.hook(Hook(id="looks", when="pre", run=seen.append))  # pyright: ignore[reportArgumentType] - append returns None
     assert (await lock.call("demo.increment", name="e\u0301", key="k")).ok
     assert (seen[0].input["name"], list(sample.world.counters)) == ("e\u0301", ["e\u0301"])
+
+
+# Other people's code, at its worst
+
+
+def _exits(seen: Seen) -> None:
+    raise SystemExit(3)
+
+
+async def _exits_later(seen: Seen) -> None:
+    raise SystemExit(3)
+
+
+async def _pretends_to_be_cancelled(seen: Seen) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+@pytest.mark.parametrize("run", [_exits, _exits_later, _pretends_to_be_cancelled])
+async def test_whatever_a_hook_raises_blocks_its_call_and_nothing_else(lock: Interlock, run: Any, when: Any) -> None:
+    lock.hook(Hook(id="bad", when=when, run=run))
+    result = await lock.call("demo.increment", name="a", key="k")
+    assert (result.state, code(result)) == ("blocked", "E3211")
+
+
+async def test_hooks_see_and_pass_on_whole_numbers_of_any_size(lock: Interlock) -> None:
+    seen: list[Any] = []
+    for when in ("pre", "post"):
+        lock.hook(Hook(id=when, when=when, run=lambda s: seen.append(s.input["value"])))
+    big = 2**70 + 1
+    assert (await lock.call("demo.echo", value=big)).unwrap() == big
+    assert seen == [big, big]
+
+
+async def test_a_listener_that_ends_the_process_does_not(lock: Interlock) -> None:
+    def bad(event: Any) -> None:
+        raise SystemExit(3)
+
+    lock.listen(bad)
+    assert (await lock.call("demo.add", {"a": 1}, on_progress=bad)).ok
+
+
+async def test_the_journal_can_be_closed_by_two_at_once(tmp_path: Path) -> None:
+    opened = await Interlock.open(tmp_path)
+    for number in range(3):
+        opened.journal.record("audit.read", f"c{number}", b'{"call":"c%d","kind":"audit.read"}' % number)
+    await asyncio.gather(opened.journal.close(), opened.journal.close())
+    opened.instance.close()

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from interlock.store import journal
 from interlock.store.home import Home
 from interlock.store.journal import Transaction
 from interlock.store.signing import Signer
+from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
@@ -83,6 +84,26 @@ def slow_write(entered: threading.Event, *, restart_safe: bool) -> Tool[..., Any
     return write(pay, restart_safe=restart_safe)
 
 
+Timed = tuple[Interlock, FakeClock]
+
+
+@pytest.fixture
+async def timed(home: Path) -> AsyncGenerator[Timed]:
+    """An Interlock whose time passes when told to."""
+    clock = FakeClock()
+    async with Interlock.open(home, clock=clock.clock) as lock:
+        yield lock, clock
+
+
+async def run_out_of_time(timed: Timed, name: str, entered: threading.Event) -> None:
+    """A call whose time is up while its tool runs."""
+    lock, clock = timed
+    call = asyncio.create_task(lock.call(name, key="k", timeout_s=5))
+    await until(entered.is_set)
+    clock.advance(6)
+    assert code(await call) == "E3402"
+
+
 # The caller goes away
 
 
@@ -141,12 +162,12 @@ async def test_whenever_the_caller_leaves_the_effect_is_made_once_or_a_person_is
 @pytest.mark.parametrize("restart_safe", [False, True])
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
 async def test_a_write_that_runs_on_in_its_thread_keeps_its_key_until_it_has_ended(
-    lock: Interlock, how: str, restart_safe: bool
+    timed: Timed, how: str, restart_safe: bool
 ) -> None:
-    entered = threading.Event()
+    lock, entered = timed[0], threading.Event()
     await admit(lock, slow_write(entered, restart_safe=restart_safe))
     if how == "timeout":
-        assert code(await lock.call("demo.pay", key="k", timeout_s=0.05)) == "E3402"
+        await run_out_of_time(timed, "demo.pay", entered)
     else:
         caller = asyncio.create_task(lock.call("demo.pay", key="k"))
         await until(entered.is_set)
@@ -163,27 +184,32 @@ async def test_a_write_that_runs_on_in_its_thread_keeps_its_key_until_it_has_end
 
 @pytest.mark.parametrize("restart_safe", [False, True])
 async def test_a_late_outcome_is_not_overwritten_by_the_closing_of_the_call_that_did_not_wait(
-    lock: Interlock, restart_safe: bool
+    timed: Timed, restart_safe: bool
 ) -> None:
+    lock, entered = timed[0], threading.Event()
+
     async def mourn(seen: Seen) -> None:
         world.release.set()
         await until(lambda: records(lock, kind="late"))
 
-    await admit(lock, slow_write(threading.Event(), restart_safe=restart_safe))
+    await admit(lock, slow_write(entered, restart_safe=restart_safe))
     lock.hook(Hook(id="mourns", when="failure", run=mourn, timeout_s=10))
-    assert code(await lock.call("demo.pay", key="k", timeout_s=0.05)) == "E3402"
+    await run_out_of_time(timed, "demo.pay", entered)
     again = await lock.call("demo.pay", key="k")
     assert (again.unwrap(), again.replayed, world.runs) == ("paid", True, 1)
 
 
-async def test_a_write_that_ends_the_process_after_its_time_ends_only_itself(lock: Interlock) -> None:
+async def test_a_write_that_ends_the_process_after_its_time_ends_only_itself(timed: Timed) -> None:
+    lock, entered = timed[0], threading.Event()
+
     def leave() -> str:
         """End the process, late."""
+        entered.set()
         world.release.wait(10)
         sys.exit(3)
 
     await admit(lock, write(leave))
-    assert code(await lock.call("demo.leave", key="k", timeout_s=0.05)) == "E3402"
+    await run_out_of_time(timed, "demo.leave", entered)
     world.release.set()
     await until(lambda: records(lock, kind="late"))
     again = await lock.call("demo.leave", key="k")
@@ -422,3 +448,21 @@ async def test_a_connection_that_cannot_roll_back_is_replaced(lock: Interlock, m
     current = lock.journal._connection  # pyright: ignore[reportPrivateUsage]
     monkeypatch.undo()
     lock.journal._connection = current  # pyright: ignore[reportPrivateUsage] - the fixture closes what is in use
+
+
+async def test_a_call_is_undone_once_however_much_time_has_passed_and_whatever_the_session(home: Path) -> None:
+    store = FakeClock(seed="store")
+    async with Interlock.open(home, store_clock=store.clock) as lock:
+        lock.catalog.attach(sample.increment)
+        done = await lock.call("demo.increment", name="a", key="k")
+        assert (await lock.undo(done.invocation_id, key="u")).ok
+        store.advance(2 * 3600)
+        again = await lock.undo(done.invocation_id, key="u")
+        request = Request(
+            tool="demo.increment", arguments={}, caller=lock.caller, key="v", session="other", operation="compensate",
+            parent=done.invocation_id,
+        )  # fmt: skip
+        other = await lock.gateway.invoke(request)
+    assert again.replayed
+    assert other.replayed
+    assert world.counters == {"a": 0}

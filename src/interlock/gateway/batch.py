@@ -105,7 +105,9 @@ class Batch:
                 return tool.contract.manifest.concurrency_safe
             # The tool decides by input, so the input is checked before it is asked.
             return await self._gateway.check(request) is None and bool(decide(**request.arguments))
-        except Exception:  # noqa: BLE001 - whatever the tool's own judgement raises, the call then runs alone
+        except asyncio.CancelledError:
+            raise
+        except BaseException:  # noqa: BLE001 - whatever the tool's own judgement raises, the call then runs alone
             return False
 
     def _start(self, member: _Member) -> None:

@@ -130,10 +130,14 @@ class Execution:
         assert request.key is not None
         predicted = predict(contract.mutation.effects, granted.checked.call_input)
         call.move("queued")
-        # One undo per call that is undone, whatever key it is asked for with.
-        key = request.key if request.operation == "invoke" else f"{request.parent}"
+        key, session = request.key, request.session
+        window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
+        if request.operation == "compensate":
+            # One undo per call that is undone, whatever key and session it is asked for with, as long as it can be.
+            key, session = f"{request.parent}", ""
+            window_s = max(window_s, self._settings.undo_days * 86_400)
         claim = keys.Claim(
-            scope=keys.scope_of(request.caller, request.session, f"{contract.id}#{request.operation}", key),
+            scope=keys.scope_of(request.caller, session, f"{contract.id}#{request.operation}", key),
             tool=str(contract.id),
             version=contract.version,
             key=request.key,
@@ -141,7 +145,7 @@ class Execution:
             input_hash=call.input_hash,
             call=call.id,
             owner=self._instance.id,
-            window_s=contract.idempotency.window(contract.timeout, self._settings.min_window_s),
+            window_s=window_s,
             intent=records.intent(call, self._clock.now_ms(), predicted),
         )
         self._holders[call.id] = asyncio.get_running_loop().create_future()

@@ -10,6 +10,12 @@ from typing import Any
 from interlock.core.errors import Failure
 
 
+def being_cancelled() -> bool:
+    """Whether somebody asked for the current task to end, or other people's code merely raised as if."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def consult(handler: Callable[..., Any], left_s: float, *args: Any, **kwargs: Any) -> Any:
     """What a handler answers. Plain functions run in a thread; whatever goes wrong is a failure of the call."""
     try:
@@ -19,7 +25,9 @@ async def consult(handler: Callable[..., Any], left_s: float, *args: Any, **kwar
             return await found if inspect.isawaitable(found) else found
     except TimeoutError:
         raise Failure("E3402", "the call ran out of time in one of the tool's own checks") from None
-    except (Failure, asyncio.CancelledError):
+    except Failure:
         raise
-    except BaseException as error:
+    except BaseException as error:  # a handler is the tool's code; even SystemExit is only its failure
+        if isinstance(error, asyncio.CancelledError) and being_cancelled():
+            raise
         raise Failure("E3401", f"one of the tool's own checks failed: {type(error).__name__}") from error

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-import orjson
-
+from interlock.core.canonical import decode, private_copy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.phases import Behavior, Call, Decision, Mutated, Requested
 from interlock.core.record import record
 from interlock.core.schema import Json, pointer
+from interlock.gateway.handlers import being_cancelled
 from interlock.gateway.observe import Observer
 
 When = Literal["pre", "post", "failure"]
@@ -76,7 +76,7 @@ class Hooks:
             call.move("pre_hooks_running")
         for hook in chosen:
             # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
-            seen = self._seen(call, frozen(orjson.loads(orjson.dumps(arguments))))
+            seen = self._seen(call, frozen(private_copy(arguments)))
             self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
             result = await self._run(hook, call, seen, requested.deadline - self._clock.monotonic())
             self._observer.emit("tool.hook.pre.completed", call, hook=hook.id)
@@ -96,7 +96,7 @@ class Hooks:
             call.move("post_hooks_running")
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
-            seen = self._seen(call, frozen(orjson.loads(requested.model_input)), value)
+            seen = self._seen(call, frozen(decode(requested.model_input)), value)
             await self._run(hook, call, seen, hook.timeout_s)
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id)
 
@@ -122,7 +122,9 @@ class Hooks:
                     found = await found
         except TimeoutError:
             raise Failure("E3211", f"hook `{hook.id}` took too long") from None
-        except Exception as error:  # a hook is other people's code; whatever it raises blocks
+        except BaseException as error:  # a hook is other people's code; whatever it raises blocks
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
             _log.exception("hook %s failed in call %s", hook.id, call.id, extra={"trace_id": call.trace_id})
             raise Failure("E3211", f"hook `{hook.id}` failed") from error
         if found is not None and not isinstance(found, HookResult):  # pyright: ignore[reportUnnecessaryIsInstance] - other people's code

@@ -44,7 +44,7 @@ class Observer:
         """Tell one listener. What it does with it is its own affair and never the call's."""
         try:
             listener(what)
-        except Exception:  # noqa: BLE001 - a listener is other people's code
+        except BaseException:  # noqa: BLE001 - a listener is other people's code; even its SystemExit is its own
             _log.exception("a listener failed")
 
     def alert(self, name: str, call: Call, **facts: Any) -> None:
@@ -108,7 +108,7 @@ class Observer:
             return
         call.progress += 1
         percent = facts.get("percent")
-        shown = {name: self.hide(call, fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+        shown = cast("Json", self.shown(call, facts))
         record: Json = {
             **shown,
             "schema_version": "0.2.0",

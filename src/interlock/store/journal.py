@@ -129,6 +129,7 @@ class Journal:
         self._scheduled = False
         self._committing = False
         self._closed = False
+        self._closing: asyncio.Future[None] | None = None
         self._commit_s = 0.0
         self._unanchored = 0
         self._anchored_at = time.monotonic()
@@ -384,9 +385,12 @@ class Journal:
             raise store_failure(error) from None
 
     async def close(self) -> None:
-        """Write what is queued, anchor the head, let go of the file."""
-        if self._closed:
-            return
+        """Write what is queued, anchor the head, let go of the file. Whoever asks again waits for the same end."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         await self.drain()
         self._closed = True
         self._batches.put(None)

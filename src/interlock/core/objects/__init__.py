@@ -1,0 +1,64 @@
+"""The nineteen objects of the Agent Tool standard, version 0.2.0, as typed models.
+
+`document` holds what all of them are made of, and the rules they keep. On it stand `mappings` and `results`; on
+`mappings`, `declarations`; on both, `calls`; on all of them, `catalogue`. Imports point that way only. Here belong only
+the names that others import from the package.
+"""
+
+from __future__ import annotations
+
+from interlock.core.objects.calls import ToolProgress
+from interlock.core.objects.catalogue import OBJECTS, published_schemas
+from interlock.core.objects.declarations import (
+    Execution,
+    Identity,
+    Persistence,
+    Safety,
+    Schemas,
+    ToolDeclaration,
+    ToolInputContract,
+    ToolInterface,
+    ToolOutputContract,
+)
+from interlock.core.objects.document import (
+    LIFECYCLE_OF_REGISTRY_STATE,
+    SELECTABLE_REGISTRY_STATES,
+    VERSION,
+    ContentType,
+    Document,
+    EventClass,
+    Lifecycle,
+    Part,
+    RegistryState,
+)
+from interlock.core.objects.mappings import ToolExternalMapping
+from interlock.core.objects.results import TextContent, ToolError, ToolResult, ToolResultPersistence
+
+__all__ = [
+    "LIFECYCLE_OF_REGISTRY_STATE",
+    "OBJECTS",
+    "SELECTABLE_REGISTRY_STATES",
+    "VERSION",
+    "ContentType",
+    "Document",
+    "EventClass",
+    "Execution",
+    "Identity",
+    "Lifecycle",
+    "Part",
+    "Persistence",
+    "RegistryState",
+    "Safety",
+    "Schemas",
+    "TextContent",
+    "ToolDeclaration",
+    "ToolError",
+    "ToolExternalMapping",
+    "ToolInputContract",
+    "ToolInterface",
+    "ToolOutputContract",
+    "ToolProgress",
+    "ToolResult",
+    "ToolResultPersistence",
+    "published_schemas",
+]

@@ -35,7 +35,7 @@ def canonical(value: Any) -> bytes:
     # (orjson writes large numbers as 1e+16, and a lone plus is found a hundred times sooner than an exponent.)
     if b"null" in encoded or ((b"+" in encoded or not _PLUS) and _EXPONENT(encoded)):
         return _slow(value) if len(encoded) > _LARGE else _dump(_whole(value))
-    if b".0," in encoded or b".0}" in encoded or b".0]" in encoded or encoded.endswith(b".0"):
+    if b"." in encoded:
         return _without_fractions(encoded) or _dump(_whole(value))
     return encoded
 
@@ -46,8 +46,6 @@ def _without_fractions(encoded: bytes) -> bytes | None:
     `.0` before a comma or bracket belongs to a number exactly when it stands outside a string, which an even number of
     quotes before it shows. Escapes would spoil the count, and minus nought is another matter.
     """
-    if b"\\" in encoded or b"-0.0" in encoded:
-        return None
     kept: list[bytes] = []
     done = counted = quotes = 0
     for found in _FRACTION(encoded):
@@ -57,7 +55,11 @@ def _without_fractions(encoded: bytes) -> bytes | None:
         if quotes % 2 == 0:
             kept.append(encoded[done:at])
             done = at + 2
-    return b"".join(kept) + encoded[done:]
+            if encoded[at - 2 : at] == b"-0":
+                return None
+    if not kept and not quotes:
+        return encoded
+    return None if b"\\" in encoded else b"".join(kept) + encoded[done:]
 
 
 _FRACTION = re.compile(rb"\.0(?=[,}\]]|\Z)").finditer

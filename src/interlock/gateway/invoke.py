@@ -109,7 +109,8 @@ class Gateway:
             raise Failure("E3212", "a call needs the identity it is made for")
         if not isinstance(request.arguments, dict):
             raise Failure("E3004", "arguments must be an object")
-        _refuse_unwritable(request)
+        if not (request.tool + request.session + (request.key or "") + (request.version or "")).isascii():
+            _refuse_unwritable(request)
         if request.operation == "compensate":
             # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
             stored = self._closer.load_undo(request.parent or "", request.caller)

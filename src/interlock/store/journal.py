@@ -148,11 +148,11 @@ class Journal:
         self._enqueue(_Waiting(unit, future))
         return await future
 
-    async def append(self, kind: str, call: str, body: bytes) -> None:
-        """Make one record durable."""
+    def append(self, kind: str, call: str, body: bytes) -> asyncio.Future[None]:
+        """Make one record durable: await what this returns."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._enqueue(_Waiting(None, future, (kind, call, body)))
-        await future
+        return future
 
     def record(self, kind: str, call: str, body: bytes) -> None:
         """Write one record with the next batch, without waiting for the disk."""

@@ -199,11 +199,11 @@ class Catalog:
         if "." in name:
             row = self._journal.read("SELECT address FROM tool_alias WHERE alias = ?", (name,))
             return row[0][0] if row else name
-        suffix = (-len(name) - 1, f".{name}")
+        # Namespaces have no dots, so the bare name is what follows the first one; both expressions are indexed.
         rows = self._journal.read(
-            "SELECT DISTINCT address FROM tool_version WHERE substr(address, ?) = ? UNION "
-            "SELECT address FROM tool_alias WHERE substr(alias, ?) = ? ORDER BY 1",
-            (*suffix, *suffix),
+            "SELECT DISTINCT address FROM tool_version WHERE substr(address, instr(address, '.') + 1) = ? UNION "
+            "SELECT address FROM tool_alias WHERE substr(alias, instr(alias, '.') + 1) = ? ORDER BY 1",
+            (name, name),
         )
         candidates = [row[0] for row in rows]
         if len(candidates) > 1:

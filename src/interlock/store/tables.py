@@ -98,6 +98,7 @@ tool_version = sa.Table(
     sa.Column("origin", sa.Text, nullable=False),
     sa.Column("published_ms", sa.Integer, nullable=False),
     sa.Column("notice", sa.Text),
+    sa.Index("tool_version_name", sa.text("substr(address, instr(address, '.') + 1)")),
 )
 
 tool_alias = sa.Table(
@@ -105,6 +106,7 @@ tool_alias = sa.Table(
     metadata,
     sa.Column("alias", sa.Text, primary_key=True),
     sa.Column("address", sa.Text, nullable=False),
+    sa.Index("tool_alias_name", sa.text("substr(alias, instr(alias, '.') + 1)")),
 )
 
 # Contract tests that passed, per exact content.

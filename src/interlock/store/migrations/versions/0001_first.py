@@ -120,6 +120,8 @@ def upgrade() -> None:
         sa.Column("name", sa.Text, primary_key=True),
         sa.Column("value", sa.Text, nullable=False),
     )
+    op.create_index("tool_version_name", "tool_version", [sa.text("substr(address, instr(address, '.') + 1)")])
+    op.create_index("tool_alias_name", "tool_alias", [sa.text("substr(alias, instr(alias, '.') + 1)")])
     for guard in _GUARDS:
         op.execute(guard)
 

@@ -239,7 +239,7 @@ class Mark:
 def ledger(tests: Path) -> dict[str, list[tuple[str, str]]]:
     """Every clause by area: its id and what it demands."""
     areas: dict[str, list[tuple[str, str]]] = {}
-    for path in sorted((tests / "ledger").glob("*.toml")):
+    for path in sorted((tests.parent / "ledger").glob("*.toml")):
         clauses = tomllib.loads(path.read_text())["requirement"]
         areas[path.stem] = [(clause["id"], clause["must"]) for clause in clauses]
     return areas
@@ -310,10 +310,10 @@ def requirements_page(tests: Path) -> str:
     ]
     summary.append(("all", *(f"**{total[status]}**" for status in ("proven", "partly", "open"))))
     sections = "\n".join(_area(area, clauses, named) for area, clauses in areas.items())
-    return f"""{_MADE_BY.format(source="`tests/ledger` and the marks of the tests")}
+    return f"""{_MADE_BY.format(source="`ledger` and the marks of the tests")}
 # Requirements
 
-The ledger in [tests/ledger](../../tests/ledger) has {total.total()} clauses. A test names the clauses it proves with
+The ledger in [ledger](../../ledger) has {total.total()} clauses. A test names the clauses it proves with
 `pytest.mark.proves`, or with `pytest.mark.part_of` and what is left. A clause that no test names is open: nothing is
 claimed about it. "Partly" lists what each test leaves to others, so two entries of one clause may complete each other.
 
@@ -323,7 +323,7 @@ claimed about it. "Partly" lists what each test leaves to others, so two entries
 
 def _area(area: str, clauses: list[tuple[str, str]], named: dict[str, Proof]) -> str:
     rows = [(f"`{clause}`", *_judged(named.get(clause, Proof()))) for clause, _ in clauses]
-    clauses_in = f"[The clauses](../../tests/ledger/{area}.toml)."
+    clauses_in = f"[The clauses](../../ledger/{area}.toml)."
     table = _table(("clause", "status", "tests and what is left"), rows)
     return f'<a id="{area}"></a>\n\n## {area.upper()}\n\n{clauses_in}\n\n{table}'
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from interlock import Interlock
 from tests import sample
 
-LEDGER = Path(__file__).parent / "ledger"
+LEDGER = Path(__file__).parents[1] / "ledger"
 
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.load_profile("ci")

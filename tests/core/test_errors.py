@@ -15,7 +15,7 @@ from interlock.core.contract import ERROR_SCHEMA
 from interlock.core.errors import CODES, RETRYABLE, Code, ErrorClass, ErrorCode, Failure
 from interlock.core.schema import Schema
 
-LEDGER = Path(__file__).parent.parent / "ledger" / "contract.toml"
+LEDGER = Path(__file__).parents[2] / "ledger" / "contract.toml"
 CLAUSES = {entry["id"]: entry["must"] for entry in tomllib.loads(LEDGER.read_text())["requirement"]}
 _ENTRY = re.compile(r"(E\d{4}) ([^,;:.]+?) (\d{3})(?=[,;.])")
 ROWS = [pytest.param(row, id=row.code) for row in CODES.values()]

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -41,7 +41,7 @@ from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings, load_settings
 from interlock.store.home import Home, Instance
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.signing import Signer
 from interlock.trials import Trial, try_tool
 
@@ -263,11 +263,11 @@ class Interlock:
 
     async def _keep_house(self) -> None:
         while True:
-            if await self.journal.commit(_maintenance_due):
-                try:
+            try:
+                if await self.journal.commit(_maintenance_due):
                     await self.maintain()
-                except Failure as failure:
-                    _log.warning("housekeeping was put off: %s", failure.message)
+            except Failure as failure:  # a full disk, a held lock: there is always a next time
+                _log.warning("housekeeping was put off: %s", failure.message)
             await asyncio.sleep(600)
 
     # Tools
@@ -358,13 +358,13 @@ class _Opening:
         lock = self._cls(
             self._home, clock=self._clock, store_clock=self._store_clock, settings=settings, caller=self._caller
         )
-        await lock.journal.commit(keys.find_orphans(lock.instance.alive))
-        secret = self._clock.random_bytes(32).hex()
-        await lock.journal.commit(
-            lambda tx: (
-                tx.execute("INSERT OR IGNORE INTO fact (name, value) VALUES ('key_secret', ?)", (secret,)) and None
-            )
-        )
+        try:
+            await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+            await lock.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
+        except BaseException:
+            # A home that opens and cannot be written is refused, and nothing of the attempt is left running.
+            await lock.close()
+            raise
         return lock
 
     async def __aenter__(self) -> Interlock:
@@ -380,8 +380,14 @@ class _Opening:
     def __await__(self) -> Any:
         return self.start().__await__()
 
-    def _self(self) -> Self:
-        return self
+
+def _with_key_secret(secret: str) -> Unit[None]:
+    """A unit that gives a new home the secret its idempotency keys are derived under."""
+
+    def unit(transaction: Transaction) -> None:
+        transaction.execute("INSERT OR IGNORE INTO fact (name, value) VALUES ('key_secret', ?)", (secret,))
+
+    return unit
 
 
 def _maintenance_due(transaction: Transaction) -> bool:

@@ -10,6 +10,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,21 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
     assert world.runs == 2
     assert len(records(lock, result.invocation_id)) == 1
     assert verify(Home(home)).intact
+
+
+async def test_a_home_that_cannot_be_written_when_it_is_opened_leaves_nothing_running(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.05)
+    other = sqlite3.connect(home / "interlock.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Failure) as refused:
+        await Interlock.open(home)
+    other.execute("ROLLBACK")
+    other.close()
+    assert refused.value.code == "E3803"
+    assert not [thread for thread in threading.enumerate() if thread.name == "interlock-journal"]
+    assert len(asyncio.all_tasks()) == 1
 
 
 @pytest.mark.part_of("AUDIT-04", rest="the locked database over Postgres")

@@ -74,7 +74,9 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     assert runners == {"gateway/execute.py"}
 
 
-@pytest.mark.part_of("LIFE-08", rest="statuses on REST and MCP; deferred schemas and streaming fallback")
+@pytest.mark.part_of(
+    "LIFE-08", rest="statuses on REST and MCP; deferred schemas; a read killed while it ran stays begun"
+)
 @pytest.mark.parametrize(
     ("tool", "arguments", "options", "code", "state"),
     [

@@ -443,3 +443,37 @@ async def test_the_journal_can_be_closed_by_two_at_once(tmp_path: Path) -> None:
         opened.journal.record("audit.read", f"c{number}", b'{"call":"c%d","kind":"audit.read"}' % number)
     await asyncio.gather(opened.journal.close(), opened.journal.close())
     opened.instance.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=repr)
+async def test_whatever_a_check_raises_is_only_its_calls_failure(lock: Interlock, error: BaseException) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", concurrency_safe=True)
+    async def guarded(text: sample.Text) -> str:
+        """Never reached."""
+        return text
+
+    @guarded.check
+    async def _(text: str) -> list[str]:
+        raise error
+
+    @guarded.concurrent
+    def _(text: str) -> bool:
+        raise error
+
+    await admit(lock, guarded)
+    assert code(await lock.call("demo.guarded", text="a")) == "E3401"
+    together = await lock.batch([lock.request("demo.guarded", {"text": "a"}), lock.request("demo.add", {"a": 1})])
+    assert [code(result) for result in together] == ["E3401", None]
+
+
+async def test_progress_shows_no_place_on_the_host(lock: Interlock) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+    async def busy(ctx: Context) -> str:
+        """Talks while it works."""
+        ctx.progress("reading /srv/secret/place", current_step="from /srv/secret/other")
+        return "done"
+
+    await admit(lock, busy)
+    told: list[Any] = []
+    await lock.call("demo.busy", {}, on_progress=told.append)
+    assert (told[0]["message"], told[0]["current_step"]) == ("reading [path]", "from [path]")

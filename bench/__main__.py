@@ -16,6 +16,7 @@ SECTIONS = {
     "calls": "CPU per call beside the peers, with the goals",
     "catalog": "cost per call with few and many registered tools",
     "journal": "cost per durable call on a short and a long journal",
+    "authority": "what tokens and policies add, decisions over many rules, issue and verify rates",
     "verify": "rows/s of audit verify",
     "startup": "CPU of starting the command line",
 }

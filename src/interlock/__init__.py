@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interlock.core.declare import Tool, tool
     from interlock.core.errors import ErrorClass, ErrorCode, Failure
     from interlock.core.events import Event
-    from interlock.core.manifest import Effect
+    from interlock.core.manifest import Approval, ApprovalStep, Effect
     from interlock.core.phases import Request
     from interlock.core.results import Result
     from interlock.gateway.batch import BatchPolicy
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Names are looked up when first used: `interlock --help` must not wait for a database driver.
 _HOMES = {
     "Admission": "interlock.app",
+    "Approval": "interlock.core.manifest",
+    "ApprovalStep": "interlock.core.manifest",
     "BatchPolicy": "interlock.gateway.batch",
     "Caller": "interlock.core.context",
     "Change": "interlock.core.context",
@@ -53,6 +55,8 @@ _HOMES = {
 
 __all__ = [
     "Admission",
+    "Approval",
+    "ApprovalStep",
     "BatchPolicy",
     "Caller",
     "Change",

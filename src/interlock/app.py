@@ -10,26 +10,35 @@ import random
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 import orjson
 
+from interlock.approvals.notify import Courier
+from interlock.approvals.tickets import rejection
 from interlock.audit.retention import expire_payloads
-from interlock.authority.policy import Policy, PolicyFile
+from interlock.authority import budgets
+from interlock.authority.identities import DidRegistry, LocalIdentities
+from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
+from interlock.authority.policy import Engine, Policies
+from interlock.authority.secrets import Secrets, SecretSource, open_lease
+from interlock.authority.tokens import Tokens
 from interlock.core.canonical import derive_key
 from interlock.core.clock import Clock, Deadline, new_id
 from interlock.core.context import Caller
+from interlock.core.cost import Cost
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.events import Listener
-from interlock.core.phases import Request
+from interlock.core.phases import Lease, Request
 from interlock.core.redact import RedactionRules, Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.gateway import keys
 from interlock.gateway.batch import Batch, BatchPolicy
+from interlock.gateway.desk import Desk
 from interlock.gateway.hooks import Hook
 from interlock.gateway.invoke import Gateway
 from interlock.gateway.paging import Cursors
@@ -38,14 +47,19 @@ from interlock.registry.admission import Evidence, Verdict
 from interlock.registry.catalog import Catalog, contract_digest
 from interlock.registry.retirement import Milestone, sweep
 from interlock.registry.source import load
+from interlock.resilience import limits
 from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings, load_settings
 from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.trials import Trial, try_tool
 
 _log = logging.getLogger("interlock.app")
+
+# How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
+TICKETS_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +84,77 @@ class Interlock:
         result = await lock.call("demo.post", account="cash", cents=250, key="order-17")
     """
 
-    def __init__(self, home: Home, *, clock: Clock, store_clock: Clock, settings: Settings, caller: str | None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        *,
+        clock: Clock,
+        store_clock: Clock,
+        settings: Settings,
+        caller: str | None,
+        registry: DidRegistry | None = None,
+    ) -> None:
         self.home = home
         self.settings = settings
         self.clock = clock
         self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
         self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
         self.catalog = Catalog(self.journal, clock)
-        self.policy = PolicyFile(home.policy, clock.monotonic)
+        self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
+        self.engine = _engine(settings, self.policy, clock)
         self.redactor = Redactor(RedactionRules(strict=settings.strict_redaction, extra_names=settings.redact_names))
+        self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
+        self.identities = LocalIdentities(self.journal)
+        self.tokens = Tokens(
+            journal=self.journal,
+            clock=clock,
+            keys=self.issuer_keys,
+            registry=registry or self.identities,
+            trusted=TrustedIssuers([TrustedIssuer.read(entry) for entry in settings.trusted_issuers], clock=clock),
+            issuer=settings.token_issuer,
+            audience=settings.token_audience,
+            max_ttl_s=settings.token_max_s,
+        )
+        box = Box(home.keys, where=settings.secrets_key)
+        self.secrets = Secrets(self.journal, box, clock)
+        self._source = self._lent_from = _secret_source(settings, self.secrets, clock)
         self.gateway = Gateway(
             journal=self.journal,
             catalog=self.catalog,
-            policy=self.policy,
+            engine=self.engine,
+            tokens=self.tokens,
+            box=box,
+            channels=self._channels_of,
+            lend=self._lend,
             redactor=self.redactor,
             settings=settings,
             clock=clock,
             instance=self.instance,
             cursors=Cursors(home.keys),
         )
+        self.approvals = Desk(
+            gateway=self.gateway,
+            asking=self.gateway.asking,
+            journal=self.journal,
+            catalog=self.catalog,
+            settings=settings,
+            clock=clock,
+            channels=self._channels_of,
+            revive=self._revive,
+        )
+        self.courier = Courier(
+            self.journal,
+            settings.channels,
+            owner=self.instance.id,
+            alive=self.instance.alive,
+            clock=clock,
+            secrets=self._secret_texts,
+        )
         self._caller_id = caller or f"local:{_user()}"
-        self._caller: tuple[Policy, Caller] | None = None
-        self._housekeeper = asyncio.create_task(self._keep_house()) if settings.housekeeping else None
+        self._tasks = [asyncio.create_task(self._keep_house()), asyncio.create_task(self._keep_time())]
+        if not settings.housekeeping:
+            for task in self._tasks:
+                task.cancel()
 
     @classmethod
     def open(
@@ -101,33 +164,36 @@ class Interlock:
         clock: Clock | None = None,
         store_clock: Clock | None = None,
         caller: str | None = None,
+        registry: DidRegistry | None = None,
         **settings: Any,
     ) -> _Opening:
         """Open a home, making it if need be. Use it in `async with`.
 
-        `clock` is this process's time, `store_clock` the store's; tests set them. Further arguments override settings.
+        `clock` is this process's time, `store_clock` the store's; tests set them. `registry` says which identities are
+        known, instead of the home itself. Further arguments override settings.
         """
-        return _Opening(cls, Home(home), clock or Clock(), store_clock or clock or Clock(), caller, settings)
+        return _Opening(cls, Home(home), clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
 
     async def close(self) -> None:
         """Finish what is being written, anchor the chain, let go of the home."""
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
-            await asyncio.gather(self._housekeeper, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.courier.close()
         await self.gateway.close()
+        await self.engine.close()
+        await self._source.close()
         await self.journal.close()
         self.instance.close()
 
     @property
     def caller(self) -> Caller:
-        """The local user, with the scopes the policy grants."""
-        try:
-            policy = self.policy.current()
-        except Failure:
-            return Caller(id=self._caller_id)  # without scopes: the call itself is refused, and on record
-        if self._caller is None or self._caller[0] is not policy:
-            self._caller = (policy, Caller(id=self._caller_id, scopes=policy.scopes(self._caller_id)))
-        return self._caller[1]
+        """The local user, as principals.toml describes them."""
+        return self.policy.principal(self._caller_id)
+
+    async def caller_of(self, token: str) -> Caller:
+        """Whoever holds a token, with the authority it carries; raises E3201, E3202, E3203 or E3207."""
+        return self.tokens.known(token) or await self.tokens.verify(token)
 
     # Calling
 
@@ -144,6 +210,8 @@ class Interlock:
         deadline: Deadline | None = None,
         dry_run: bool = False,
         caller: Caller | None = None,
+        token: str | None = None,
+        task: str | None = None,
         trace_id: str | None = None,
         native: Mapping[str, Any] | None = None,
         on_progress: Callable[[Json], None] | None = None,
@@ -152,17 +220,46 @@ class Interlock:
     ) -> Result:
         """Call a tool through all six phases. Arguments by name, or as one mapping where names would clash.
 
-        A call that changes something needs a `key` of the caller's own: sent twice, it runs once.
+        A call that changes something needs a `key` of the caller's own: sent twice, it runs once. With a `token` it is
+        made on the authority that the token carries, otherwise on the local user's. A call that a person must agree to
+        comes back with `pending`; sent again under its key, or waited for with `wait`, it goes on once they have.
         """
         name, at, spec = tool.partition("@")
         given = named if arguments is None else {**arguments, **named}
         wanted = spec if at and version is None else version
+        if token is not None:
+            caller = self.tokens.known(token)
+            if caller is None:
+                try:
+                    caller = await self.tokens.verify(token)
+                except Failure as failure:
+                    # Refused like any call: as a result, and on record.
+                    return await self.gateway.decline(Request(tool=name, arguments={}, caller=None, door=door), failure)
         # In order of its fields; by name it would take half as long again.
         request = Request(
             name, given, caller or self.caller, None, wanted, key, session, trace_id, timeout_s, deadline, dry_run,
-            "invoke", native, None, door, on_progress,
+            "invoke", native, None, door, on_progress, task,
         )  # fmt: skip
         return await self.gateway.invoke(request)
+
+    async def wait(self, pending: Result, *, within_s: float | None = None, poll_s: float = 0.2) -> Result:
+        """Wait until a person has decided on a pending call, and go on with it; pending still when time is up."""
+        ticket_id = pending.metadata["pending"]["ticketId"]
+        give_up = None if within_s is None else self.clock.monotonic() + within_s
+        while pending.pending:
+            await self.approvals.sweep()
+            ticket = await self.approvals.show(ticket_id)
+            if ticket.state == "APPROVED":
+                return await self.approvals.resume(ticket.id)
+            failure = rejection(ticket)
+            if failure is not None:
+                return replace(pending, state="denied", error=failure)
+            if ticket.state != "PENDING":
+                break  # another process has gone on with it
+            if give_up is not None and self.clock.monotonic() >= give_up:
+                break
+            await asyncio.sleep(poll_s)
+        return pending
 
     async def call_with_retries(
         self, tool: str, arguments: Mapping[str, Any] | None = None, /, *, within_s: float = 60.0, **options: Any
@@ -256,8 +353,9 @@ class Interlock:
 
     async def maintain(self) -> list[Milestone]:
         """Let go of what has expired and retire versions whose time has come. Runs by itself once an hour."""
-        while await self.journal.commit(keys.evict) == keys.EVICT_AT_ONCE:
-            pass
+        for evict, at_once in _EVICTIONS:
+            while await self.journal.commit(evict) == at_once:
+                pass
         await self.journal.commit(expire_payloads)
         return await sweep(self.journal, self.clock.now_ms(), by="housekeeping")
 
@@ -269,6 +367,64 @@ class Interlock:
             except Failure as failure:  # a full disk, a held lock: there is always a next time
                 _log.warning("housekeeping was put off: %s", failure.message)
             await asyncio.sleep(600)
+
+    async def _keep_time(self) -> None:
+        """Look after tickets: expiry, escalation, telling people, and going on where this process is to do so."""
+        while True:
+            try:
+                await self.approvals.sweep()
+                self.courier.wake()
+                if self.settings.resume_approved:
+                    await self.approvals.resume_all()
+            except Failure as failure:
+                _log.warning("tickets were not looked after: %s", failure.message)
+            await asyncio.sleep(TICKETS_EVERY_S)
+
+    def _channels_of(self, group: str) -> list[str]:
+        return [channel.name for channel in self.settings.channels if channel.serves(group) and not channel.console]
+
+    def lend_from(self, source: SecretSource) -> None:
+        """Lend credentials from another source than the settings name."""
+        self._lent_from = source
+
+    async def _lend(self, names: tuple[str, ...], lifetime_s: float) -> Lease:
+        return await open_lease(self._lent_from, names, lifetime_s=lifetime_s, clock=self.clock)
+
+    async def _secret_texts(self, name: str) -> list[str]:
+        """A stored secret for a channel that is about to be used."""
+        credential = await self._lent_from.fetch(name)
+        try:
+            return [credential.reveal()]
+        finally:
+            credential.wipe()
+
+    async def _revive(self, asked: Caller) -> Caller:
+        """Who asked for a call that waited, with the authority they have now."""
+        if asked.capability is not None:
+            return await self.tokens.renew(asked.capability)
+        if not asked.id.startswith("local:"):
+            return asked  # somebody this program spoke for: what it said of them counts
+        known = self.policy.principal(asked.id)
+        return known if asked.agent is None else replace(asked, scopes=asked.scopes & known.scopes)
+
+    # Costs
+
+    def cost_of(self, task: str, *, tenant: str = "local") -> Cost:
+        """What a task has cost: every call made for it, nested ones included, and what was charged to it."""
+        return budgets.task_cost(self.journal.read, task, tenant=tenant)
+
+    async def charge(self, task: str, *, part: str, amount: float, session: str = "", key: str) -> None:
+        """Add what a task used besides calls (llm_inference, retrieval) to its cost. The same key counts once."""
+        caller = self.caller
+        now_ms = self.clock.now_ms()
+        held = budgets.budget_keys(
+            self.settings.budgets, caller=caller, session=session, task=task, tool="", now_ms=now_ms
+        )
+        unit = budgets.charge(
+            f"charge:{task}:{key}", part, amount, held, task=task, session=session, tenant=caller.tenant, by=caller.id
+        )
+        for overrun in await self.journal.commit(unit):
+            self.gateway.observer.announce("tool.alert", task, "", alert="BUDGET_OVERRUN", **overrun.document())
 
     # Tools
 
@@ -319,13 +475,15 @@ class Interlock:
         """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
         if live and "tools:admin" not in self.caller.scopes:
             raise Failure("E3206", "recording evidence needs the scope tools:admin")
-        async with _scratch(self.settings) as scratch:
+        async with _scratch(self.settings, self._lent_from) as scratch:
             digest = contract_digest(tool)
             pretend = Evidence(digest, True, "trial", "")
             manifest = tool.manifest
             await scratch.journal.commit(admission.publish(manifest, digest, "library:", pretend, "trial"))
             scratch.catalog.attach(tool)
-            trial = await try_tool(scratch.gateway, tool, scratch.request, live=live)
+            trial = await try_tool(
+                scratch.gateway, tool, scratch.request, live=live, agree=lambda pending: _agree(scratch, pending)
+            )
         if live:
             await self.journal.commit(lambda tx: admission.record_evidence(tx, trial.evidence(digest)))
         return trial
@@ -341,6 +499,7 @@ class _Opening:
         clock: Clock,
         store_clock: Clock,
         caller: str | None,
+        registry: DidRegistry | None,
         settings: Mapping[str, Any],
     ) -> None:
         self._cls = cls
@@ -348,6 +507,7 @@ class _Opening:
         self._clock = clock
         self._store_clock = store_clock
         self._caller = caller
+        self._registry = registry
         self._settings = settings
         self._lock: Interlock | None = None
 
@@ -356,10 +516,17 @@ class _Opening:
         self._home.prepare()
         settings = load_settings(self._home.settings, **self._settings)
         lock = self._cls(
-            self._home, clock=self._clock, store_clock=self._store_clock, settings=settings, caller=self._caller
+            self._home,
+            clock=self._clock,
+            store_clock=self._store_clock,
+            settings=settings,
+            caller=self._caller,
+            registry=self._registry,
         )
         try:
             await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+            await lock.journal.commit(budgets.release_orphans(lock.instance.alive))
+            await lock.approvals.sweep()
             await lock.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
         except BaseException:
             # A home that opens and cannot be written is refused, and nothing of the attempt is left running.
@@ -401,23 +568,64 @@ def _maintenance_due(transaction: Transaction) -> bool:
     return True
 
 
+_EVICTIONS = (
+    (keys.evict, keys.EVICT_AT_ONCE),
+    (budgets.evict, budgets.EVICT_AT_ONCE),
+    (limits.evict, limits.EVICT_AT_ONCE),
+)
+
 _OPEN_POLICY = """
-[[rule]]
-id = "scratch"
-effect = "allow"
+@id("scratch")
+permit (principal, action, resource);
 """
 
 
+def _engine(settings: Settings, embedded: Policies, clock: Clock) -> Engine:
+    """Who decides."""
+    if settings.policy_engine == "embedded":
+        return embedded
+    from interlock.authority.remote import Remote
+
+    token = None if settings.policy_token_file is None else settings.policy_token_file.read_text().strip()
+    return Remote(
+        settings.policy_url, form=settings.policy_form, timeout_s=settings.policy_timeout_s, token=token, clock=clock
+    )
+
+
+def _secret_source(settings: Settings, embedded: Secrets, clock: Clock) -> SecretSource:
+    """Where credentials are lent from."""
+    if settings.secrets == "embedded":
+        return embedded
+    from interlock.authority.vault import Vault
+
+    return Vault(
+        settings.vault_url,
+        clock=clock,
+        token_file=settings.vault_token_file,
+        mount=settings.vault_mount,
+        prefix=settings.vault_prefix,
+        namespace=settings.vault_namespace,
+        issued=settings.vault_issued,
+    )
+
+
 @asynccontextmanager
-async def _scratch(settings: Settings) -> AsyncGenerator[Interlock]:
+async def _scratch(settings: Settings, secrets: SecretSource) -> AsyncGenerator[Interlock]:
     """A home for contract tests: everything is allowed there, and all of it is thrown away."""
     with tempfile.TemporaryDirectory(prefix="interlock-") as directory:
         home = Home(directory)
         home.prepare()
         home.policy.write_text(_OPEN_POLICY)
-        plain: Json = {**settings.model_dump(), "housekeeping": False}
-        async with Interlock.open(directory, **plain) as lock:
+        said = settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
+        async with Interlock.open(directory, **said, housekeeping=False) as lock:
+            lock.lend_from(secrets)
             yield lock
+
+
+async def _agree(scratch: Interlock, pending: Result) -> None:
+    """The author of a tool agrees to a call of its trial, by the same gate as any reviewer."""
+    author = Caller(id="trial:author", groups=frozenset({"approvers", "managers", "admins"}))
+    await scratch.approvals.approve(pending.metadata["pending"]["ticketId"], by=author, comment="contract test")
 
 
 def _user() -> str:

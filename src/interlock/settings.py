@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any, Literal
 
 import pydantic
 
+from interlock.core.allowances import Budget, LoopLimits, Prices, RateLimit
+from interlock.core.channels import Channel
 from interlock.core.errors import Failure
+from interlock.core.manifest import Approval
 
 
 class Settings(pydantic.BaseModel):
@@ -31,6 +35,74 @@ class Settings(pydantic.BaseModel):
     redact_names: tuple[str, ...] = pydantic.Field((), description="further field names whose values are never shown")
     no_pattern_redaction: tuple[str, ...] = pydantic.Field((), description="namespaces whose results keep their text")
 
+    environment: str = pydantic.Field(
+        "local", description="where this is: local, dev, test and staging are not production; every other name is"
+    )
+    theta_auto: int = pydantic.Field(
+        50, ge=0, le=100, description="from which trust on a caller's reversible writes need no gate"
+    )
+    sigma_critical: str = pydantic.Field(
+        "collection",
+        description="from how far on a write in production is asked for: field, resource, collection, tenant, system",
+    )
+    approval_otherwise: Literal["policy", "yes"] = pydantic.Field(
+        "policy",
+        description="what the gate says where no rule of its own applies: the policy decides, or a person does",
+    )
+    ask_all_writes: bool = pydantic.Field(False, description="a person must agree to every write")
+    approval: Approval = pydantic.Field(
+        Approval(),  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+        description="who is asked, how far that is carried up, and when silence becomes a no; tools may say otherwise",
+    )
+    max_waiting: int = pydantic.Field(100, ge=1, description="how many calls of one requester may wait for a person")
+    resume_approved: bool = pydantic.Field(
+        False, description="go on with approved calls in this process, whoever made them; a server does"
+    )
+    channels: tuple[Channel, ...] = pydantic.Field((), description="by which approvers are told; see notifications")
+
+    token_issuer: str = pydantic.Field("interlock", description="what our own issuer calls itself in tokens")
+    token_audience: str = pydantic.Field("interlock", description="for whom tokens must be meant to be accepted here")
+    token_max_s: int = pydantic.Field(86_400, ge=1, description="the longest a token may live")
+    trusted_issuers: tuple[dict[str, Any], ...] = pydantic.Field(
+        (),
+        description="whose tokens count besides our own: iss, jwks (a file or an https address), algorithms, audience",
+    )
+
+    policy_engine: Literal["embedded", "remote"] = pydantic.Field(
+        "embedded", description="who decides: the Cedar policies of the home, or an engine asked over HTTP"
+    )
+    policy_url: str = pydantic.Field("", description="where the remote engine is")
+    policy_form: Literal["interlock", "authzen"] = pydantic.Field(
+        "interlock", description="what is asked there: POST /v1/authorize, or the AuthZEN evaluation API"
+    )
+    policy_timeout_s: float = pydantic.Field(2.0, gt=0, le=30, description="how long the remote engine may take")
+    policy_token_file: Path | None = pydantic.Field(None, description="a file with the bearer token it wants")
+
+    secrets: Literal["embedded", "vault"] = pydantic.Field("embedded", description="where credentials are kept")
+    secrets_key: Literal["file", "keyring"] = pydantic.Field(
+        "file", description="where the key is that seals them: a file of the home, or the operating system's keyring"
+    )
+    vault_url: str = pydantic.Field("", description="where Vault is")
+    vault_mount: str = pydantic.Field("secret", description="the mount of its KV version 2 engine")
+    vault_prefix: str = pydantic.Field("", description="the path below which credentials are")
+    vault_token_file: Path | None = pydantic.Field(
+        None, description="a file with the token Vault wants; without it, the variable VAULT_TOKEN"
+    )
+    vault_namespace: str | None = pydantic.Field(None, description="the Vault namespace, where there are several")
+    vault_issued: dict[str, str] = pydantic.Field(
+        {}, description="names of credentials that Vault issues for each call, and the paths that issue them"
+    )
+
+    budgets: tuple[Budget, ...] = pydantic.Field((), description="what calls may cost together; see limits")
+    rate_limits: tuple[RateLimit, ...] = pydantic.Field(
+        (), description="how many calls are admitted in a time; see limits"
+    )
+    prices: Prices = pydantic.Field(Prices(), description="what metered use costs")
+    loops: LoopLimits = pydantic.Field(
+        LoopLimits(),
+        description="from how many calls on a caller is thought to be caught in a loop",
+    )
+
     housekeeping: bool = pydantic.Field(
         True, description="let go of expired keys and payloads and retire versions in the background, once an hour"
     )
@@ -48,11 +120,21 @@ def load_settings(path: Path, **given: Any) -> Settings:
     for name in Settings.model_fields:
         from_environment = os.environ.get(f"INTERLOCK_{name.upper()}")
         if from_environment is not None:
-            listed = isinstance(Settings.model_fields[name].default, tuple)
-            values[name] = [part for part in from_environment.split(",") if part] if listed else from_environment
+            values[name] = _from_environment(name, from_environment)
     try:
         return Settings.model_validate({**values, **given})
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise Failure("E3004", f"the setting `{where}` cannot be used: {first['msg'].lower()}") from None
+
+
+def _from_environment(name: str, text: str) -> Any:
+    """A value as its variable says it: plain, a list with commas, or JSON where it has parts."""
+    default = Settings.model_fields[name].default
+    if isinstance(default, pydantic.BaseModel | dict) or (isinstance(default, tuple) and text.startswith("[")):
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise Failure("E3004", f"INTERLOCK_{name.upper()} is not valid JSON") from None
+    return [part for part in text.split(",") if part] if isinstance(default, tuple) else text

@@ -8,7 +8,7 @@ declares, where the same key must change things once. A tool with neither is run
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -23,6 +23,7 @@ from interlock.core.schema import Json
 from interlock.gateway.invoke import Gateway
 from interlock.registry.admission import Evidence
 
+Run = Callable[[Request], Awaitable[Result]]
 Mode = Literal["examples", "preview", "fixture", "live", "none"]
 
 
@@ -64,8 +65,26 @@ def mode_of(contract: Contract, *, live: bool) -> Mode:
     return "preview" if contract.manifest.previews else "none"
 
 
-async def try_tool(gateway: Gateway, tool: Tool[..., Any], make: Callable[..., Request], *, live: bool) -> Trial:
-    """Try a tool that the gateway's scratch catalog holds. `make` builds requests of the scratch caller."""
+async def try_tool(
+    gateway: Gateway,
+    tool: Tool[..., Any],
+    make: Callable[..., Request],
+    *,
+    live: bool,
+    agree: Callable[[Result], Awaitable[None]],
+) -> Trial:
+    """Try a tool that the gateway's scratch catalog holds.
+
+    `make` builds requests of the scratch caller; `agree` is the author's agreement to a call that must be agreed to.
+    """
+
+    async def run(request: Request) -> Result:
+        result = await gateway.invoke(request)
+        if result.pending:
+            await agree(result)
+            result = await gateway.invoke(request)
+        return result
+
     contract = contract_of(tool.manifest)
     mode = mode_of(contract, live=live)
     outcomes: list[Outcome] = []
@@ -74,11 +93,11 @@ async def try_tool(gateway: Gateway, tool: Tool[..., Any], make: Callable[..., R
         return Trial(contract.ref, mode, (Outcome("effects", False, hint),))
     for case in cases_of(contract):
         if case.expect == "example":
-            outcomes.extend(await _run_example(gateway, tool, case, mode, make))
+            outcomes.extend(await _run_example(gateway, run, tool, case, mode, make))
         else:
             outcomes.append(await _check(gateway, contract, case, make))
     if mode == "fixture":
-        outcomes.extend(await _run_in_fixture(gateway, tool, make))
+        outcomes.extend(await _run_in_fixture(run, tool, make))
     return Trial(contract.ref, mode, tuple(outcomes))
 
 
@@ -94,17 +113,17 @@ async def _check(gateway: Gateway, contract: Contract, case: Case, make: Callabl
 
 
 async def _run_example(
-    gateway: Gateway, tool: Tool[..., Any], case: Case, mode: Mode, make: Callable[..., Request]
+    gateway: Gateway, run: Run, tool: Tool[..., Any], case: Case, mode: Mode, make: Callable[..., Request]
 ) -> list[Outcome]:
     contract = contract_of(tool.manifest)
     if mode == "fixture":
         return [await _check(gateway, contract, Case(case.name, case.input, "accepted"), make)]
     dry = mode == "preview"
     request = make(str(contract.id), case.input, key=None if dry else case.name.replace(" ", "-"), dry_run=dry)
-    result = await gateway.invoke(request)
+    result = await run(request)
     outcomes = [Outcome(case.name, result.ok, "" if result.error is None else result.error.message)]
     if contract.mutation.writes and result.ok:
-        outcomes.append(_same(case.name, result, await gateway.invoke(request), replayed=not dry))
+        outcomes.append(_same(case.name, result, await run(request), replayed=not dry))
     return outcomes
 
 
@@ -116,15 +135,15 @@ def _same(name: str, first: Result, again: Result, *, replayed: bool) -> Outcome
     )
 
 
-async def _run_in_fixture(gateway: Gateway, tool: Tool[..., Any], make: Callable[..., Request]) -> list[Outcome]:
+async def _run_in_fixture(run: Run, tool: Tool[..., Any], make: Callable[..., Request]) -> list[Outcome]:
     contract = contract_of(tool.manifest)
     try:
         async with _entered(tool.handlers["fixture"]) as arguments:
             request = make(str(contract.id), arguments, key="fixture")
-            first = await gateway.invoke(request)
+            first = await run(request)
             if not first.ok:
                 return [Outcome("fixture", False, first.error.message if first.error else "")]
-            return [Outcome("fixture", True), _same("fixture", first, await gateway.invoke(request), replayed=True)]
+            return [Outcome("fixture", True), _same("fixture", first, await run(request), replayed=True)]
     except Failure:
         raise
     except Exception as error:  # noqa: BLE001 - the author's fixture is the author's code

@@ -55,7 +55,7 @@ class Cli:
     def __call__(self, *words: str, stdin: str = "") -> Ended:
         ended = subprocess.run(
             [*INTERLOCK, *words],
-            env=self.environment, cwd=self.path, input=stdin.encode(), capture_output=True, timeout=60, check=False,
+            env=self.environment, cwd=self.path, input=stdin.encode(), capture_output=True, timeout=150, check=False,
         )  # fmt: skip
         out, err = ended.stdout.decode(), ended.stderr.decode()
         assert "Traceback" not in out + err, err

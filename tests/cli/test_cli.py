@@ -250,6 +250,8 @@ def test_a_home_can_be_given_as_an_option_before_the_command(fresh: Cli) -> None
         ("call", "demo.balance", "{}", "--timeout", "never"),
         ("call", "demo.balance", "{}", "--timeout", "nan"),
         ("call", "demo.balance", "{}", "--timeout", "-1"),
+        ("call", "demo.balance", "{}", "--wait", "0"),
+        ("call", "demo.balance", "{}", "--wait", "nan"),
         ("calls", "show"),
         ("calls", "list", "--limit", "0"),
         ("calls", "undo", "01JC"),
@@ -257,6 +259,17 @@ def test_a_home_can_be_given_as_an_option_before_the_command(fresh: Cli) -> None
         ("calls", "reconcile", "01JC", "--result", "1"),
         ("calls", "reconcile", "01JC", "--happened", "--did-not-happen"),
         ("calls", "reconcile", "01JC", "--did-not-happen", "--result", "1"),
+        ("approvals", "show"),
+        ("approvals", "approve"),
+        ("approvals", "approve", "apr_01JC", "--edit", "nonsense"),
+        ("approvals", "approve", "apr_01JC", "--edit", "[]"),
+        ("approvals", "deny"),
+        ("approvals", "grant", "demo.post", "--caller", "local:bob", "--uses", "1"),
+        ("approvals", "grant", "demo.post", "--caller", "local:bob", "--expires", "1d"),
+        ("approvals", "grant", "demo.post", "--uses", "1", "--expires", "1d"),
+        ("approvals", "grant", "demo.post", "--caller", "local:bob", "--uses", "1", "--expires", "soon"),
+        ("approvals", "grant", "demo.post", "--caller", "local:bob", "--uses", "1", "--expires", "1d", "--arg", "x"),
+        ("approvals", "watch", "--for", "0"),
         ("audit", "explain"),
         ("audit", "verify", "--public-key", "xyz"),
         ("audit", "verify", "--known-head", "xyz"),
@@ -504,7 +517,19 @@ def test_what_cannot_be_undone_waits_for_a_person(cli: Cli) -> None:
     arguments = '{"account": "cash", "to": "press@example.org"}'
     ended = cli("call", "demo.mail_statement", arguments, "--key", "m", "--json")
     assert ended.code == 1
-    assert ended.json["error"]["errorCode"] == "APPROVAL_REQUIRED"
+    result = ended.json
+    assert result["status"] == "awaiting_approval"
+    assert result["is_error"] is False
+    assert result["error"]["errorCode"] == "APPROVAL_REQUIRED"
+    assert result["pending"]["status"] == "PENDING"
+    ticket = result["pending"]["ticketId"]
+    shown = cli("call", "demo.mail_statement", arguments, "--key", "m")
+    assert shown.code == 1
+    assert f"somebody in approvers other than you: interlock approvals approve {ticket}" in shown.out
+    assert f"interlock calls resume {ticket}" in shown.out
+    (listed,) = cli.ask("calls", "list")["calls"]
+    assert (listed["invocation_id"], listed["state"]) == (result["invocation_id"], "awaiting_approval")
+    assert "awaiting_approval" in cli("calls", "show", result["invocation_id"]).out
     assert not cli.ledger.with_suffix(".outbox").exists()
 
 
@@ -733,8 +758,8 @@ async def test_a_call_settled_after_its_window_is_still_replayed_for_a_whole_win
 
 
 def revoke(cli: Cli) -> None:
-    """A policy under which the local user may call tools and nothing else."""
-    cli.home.joinpath("policy.toml").write_text('[[rule]]\nid = "all"\neffect = "allow"\n')
+    """Leave the local user nothing but the right to call tools."""
+    cli.home.joinpath("principals.toml").write_text('[[principal]]\nid = "local:*"\nkind = "human"\ntrust = 100\n')
 
 
 def tamper(cli: Cli, statement: str) -> None:
@@ -835,7 +860,11 @@ def findings(cli: Cli) -> dict[str, Json]:
 def test_a_healthy_home_is_found_healthy(cli: Cli) -> None:
     ended = cli("doctor")
     assert ended.code == 0, ended.out
-    for words in ("python", "sqlite", "GiB free", "0001", "3 records, 3 tools", "allow reads", "signing key"):
+    for words in (
+        "python", "sqlite", "GiB free", "0002", "3 records, 3 tools", "0 wait for a person",
+        "permit: reads-and-undoable-writes", "a person decides: a-person-decides-what-cannot-be-undone",
+        "local:* is in approvers, managers, admins", "signing key", "issuer keys", "secrets key",
+    ):  # fmt: skip
         assert words in ended.out
     assert "✗" not in ended.out
 
@@ -847,17 +876,25 @@ def test_looking_at_a_home_that_is_not_there_does_not_make_it(fresh: Cli) -> Non
 
 def test_what_waits_for_a_person_is_pointed_out(cli: Cli) -> None:
     unknown_call(cli)
-    found = findings(cli)["calls"]
-    assert found["status"] == "attention"
-    assert "calls reconcile" in found["advice"]
+    cli.call("demo.mail_statement", {"account": "cash", "to": "press@example.org"}, "--key", "m")
+    found = findings(cli)
+    assert found["calls"]["status"] == found["approvals"]["status"] == "attention"
+    assert "calls reconcile" in found["calls"]["advice"]
+    assert "approvals list" in found["approvals"]["advice"]
 
 
 @pytest.mark.parametrize(
     ("file", "text", "name"),
     [
         ("interlock.db", "this is not a database at all, far from it", "journal"),
-        ("policy.toml", "[[rule]", "policy"),
-        ("policy.toml", '[[rule]]\nid = "x"\neffect = "maybe"\n', "policy"),
+        ("policy.cedar", "permit (principal, action", "policy"),
+        (
+            "policy.cedar",
+            '@id("x") permit (principal, action == Action::"demo.post", resource) when { context.arguments.cent > 1 };',
+            "policy",
+        ),
+        ("policy.toml", '[[rule]]\nid = "all"\neffect = "allow"\n', "policy"),
+        ("principals.toml", "[[principal]", "policy"),
         ("settings.toml", "surprise = 1", "settings"),
     ],
 )
@@ -871,10 +908,22 @@ def test_what_is_broken_is_found_with_advice(cli: Cli, file: str, text: str, nam
     assert found["advice"]
 
 
-def test_a_signing_key_that_others_can_read_is_found(cli: Cli) -> None:
-    (cli.home / "keys" / "journal.ed25519").chmod(0o644)
+def test_a_key_that_others_can_read_is_found(cli: Cli) -> None:
+    issuer = cli.home / "keys" / "issuer"
+    issuer.mkdir()
+    keys = {
+        "signing key": cli.home / "keys" / "journal.ed25519",
+        "issuer keys": issuer / "001794719968000.key.pem",
+        "secrets key": cli.home / "keys" / "secrets.key",
+    }
+    for path in keys.values():
+        path.touch()
+        path.chmod(0o644)
     assert cli("doctor").code == 1
-    assert "chmod 600" in findings(cli)["signing key"]["advice"]
+    found = findings(cli)
+    for name, path in keys.items():
+        assert found[name]["status"] == "broken"
+        assert found[name]["advice"] == f"chmod 600 {path}"
 
 
 # Errors of the program itself

@@ -45,7 +45,10 @@ def everything_was_shown(out: str) -> None:
         "$ interlock tools add interlock.demo_tools",
         "did you mean `account`?",
         "replayed: it ran once, at ",
-        "APPROVAL_REQUIRED",
+        "E3204",
+        "press@example.org would get the statement of cash",
+        "$ interlock approvals approve ",
+        "E3209",
         "$ kill -9 ",
         "E3409",
         "$ interlock calls reconcile",
@@ -63,6 +66,14 @@ def nothing_was_staged(journal: list[Json], ledger: Path) -> None:
     assert [record["source"] for record in closed if record.get("idempotencyKey") == "order-17"].count("replay") == 1
     refused = next(record for record in closed if record.get("error_code") == "E3301")
     assert "execute" not in refused["phases"]
+    # The agent was held to its token; what was approved ran once, cites its ticket and its agent; silence was a no.
+    assert any(record.get("error_code") == "E3204" and record["agentId"].startswith("did:key:") for record in closed)
+    mailed = [record for record in closed if record.get("idempotencyKey") == "mail-1"]
+    assert [record["source"] for record in mailed] == ["compute", "replay"]
+    assert mailed[0]["approvalTicketId"].startswith("apr_")
+    assert ledger.with_suffix(".outbox").read_text().splitlines() == ["press@example.org: statement of cash"]
+    acts = [record["act"] for record in journal if record["kind"] == "approval"]
+    assert acts == ["approved", "used", "auto_denied"]
     # The killed call left an intent, an end that nobody could know, and a person's word.
     settled = next(record for record in journal if record["kind"] == "settled")
     story = [record for record in journal if record["call"] == settled["call"]]
@@ -70,7 +81,7 @@ def nothing_was_staged(journal: list[Json], ledger: Path) -> None:
     assert story[1]["outcome"] == "unknown"
     assert settled["happened"] is True
     # The edit is really there.
-    assert [record["newValue"] for record in journal if record["kind"] == "mutation"] == [9250]
+    assert [record["newValue"] for record in journal if record["kind"] == "mutation"] == [9250, "cash"]
 
 
 def test_a_tour_in_which_something_goes_wrong_says_so_and_exits_1(tmp_path: Path) -> None:

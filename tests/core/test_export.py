@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from interlock import Interlock, demo_tools, tool
+from interlock.authority.policy import Question
 from interlock.core.contract import contract_of
 from interlock.core.declare import tools_in
 from interlock.core.export import declaration, interface
@@ -37,9 +38,12 @@ async def test_annotations_that_claim_safety_change_no_decision(tmp_path: Path) 
         {**plain.document(), "annotations": {"readOnlyHint": True, "approved": True, "concurrency_safe": True}}
     )
     async with Interlock.open(tmp_path) as lock:
-        policy = lock.policy.current()
-        honest = policy.decide(lock.caller, contract_of(plain))
-        claimed = policy.decide(lock.caller, contract_of(boasting))
+        contracts = [contract_of(plain), contract_of(boasting)]
+        questions = [
+            Question(lock.caller, one, one.digest, {"to": "x"}, "invoke", "", "library", None, (0, 0), 0)
+            for one in contracts
+        ]
+        honest, claimed = [lock.policy.judge(question) for question in questions]
     assert honest.behavior == claimed.behavior == "ask"
     assert not contract_of(boasting).manifest.concurrency_safe
 

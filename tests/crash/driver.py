@@ -7,6 +7,7 @@ calls were acknowledged; what it had to say when it died is all that counts.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import json
 import os
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from interlock import Interlock
+from interlock.gateway.authorize import Authorizer
 from interlock.gateway.closing import Closer
 from interlock.gateway.execute import Execution
 from interlock.gateway.invoke import Gateway
@@ -28,11 +30,12 @@ from tests.crash.counter import crash_here, mark
 PHASES: dict[str, tuple[type, str]] = {
     "request": (Gateway, "_request"),
     "validate": (Gateway, "_validate"),
-    "authorize": (Gateway, "_authorize"),
+    "authorize": (Authorizer, "authorize"),
     "execute": (Execution, "run"),
     "verify": (Gateway, "_verify"),
     "return": (Closer, "succeed"),
 }
+READY = "ready"
 POINTS = (
     *(f"{when} {phase}" for phase in PHASES for when in ("before", "after")),
     "before the effect",
@@ -97,6 +100,8 @@ async def run_calls(home: str, names: list[str], say: Callable[[str], None], tog
     async with Interlock.open(home) as lock:
         lock.catalog.attach(mark)
 
+        say(f"{READY}\n")
+
         async def one(name: str) -> None:
             result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}")
             say(f"{name} {'ok' if result.ok else result.error and result.error.code}\n")
@@ -122,7 +127,7 @@ def in_child(home: str, names: list[str], *, crash_at: str, die_after_s: float, 
         asyncio.run(run_calls(home, names, say, together))
         os._exit(0)
     os.close(writer)
-    until = time.monotonic() + die_after_s if die_after_s else None
+    until: float | None = None
     said = b""
     while True:
         left = None if until is None else max(0.0, until - time.monotonic())
@@ -134,13 +139,17 @@ def in_child(home: str, names: list[str], *, crash_at: str, die_after_s: float, 
         data = os.read(reader, 65536)
         if not data:
             break
+        if not said and die_after_s:
+            until = time.monotonic() + die_after_s  # counted from when its home is open
         said += data
     os.close(reader)
     os.waitpid(pid, 0)
-    return dict(line.split(" ", 1) for line in said.decode().splitlines())
+    return dict(line.split(" ", 1) for line in said.decode().splitlines() if line != READY)
 
 
 def main() -> None:
+    importlib.import_module("cedarpy")  # once, here; the children inherit it
+
     mode, home, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
     instrument()
     chance = random.Random(count)

@@ -31,7 +31,7 @@ _BLOCK = re.compile(
     r"(?:^<!-- (?P<order>not run|file): (?P<said>[^\n]*?) -->\n+)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_ID = re.compile(r"\b01[0-9A-HJKMNP-TV-Z]{24}\b")
+_ID = re.compile(r"(?<![0-9A-Za-z])01[0-9A-HJKMNP-TV-Z]{24}\b")
 _VARYING = (
     (_ID, "<id>"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z"), "<time>"),
@@ -149,7 +149,7 @@ class Player:
         )
         killed = done.returncode < 0
         self.last = 128 - done.returncode if killed else done.returncode
-        expected = 137 if killed else int(any(line.startswith("✗") for line in one.printed))
+        expected = 137 if killed else int(any(line.startswith(("✗", "… ")) for line in one.printed))
         assert self.last == expected, f"{where}\nexited {self.last}:\n{done.stdout}"
         self.compare(where, one.printed, done.stdout + ("Killed\n" if killed else ""))
 

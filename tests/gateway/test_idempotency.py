@@ -66,7 +66,7 @@ async def test_n_submissions_under_one_key_change_things_once(lock: Interlock, s
 @pytest.mark.proves("IDEM-05")
 async def test_who_lost_the_permission_does_not_get_the_stored_result(lock: Interlock, home: Path) -> None:
     await lock.call("demo.increment", name="a", key="k")
-    (home / "policy.toml").write_text('[[rule]]\nid = "none"\neffect = "deny"\n')
+    (home / "policy.cedar").write_text('@id("none") forbid (principal, action, resource);')
     lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
     again = await lock.call("demo.increment", name="a", key="k")
     assert again.error is not None

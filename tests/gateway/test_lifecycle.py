@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 import interlock
 from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, Seen, tool
 from interlock.core.objects import ToolError, ToolResult
+from interlock.core.phases import Granted
 from interlock.core.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
 from interlock.executors.function import FunctionExecutor
 from tests import sample
@@ -45,7 +46,8 @@ async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Inte
     gateway = lock.gateway
     call = gateway._open(lock.request("demo.increment", {"name": "a"}, key="k"))  # pyright: ignore[reportPrivateUsage]
     checked = await gateway._validate(gateway._request(call))  # pyright: ignore[reportPrivateUsage]
-    granted = gateway._authorize(checked)  # pyright: ignore[reportPrivateUsage]
+    granted = await gateway._authorizer.authorize(checked)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(granted, Granted)
     stranger = FunctionExecutor(object())
     with pytest.raises(Failure) as refused:
         await stranger.run(granted, None)
@@ -70,7 +72,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
                 makers.add(str(path.relative_to(package)))
             if name.endswith("_executor.run"):
                 runners.add(str(path.relative_to(package)))
-    assert makers == {"gateway/invoke.py"}
+    assert makers == {"gateway/authorize.py"}
     assert runners == {"gateway/execute.py"}
 
 
@@ -86,7 +88,6 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
         ("demo.add", {"a": "1.5"}, {}, "E3302", "validation_failed"),
         ("demo.add", {"a": float("nan")}, {}, "E3004", "schema_parse_failed"),
         ("demo.increment", {"name": "a"}, {}, "E3307", "validation_failed"),
-        ("demo.send", {"to": "x"}, {"key": "k"}, "E3208", "blocked"),
         ("demo.unsteady", {"name": "a"}, {"key": "k", "fails": Failure("E3502")}, "E3502", "failed"),
         ("demo.unsteady", {"name": "a"}, {"key": "k", "fails": ValueError("boom")}, "E3401", "failed"),
         ("demo.add", {"a": 1}, {"caller": Caller(id="other:x")}, None, "succeeded"),
@@ -131,14 +132,16 @@ async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(lock: Int
         return result.invocation_id
 
     ids = await asyncio.gather(*(one(index) for index in range(1000)))
-    closed = records(lock)
+    waiting = records(lock, kind="pending")
+    closed = [*records(lock), *waiting]
     assert sorted(record["call"] for record in closed) == sorted(ids)
+    assert all(record["states"][-1] == "awaiting_approval" for record in waiting)
     fields = {
         "timestamp", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash", "outputSummary",
         "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
     }  # fmt: skip
-    assert all(fields <= record.keys() for record in closed)
-    assert {record["status"] for record in closed} == {"SUCCESS", "ERROR"}
+    assert all(fields <= record.keys() for record in records(lock))
+    assert {record["status"] for record in records(lock)} == {"SUCCESS", "ERROR"}
     assert {record["authDecision"] for record in closed} == {"ALLOW", "REQUIRES_APPROVAL", None}
 
 
@@ -335,13 +338,13 @@ async def test_a_hook_that_stops_raises_overruns_or_breaks_the_input_blocks_the_
 @pytest.mark.proves("LIFE-06")
 async def test_a_hook_can_forbid_and_ask_but_never_permit(lock: Interlock) -> None:
     lock.hook(Hook(id="yes", when="pre", tools="demo.send", run=lambda s: HookResult(permission="allow")))
-    assert (await lock.call("demo.send", to="x", key="k")).state == "blocked"
+    assert (await lock.call("demo.send", to="x", key="k")).pending
     lock.hook(Hook(id="no", when="pre", tools="demo.add", run=lambda s: HookResult(permission="deny")))
     denied = await lock.call("demo.add", a=1, b=2)
     assert denied.error is not None
     assert denied.error.code == "E3206"
     lock.hook(Hook(id="ask", when="pre", tools="demo.increment", run=lambda s: HookResult(permission="ask")))
-    assert (await lock.call("demo.increment", name="a", key="k")).state == "blocked"
+    assert (await lock.call("demo.increment", name="a", key="k")).pending
     assert world.runs == 0
 
 
@@ -444,13 +447,13 @@ async def test_a_tool_that_tries_to_end_the_process_only_ends_its_own_call(lock:
 
 
 async def test_the_policy_is_a_file_that_can_be_replaced_and_a_broken_one_denies(lock: Interlock, home: Path) -> None:
-    assert "write_irreversible" in (home / "policy.toml").read_text()
-    (home / "policy.toml").write_text('[[rule]]\nid = "none"\neffect = "deny"\n')
+    assert "write_irreversible" in (home / "policy.cedar").read_text()
+    (home / "policy.cedar").write_text('@id("none") forbid (principal, action, resource);')
     lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - do not wait for the next look
     denied = await lock.call("demo.add", a=1)
     assert denied.error is not None
     assert denied.error.policy_refs == ("none",)
-    (home / "policy.toml").write_text("[[rule]\nid=")
+    (home / "policy.cedar").write_text("permit (principal,")
     lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage]
     broken = await lock.call("demo.add", {"a": 1}, caller=Caller(id="local:x"))
     assert broken.error is not None

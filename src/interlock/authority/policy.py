@@ -1,168 +1,433 @@
-"""The local policy: a short list of rules in a file a person can read, replace and keep under version control.
+"""The policy of a home: Cedar rules in `policy.cedar`, people in `principals.toml`, and the engine over both.
 
-Rules match callers, tools and mutation classes. Deny beats ask beats allow, and what no rule matches is denied. A file
-that cannot be read or understood denies everything: a broken policy must not open a door.
+Decisions are remembered under each part of the context that the rules read, and never past a change of the files. With
+rules that read nothing of a call but who makes it and to which tool, a remembered decision costs one look-up.
+
+The files are looked at every 50 ms and read again when they changed. INVARIANT: a file that cannot be read or
+understood, or is missing after it was there, denies everything (E3205): a broken policy must not open a door. So does a
+`policy.toml` from before: its restrictions must not be dropped in silence.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import hashlib
-import tomllib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, cast
 
-import pydantic
+import orjson
 
+from interlock.authority.cedar import DEFAULT, INVOKE, Rule, Rules, Slice, Uid
+from interlock.authority.facts import SETS, facts
+from interlock.authority.gate import reach, widest
+from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
+from interlock.authority.principals import Principals
+from interlock.authority.questions import Engine, Memory, Question, expiry
+from interlock.core.clock import Clock
 from interlock.core.context import Caller
-from interlock.core.contract import Contract
 from interlock.core.errors import Failure
-from interlock.core.manifest import MutationClass
-from interlock.core.phases import Behavior, Decision
+from interlock.core.phases import Decision
+from interlock.core.record import record
+from interlock.core.schema import Json
 
-DEFAULT = """\
-# What the local user's calls may do. Deny beats ask beats allow; what no rule matches is denied.
-# Edit it, or replace it: it is read again whenever it changes.
+if TYPE_CHECKING:
+    from cedarpy import Entities
 
-[[rule]]
-id = "reads-and-undoable-writes"
-effect = "allow"
-mutation_class = ["read_only", "write_reversible"]
-
-[[rule]]
-id = "a-person-decides-what-cannot-be-undone"
-effect = "ask"
-mutation_class = ["write_irreversible"]
-
-# What the local user may do besides calling tools.
-[[grant]]
-caller = "local:*"
-scopes = ["audit:read", "calls:reconcile", "tools:admin", "pii:read"]
-"""
+__all__ = ["Engine", "Explanation", "Policies", "Question", "RuleView"]
 
 # A changed file is noticed this soon.
 LOOK_EVERY_S = 0.05
 
-_STRENGTH: dict[Behavior, int] = {"allow": 0, "ask": 1, "deny": 2}
+NOTHING = b"{}"
+
+_KINDS = {"human": "User", "agent": "Agent", "service": "Service"}
+_CLASS_RISK = {"read_only": 0, "write_reversible": 30, "write_irreversible": 70}
 
 
-class Rule(pydantic.BaseModel):
-    """One line of policy. Unsaid conditions match everything."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    id: str
-    effect: Literal["allow", "ask", "deny"]
-    caller: str = "*"
-    tool: str = "*"
-    mutation_class: tuple[MutationClass, ...] = ("read_only", "write_reversible", "write_irreversible")
-
-    def matches(self, caller: Caller, contract: Contract) -> bool:
-        return (
-            contract.mutation.mutation_class in self.mutation_class
-            and fnmatch.fnmatchcase(caller.id, self.caller)
-            and fnmatch.fnmatchcase(str(contract.id), self.tool)
-        )
+# Explaining
 
 
-class Grant(pydantic.BaseModel):
-    """Scopes that a caller holds."""
+@record
+class RuleView:
+    """One rule as it stands towards a question: met, not met, or broken; without a person's agreement and with it."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    caller: str
-    scopes: tuple[str, ...]
-
-
-class _File(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    rule: tuple[Rule, ...] = ()
-    grant: tuple[Grant, ...] = ()
+    rule: Rule
+    holds: str
+    holds_approved: str
 
 
-class Policy:
-    """Rules and what they decide. Decisions are cached under everything a rule reads."""
+@record
+class Explanation:
+    """A decision, every rule that could have had a say, and what would have to change."""
 
-    def __init__(self, text: str) -> None:
-        self.version = f"local:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        self._cache: dict[tuple[str, str], Decision] = {}
-        self._scopes: dict[str, frozenset[str]] = {}
+    decision: Decision
+    rules: tuple[RuleView, ...]
+    advice: tuple[str, ...]
+
+
+# The engine of a home
+
+
+class _Loaded:
+    """One state of the files, and what was worked out under it."""
+
+    def __init__(self, rules: Rules, monotonic: Callable[[], float]) -> None:
+        self.rules = rules
+        self.memory = Memory(monotonic)
+
+
+class _Asked:
+    """A caller and a tool as Cedar knows them."""
+
+    __slots__ = ("entities", "near", "request", "rules")
+
+    def __init__(self, question: Question, rules: Rules, environment: str) -> None:
+        self.request, self.entities = _entities(question, environment)
+        groups = (("Group", group) for group in question.caller.groups)
+        self.near = rules.slice(_uid(self.request["principal"]), groups, question.contract)
+        self.rules = rules.narrowed(self.near, self.entities, self.request)
+
+
+Seen = tuple[tuple[int, ...] | None, ...]
+
+
+class Policies:
+    """The rules in a home's files, as an engine."""
+
+    def __init__(self, policy: Path, principals: Path, *, clock: Clock, environment: str = "local") -> None:
+        self.path = policy
+        self._principals_path = principals
+        self._former = policy.with_name("policy.toml")
+        self._environment = environment
+        self._monotonic = clock.monotonic
+        self._looked_at = float("-inf")
+        self._seen: Seen = ()
+        self._loaded: _Loaded | None = None
+        self._principals: Principals | None = None
+        self._broken: Failure | None = None
+        self._nobody: dict[str, Caller] = {}
+        # Files that could not be made, in a home that cannot be written, count as saying what they would have said.
+        self._unmade = {path for path, text in self._defaults if not _made(path, text)}
+        self.evaluations = 0
+
+    @property
+    def _defaults(self) -> tuple[tuple[Path, str], tuple[Path, str]]:
+        return (self.path, DEFAULT), (self._principals_path, DEFAULT_PRINCIPALS)
+
+    # Deciding
+
+    def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
+        """The decision that is remembered for a caller and a tool, whatever the call: where no rule reads of it."""
+        loaded = self._loaded
+        if loaded is None or now - self._looked_at >= LOOK_EVERY_S:
+            return None
+        found = loaded.memory.plain.get((caller, digest))
+        if found is None:
+            return None
+        decision, until = found
+        return decision if now < until and now_ms < (decision.expires_ms or 0) else None
+
+    def cached(self, question: Question) -> Decision | None:
+        """The decision that is remembered for exactly this question, if any."""
         try:
-            file = _File.model_validate(tomllib.loads(text))
-        except (tomllib.TOMLDecodeError, pydantic.ValidationError) as error:
-            raise Failure("E3205", f"the policy file cannot be used: {_first_line(error)}") from None
-        self.rules = file.rule
-        self.grants = file.grant
+            memory = self._current().memory
+        except Failure:
+            return None
+        slot = memory.slot(question)
+        if slot is None:
+            return None
+        asked: _Asked = slot.what
+        try:
+            key = context_of(question, asked.rules) if asked.rules.reads else NOTHING
+        except Failure:
+            return None
+        return memory.get(slot, key, question.now_ms)
 
-    def scopes(self, caller_id: str) -> frozenset[str]:
-        """The scopes a local caller holds."""
-        held = self._scopes.get(caller_id)
-        if held is None:
-            matching = [grant.scopes for grant in self.grants if fnmatch.fnmatchcase(caller_id, grant.caller)]
-            held = self._scopes[caller_id] = frozenset(scope for scopes in matching for scope in scopes)
-        return held
+    async def decide(self, question: Question) -> Decision:
+        """What the rules say. E3205 when there are none that can be used."""
+        return self.judge(question)
 
-    def decide(self, caller: Caller, contract: Contract) -> Decision:
-        """What the rules say of this caller calling this version."""
-        key = (caller.id, contract.digest)
-        decision = self._cache.get(key)
+    def judge(self, question: Question) -> Decision:
+        """`decide`, for those who need not wait."""
+        loaded = self._current()
+        memory = loaded.memory
+        try:
+            slot = memory.slot(question) or memory.open(question, self._ask(question, loaded.rules))
+            asked: _Asked = slot.what
+            context = context_of(question, asked.rules)
+        except Failure as failure:
+            return _refused(question, loaded.rules, failure)
+        decision = memory.get(slot, context, question.now_ms)
         if decision is None:
-            if len(self._cache) > 50_000:
-                self._cache.clear()
-            decision = self._cache[key] = self._evaluate(caller, contract)
+            self.evaluations += 1
+            answer = asked.rules.ask(asked.entities, asked.request, context)
+            decision = Decision(
+                behavior=answer.behavior,
+                reason=answer.reason,
+                rules=answer.rules,
+                policy=loaded.rules.version,
+                expires_ms=expiry(question),
+            )
+            memory.put(slot, context, decision, None if asked.rules.reads else question)
         return decision
 
-    def _evaluate(self, caller: Caller, contract: Contract) -> Decision:
-        matching = [rule for rule in self.rules if rule.matches(caller, contract)]
-        if not matching:
-            return Decision(behavior="deny", reason="no rule allows it", rules=(), policy=self.version)
-        behavior: Behavior = max((rule.effect for rule in matching), key=lambda effect: _STRENGTH[effect])
-        rules = tuple(rule.id for rule in matching if rule.effect == behavior)
-        return Decision(behavior=behavior, reason=f"rule {', '.join(rules)}", rules=rules, policy=self.version)
+    def forget(self, subjects: Collection[str] | None) -> None:
+        """Drop what is remembered of these callers; None means of all."""
+        if self._loaded is not None:
+            self._loaded.memory.forget(subjects)
 
+    async def close(self) -> None:
+        """Nothing is held open."""
 
-def _first_line(error: Exception) -> str:
-    if isinstance(error, pydantic.ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error).splitlines()[0]
+    def principal(self, caller_id: str) -> Caller:
+        """Who an id stands for: the same object until a file changes; nobody while principals.toml is broken."""
+        self._refresh()
+        if self._principals is not None:
+            return self._principals.caller(caller_id)
+        if len(self._nobody) > 1000:
+            self._nobody.clear()
+        return self._nobody.setdefault(caller_id, Caller(id=caller_id))
 
+    @property
+    def rules(self) -> Rules:
+        """The rules in force; E3205 when the files are broken."""
+        return self._current().rules
 
-class PolicyFile:
-    """The policy of a home, read again whenever its file changes."""
+    @property
+    def groups(self) -> frozenset[str]:
+        """Every group that principals.toml puts somebody in."""
+        self._refresh()
+        return frozenset() if self._principals is None else self._principals.groups
 
-    def __init__(self, path: Path, monotonic: Callable[[], float]) -> None:
-        self._path = path
-        self._monotonic = monotonic
-        self._looked_at = float("-inf")
-        self._seen: tuple[int, int, int] | None = None
-        self._policy: Policy | None = None
-        if not path.exists():
-            try:
-                path.write_text(DEFAULT)
-            except OSError:
-                pass  # a read-only home; the default below is what the file would say
+    # Explaining
 
-    def current(self) -> Policy:
-        """The policy in force; E3205 when its file is broken."""
-        now = self._monotonic()
-        if self._policy is not None and now - self._looked_at < LOOK_EVERY_S:
-            return self._policy
+    def explain(self, question: Question) -> Explanation:
+        """Which rule decides, how every other one stands, and what would have to change."""
+        rules = self._current().rules
+        asked = self._ask(question, rules)
+        decision = self.judge(question)
         try:
-            status = self._path.stat()
-            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if self._policy is None or seen != self._seen:
-                self._policy = Policy(self._path.read_text())
-                self._seen = seen
+            context = context_of(question, asked.rules)
+        except Failure as failure:
+            return Explanation(
+                decision=decision,
+                rules=(),
+                advice=(f"the call is sent so that rules can look at it: {failure.message}",),
+            )
+        views = tuple(
+            RuleView(
+                rule=rule,
+                holds=asked.near.holds(rule, asked.entities, asked.request, context, approved=False),
+                holds_approved=asked.near.holds(rule, asked.entities, asked.request, context, approved=True),
+            )
+            for rule in asked.near.rules
+        )
+        return Explanation(decision=decision, rules=views, advice=tuple(_advice(decision, views)))
+
+    def _ask(self, question: Question, rules: Rules) -> _Asked:
+        return _Asked(question, rules, self._environment)
+
+    # Files
+
+    def _current(self) -> _Loaded:
+        self._refresh()
+        if self._loaded is None:
+            assert self._broken is not None
+            raise Failure("E3205", self._broken.message)
+        return self._loaded
+
+    def _refresh(self) -> None:
+        now = self._monotonic()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._look()
+            self._looked_at = now
+
+    def _look(self) -> None:
+        paths = (self.path, self._principals_path, self._former)
+        seen: Seen = tuple(map(_status, paths))
+        if seen == self._seen and (self._loaded or self._broken):
+            return
+        self._seen = seen
+        self._loaded = self._principals = self._broken = None
+        if seen[2] is not None:
+            self._broken = Failure("E3205", "the home has a policy.toml: move its rules to policy.cedar and remove it")
+            return
+        (policy, default), (principals, default_principals) = self._defaults
+        try:
+            # People keep their rights while the rules are broken: somebody must be able to mend them.
+            self._principals = Principals(self._read(principals, default_principals))
+            self._loaded = _Loaded(Rules(self._read(policy, default)), self._monotonic)
+        except Failure as failure:
+            self._broken = failure
+
+    def _read(self, path: Path, default: str) -> str:
+        try:
+            return path.read_text()
         except FileNotFoundError:
-            self._policy, self._seen = Policy(DEFAULT), None
+            if path in self._unmade:
+                return default
+            raise Failure("E3205", f"{path.name} is missing from the home: put it back") from None
         except (OSError, UnicodeDecodeError):
-            self._policy = None
-            raise Failure("E3205", "the policy file cannot be read") from None
-        except Failure:
-            self._policy = None
-            raise
-        self._looked_at = now
-        return self._policy
+            raise Failure("E3205", f"{path.name} cannot be read") from None
+
+
+def _status(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+def _made(path: Path, text: str) -> bool:
+    """Make a file unless it is there; it appears whole or not at all. False where it cannot be made."""
+    if path.exists():
+        return True
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        staged.write_text(text)
+        staged.chmod(0o600)
+        os.link(staged, path)
+    except FileExistsError:
+        pass  # another process was first
+    except OSError:
+        return False
+    finally:
+        staged.unlink(missing_ok=True)
+    return True
+
+
+# Questions as Cedar understands them
+
+
+def _uid(entity: Json) -> Uid:
+    return entity["type"], entity["id"]
+
+
+def _entities(question: Question, environment: str) -> tuple[Json, Entities]:
+    """The request, but for its context, and the entities it names."""
+    import cedarpy
+
+    caller, contract = question.caller, question.contract
+    # An agent that is not said to be anything else is an agent, whatever its user is.
+    kind = "agent" if caller.agent is not None and caller.kind == "human" else caller.kind
+    address, manifest = str(contract.id), contract.manifest
+    request = {
+        "principal": {"type": _KINDS[kind], "id": caller.acting},
+        "action": {"type": "Action", "id": address},
+        "resource": {"type": "Tool", "id": address},
+    }
+    principal = {
+        "id": caller.acting,
+        "trust": caller.trust,
+        "tenant": caller.tenant,
+        "scopes": sorted(caller.scopes),
+        "on_behalf_of": caller.id,
+    }
+    tool = {
+        "address": address,
+        "name": contract.id.name,
+        "version": contract.version,
+        "namespace": contract.id.namespace,
+        "mutation_class": contract.mutation.mutation_class,
+        "tier": 0,
+        "tags": sorted(manifest.tags),
+        "environment": environment,
+        "permissions": sorted(contract.auth.required_permissions),
+        "scope": widest(contract.mutation.effects),
+        "external_io": manifest.external_io,
+    }
+    groups = [{"type": "Group", "id": group} for group in sorted(caller.groups)]
+    entities = [
+        {"uid": request["principal"], "attrs": principal, "parents": groups},
+        {"uid": request["action"], "attrs": {}, "parents": [{"type": "Action", "id": INVOKE}]},
+        {"uid": request["resource"], "attrs": tool, "parents": [{"type": "Namespace", "id": contract.id.namespace}]},
+    ]
+    try:
+        text = orjson.dumps(entities).decode()
+        return request, cedarpy.Entities.from_json_str(text)  # pyright: ignore[reportUnknownMemberType] - its types leave dicts open
+    except (TypeError, ValueError):
+        raise Failure("E3206", "the caller's name or the tool's is not valid text") from None
+
+
+def context_of(question: Question, rules: Slice) -> bytes:
+    """The parts of the context that rules read, but for `approved`, as sorted JSON. E3206 for what cannot be said."""
+    if not rules.reads:
+        return NOTHING
+    parts = dict.fromkeys((*_FACTS, *_SAID), None) if rules.parts is None else rules.parts
+    context: Json = {}
+    wanted = _FACTS & parts.keys()
+    if wanted:
+        context = facts(question.contract, question.arguments, parts.get("arguments"), wanted)
+    for name in parts.keys() & _SAID.keys():
+        value, below = _SAID[name](question), parts[name]
+        if value is not None:
+            context[name] = value if below is None else _only(value, below)
+    try:
+        return orjson.dumps(context, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        raise Failure("E3206", "the call holds text that is not valid") from None
+
+
+def _only(value: Any, names: Collection[str]) -> Any:
+    """The members that are read, so that a change of the others asks nothing anew."""
+    if not isinstance(value, dict):
+        return value
+    return {name: item for name, item in cast("Json", value).items() if name in names}
+
+
+def _time(question: Question) -> Json:
+    at = datetime.fromtimestamp(question.now_ms // 1000, UTC)
+    return {"hour": at.hour, "weekday": at.isoweekday(), "minute_of_day": at.hour * 60 + at.minute}
+
+
+def _budgets(question: Question) -> Json:
+    spent, left = (max(min(amount, 2**63 - 1), -(2**63)) for amount in question.budgets)
+    return {"spent": spent, "left": left}
+
+
+def _risk(question: Question) -> int:
+    """0 to 100: what the tool may change, how far that reaches, and whether it leaves this machine."""
+    mutation = question.contract.mutation
+    far = 20 if mutation.writes and reach(widest(mutation.effects)) > reach("resource") else 0
+    return _CLASS_RISK[mutation.mutation_class] + far + (10 if question.contract.manifest.external_io else 0)
+
+
+_FACTS = frozenset({"arguments", *SETS})
+_SAID: Mapping[str, Callable[[Question], Any]] = {
+    "operation": lambda question: question.operation,
+    "native": lambda question: question.native,
+    "time": _time,
+    "budgets": _budgets,
+    "risk": _risk,
+    "session": lambda question: question.session,
+    "door": lambda question: question.door,
+}
+
+
+def _refused(question: Question, rules: Rules, failure: Failure) -> Decision:
+    return Decision(behavior="deny", reason=failure.message, rules=(), policy=rules.version, expires_ms=question.now_ms)
+
+
+def _advice(decision: Decision, views: Collection[RuleView]) -> Iterator[str]:
+    """What would have to change for the call to be allowed."""
+    broken = [view for view in views if view.holds not in _HOLDS or view.holds_approved not in _HOLDS]
+    if decision.behavior == "ask":
+        yield "a person approves this call"
+    if decision.behavior in ("allow", "ask"):
+        return
+    for view in broken:
+        yield f"rule `{view.rule.id}` (line {view.rule.line}) can be evaluated"
+    for view in views:
+        if view.rule.effect == "forbid" and view.holds_approved == "yes":
+            yield f"rule `{view.rule.id}` (line {view.rule.line}) no longer forbids it; approval does not lift it"
+    permits = [view for view in views if view.rule.effect == "permit"]
+    if not any(view.holds_approved == "yes" for view in permits):
+        near = ", ".join(f"`{view.rule.id}`" for view in permits) or "none"
+        yield f"a permit covers it; those that speak of this tool and do not: {near}"
+
+
+_HOLDS = ("yes", "no")

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, require, without_home
+from interlock.cli.command import Output, over_home, require, with_names, without_home
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -193,7 +193,7 @@ def _export(lock: Interlock, file: IO[bytes], upto: int) -> int:
 @click.argument("call_id", metavar="ID")
 @over_home
 async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
-    """One call as a story: who asked, on whose behalf, under which rule, what changed, how it ended.
+    """One call as a story: who asked, for whom, under which rule, who agreed to what, what changed, how it ended.
 
     \b
     interlock audit explain 01JCXK2M4Q8Z
@@ -203,7 +203,7 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
 
     history = find(lock.journal, call_id)
     await _note_reading(lock, "explain", subject=history.call)
-    sentences = tell(history)
+    sentences = [with_names(lock, sentence) for sentence in tell(history)]
 
     def show(page: Page) -> None:
         for sentence in sentences:

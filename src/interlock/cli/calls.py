@@ -1,4 +1,4 @@
-"""`interlock call` and `interlock calls`: make a call, see what became of it, undo it, settle it."""
+"""`interlock call` and `interlock calls`: make a call, go on with it, see what became of it, undo it, settle it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, parse_json
+from interlock.cli.command import Output, acting, as_holder, over_home, parse_json, with_names
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.cli.history import History
     from interlock.cli.render import Cell, Page
     from interlock.core.errors import Failure
+    from interlock.core.phases import Request
     from interlock.core.results import Result
     from interlock.gateway.reconcile import UnknownCall
 
@@ -23,6 +24,12 @@ UNSAID = object()
 
 def _seconds(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
     if value is not None and not (math.isfinite(value) and value > 0):
+        raise click.BadParameter("must be a number of seconds above 0")
+    return value
+
+
+def _patience(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not value > 0:
         raise click.BadParameter("must be a number of seconds above 0")
     return value
 
@@ -43,8 +50,20 @@ def _name(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.argument("arguments", metavar="['JSON' | -]", default="{}", callback=_json)
 @click.option("--key", help="Your own key for this action; sent twice, it runs once. Writes need one.")
 @click.option("--session", default="", help="The session whose state the tool sees.")
+@click.option("--task", help="The task that the call's cost is counted for.")
 @click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing.")
 @click.option("--timeout", "timeout_s", type=float, callback=_seconds, metavar="S", help="Seconds to allow.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=float,
+    is_flag=False,
+    flag_value=math.inf,
+    callback=_patience,
+    metavar="[S]",
+    help="If a person must agree, wait for it, so many seconds or until it is decided, and go on.",
+)
+@as_holder
 @over_home
 async def call(
     lock: Interlock,
@@ -52,41 +71,79 @@ async def call(
     /,
     tool: str,
     arguments: Any,
-    key: str | None,
-    session: str,
-    dry_run: bool,
-    timeout_s: float | None,
+    wait_s: float | None,
+    token: str | None,
+    **given: Any,
 ) -> int:
     """Call a tool through all six phases. Arguments are one JSON object, or - to read it from stdin.
 
-    Exits 0 when the tool succeeded, 1 when it failed or was refused, 2 when the command itself makes no sense.
+    Exits 0 when the tool succeeded, 1 when it failed, was refused or waits for a person, 2 when the command itself
+    makes no sense.
 
     \b
     interlock call demo.balance '{"account": "cash"}'
     interlock call demo.post@^1 '{"account": "cash", "cents": 250}' --key order-17
+    interlock call demo.mail_statement '{"account": "cash", "to": "a@example.org"}' --key m-1 --wait
     echo '{"account": "cash"}' | interlock call demo.balance - --json
     """
+    from interlock.core.errors import Failure
     from interlock.core.phases import Request
 
     name, _, spec = tool.partition("@")
-    result = await lock.gateway.invoke(
-        Request(
-            tool=name,
-            version=spec or None,
-            arguments=arguments,  # whatever it is: the gateway judges it, and the refusal is on record
-            caller=lock.caller,
-            key=key,
-            session=session,
-            timeout_s=timeout_s,
-            dry_run=dry_run,
-            door="cli",
-        )
+    try:
+        caller = await acting(lock, token)
+    except Failure as failure:
+        # Refused like any call: as a result, and on record.
+        refused = Request(tool=name, arguments={}, caller=None, door="cli")
+        return await _answer(lock, out, await lock.gateway.decline(refused, failure))
+    request = Request(
+        tool=name,
+        version=spec or None,
+        arguments=arguments,  # whatever it is: the gateway judges it, and the refusal is on record
+        caller=caller,
+        door="cli",
+        **given,
     )
-    return _answer(out, result)
+    result = await lock.gateway.invoke(request)
+    if result.pending and wait_s is not None:
+        result = await _wait(lock, out, request, result, wait_s)
+    return await _answer(lock, out, result)
 
 
-def _answer(out: Output, result: Result) -> int:
-    out.answer(result.document(), lambda page: page.result(result))
+async def _wait(lock: Interlock, out: Output, request: Request, pending: Result, wait_s: float) -> Result:
+    """Wait for a person and go on once they agreed; meanwhile tell, apart from the answer, who was asked."""
+    from interlock.cli.tickets import show_waiting
+    from interlock.core.errors import Failure
+
+    page = out.page(error=True)
+    ticket = await lock.approvals.show(pending.metadata["pending"]["ticketId"])
+    show_waiting(lock, page, ticket)
+    give_up, asked = lock.clock.monotonic() + wait_s, ticket.step
+    while pending.pending and (left_s := give_up - lock.clock.monotonic()) > 0:
+        pending = await lock.wait(pending, within_s=min(1.0, left_s))
+        ticket = await lock.approvals.show(ticket.id)
+        if ticket.step > asked:
+            page.line(f"  nobody has decided yet; {ticket.chain[ticket.step].group} were asked too")
+            asked = ticket.step
+        if pending.pending and ticket.state not in ("PENDING", "APPROVED"):
+            # Another process has gone on with it; under its key the call is answered with what came of that.
+            if request.key is None:
+                raise Failure("E3410", f"another process went on with it; see interlock calls show {ticket.call}")
+            pending = await lock.gateway.invoke(request)
+    return pending
+
+
+async def _answer(lock: Interlock, out: Output, result: Result) -> int:
+    """Show a result. Whoever was asked on its way is told before this process ends."""
+    if result.pending:
+        from interlock.cli.tickets import show_waiting
+
+        ticket = await lock.approvals.show(result.metadata["pending"]["ticketId"])
+        out.answer(result.document(), lambda page: show_waiting(lock, page, ticket))
+    else:
+        out.answer(result.document(), lambda page: page.result(result))
+    if result.error is not None and result.error.code == "E3208":
+        await lock.courier.deliver_due()
     return 0 if result.ok else 1
 
 
@@ -97,6 +154,7 @@ def calls() -> None:
     \b
     interlock calls list
     interlock calls show 01JC…
+    interlock calls resume
     interlock calls reconcile
     """
 
@@ -108,12 +166,13 @@ def calls() -> None:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, newest first.")
 @over_home
 async def list_calls(lock: Interlock, out: Output, /, limit: int) -> int:
-    """The latest calls, newest first: those that are running, then those that have ended.
+    """The latest calls, newest first; those that run or wait for a person count from when they began.
 
     \b
     interlock calls list --limit 50
     """
-    documents = [*_running(lock), *_ended(lock, limit)][:limit]
+    known = [*_running(lock), *_waiting(lock), *_ended(lock, limit)]
+    documents = sorted(known, key=lambda one: one["at"], reverse=True)[:limit]
 
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time, duration
@@ -149,6 +208,20 @@ def _running(lock: Interlock) -> list[Json]:
     return [
         _line(call, iso(at_ms), f"{tool}@{version}", caller, key, "running")
         for call, tool, version, caller, key, at_ms in rows
+    ]
+
+
+def _waiting(lock: Interlock) -> list[Json]:
+    from interlock.core.clock import iso
+
+    rows = lock.journal.read(
+        "SELECT call, tool, version, caller, json_extract(head, '$.idempotencyKey'), state, created_ms FROM ticket"
+        " WHERE state IN ('PENDING', 'APPROVED') ORDER BY created_ms DESC"
+    )
+    states = {"PENDING": "awaiting_approval", "APPROVED": "approved"}
+    return [
+        _line(call, iso(at_ms), f"{tool}@{version}", caller, key, states[state])
+        for call, tool, version, caller, key, state, at_ms in rows
     ]
 
 
@@ -216,21 +289,26 @@ async def show(lock: Interlock, out: Output, /, call_id: str) -> int:
         "state": history.state,
         "records": [entry.document() for entry in history.entries],
     }
-    out.answer(document, lambda page: _show_history(page, history))
+    out.answer(document, lambda page: _show_history(lock, page, history))
     return 0
 
 
-def _show_history(page: Page, history: History) -> None:
+def _show_history(lock: Interlock, page: Page, history: History) -> None:
     from interlock.cli.render import Text, clock_time
 
     facts = history.facts
     page.line(Text(history.call, "bold"), f"   {history.tool}   {history.state}")
     rows: list[tuple[str, Cell]] = [
-        (name, str(facts[field])) for name, field in _FACTS if facts.get(field) is not None and facts.get(field) != ""
+        (name, with_names(lock, str(facts[field])))
+        for name, field in _FACTS
+        if facts.get(field) is not None and facts.get(field) != ""
     ]
     rules: list[str] = facts.get("rules") or []
     if facts.get("authDecision"):
         rows.append(("decision", f"{facts['authDecision']} {', '.join(rules)}   {facts.get('policy', '')}".rstrip()))
+    decided: Json = facts.get("decision") or {}
+    if decided.get("source") not in (None, "policy"):
+        rows.append(("said by", f"{decided['source']}: {decided.get('reason')}"))
     rows.extend((name, " → ".join(facts[name])) for name in ("phases", "states") if facts.get(name))
     if facts.get("error_code"):
         rows.append(("error", f"{facts.get('errorCode')}  {facts['error_code']}"))
@@ -243,7 +321,13 @@ def _show_history(page: Page, history: History) -> None:
     rows.extend(("warning", str(warning)) for warning in warnings)
     if facts.get("compensation"):
         rows.append(("undo", f"interlock calls undo {history.call} --key YOUR-KEY"))
+    differences: list[str] = facts.get("previewDifferences") or []
+    rows.extend(("otherwise", difference) for difference in differences)
     page.facts(rows)
+    told = [(clock_time(at), with_names(lock, words)) for at, words in history.approval()]
+    if told:
+        page.line("approval")
+        page.table(told, indent="  ")
     page.line("records")
     listing = [(str(entry.seq), entry.kind, clock_time(entry.at), entry.hash[:16]) for entry in history.entries]
     page.table(listing, indent="  ")
@@ -252,7 +336,7 @@ def _show_history(page: Page, history: History) -> None:
 _FACTS = (
     ("caller", "callerId"), ("agent", "agentId"), ("door", "door"), ("operation", "operation"),
     ("key", "idempotencyKey"), ("session", "session"), ("parent", "parent"), ("replay of", "replayOf"),
-    ("input", "inputHash"),
+    ("task", "task"), ("ticket", "approvalTicketId"), ("input", "inputHash"),
     ("class", "mutationClass"), ("took ms", "latencyMs"), ("trace", "traceId"), ("settled by", "by"),
 )  # fmt: skip
 
@@ -278,7 +362,34 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str) -> int:
     """
     from interlock.cli.history import find
 
-    return _answer(out, await lock.undo(find(lock.journal, call_id).call, key=key))
+    return await _answer(lock, out, await lock.undo(find(lock.journal, call_id).call, key=key))
+
+
+# resume
+
+
+@calls.command()
+@click.argument("ticket_id", metavar="[TICKET]", required=False)
+@over_home
+async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
+    """Go on with a call that a person agreed to, or with all of them. Each is judged again, and runs once.
+
+    \b
+    interlock calls resume
+    interlock calls resume apr_01JC…
+    """
+    if ticket_id is not None:
+        return await _answer(lock, out, await lock.approvals.resume(ticket_id))
+    results = await lock.approvals.resume_all()
+
+    def show(page: Page) -> None:
+        for result in results:
+            page.result(result)
+        if not results:
+            page.line("nothing to go on with: no approved call waits")
+
+    out.answer({"resumed": [result.document() for result in results]}, show)
+    return 0 if all(result.ok for result in results) else 1
 
 
 # reconcile

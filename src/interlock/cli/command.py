@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.cli.render import Page
+    from interlock.core.context import Caller
     from interlock.core.errors import Failure
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +200,55 @@ def require(scopes: frozenset[str], scope: str, what: str) -> None:
     if scope not in scopes:
         from interlock.core.errors import Failure
 
-        raise Failure("E3206", f"{what} needs the scope `{scope}`, which policy.toml in the home can grant")
+        raise Failure("E3206", f"{what} needs the scope `{scope}`, which principals.toml in the home can grant")
 
 
-def parse_json(text: str, what: str) -> Any:
-    """JSON from the command line; text that is none is a usage error that says where it goes wrong."""
+def as_holder(command: F) -> F:
+    """Add --token: whoever holds it acts, instead of the local user."""
+    words = "Act as the holder of this token [env: INTERLOCK_TOKEN; default: you]."
+    return click.option("--token", envvar="INTERLOCK_TOKEN", metavar="TOKEN", help=words)(command)
+
+
+async def acting(lock: Interlock, token: str | None) -> Caller:
+    """Who acts: the local user, or whoever holds the token."""
+    return lock.caller if token is None else await lock.caller_of(token)
+
+
+def name_of(lock: Interlock, who: str) -> str:
+    """What people call somebody: the name that a DID was registered under, the id of anybody else."""
+    known = lock.identities.find(who) if who.startswith("did:") else None
+    return known.name if known is not None and known.name else who
+
+
+def with_names(lock: Interlock, text: str) -> str:
+    """A text in which every DID that is known here has its name before it."""
+    return re.sub(
+        _DID, lambda match: f"{name} ({match[0]})" if (name := name_of(lock, match[0])) != match[0] else name, text
+    )
+
+
+_DID = r"did:[a-z0-9]+:[\w.:%-]*\w"
+_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def parse_span(_: click.Context, __: click.Parameter, value: str) -> int:
+    """A time such as 90m, in milliseconds."""
+    number, unit = value[:-1], value[-1:]
+    if not (number.isascii() and number.isdecimal() and len(number) < 7 and unit in _UNITS_MS and int(number)):
+        raise click.BadParameter("write a number and a unit: 30d, 12h, 90m")
+    return int(number) * _UNITS_MS[unit]
+
+
+def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
+    """JSON from the command line, or from stdin for `-`; text that is none is a usage error that says where."""
     import orjson
 
-    raw = sys.stdin.buffer.read() if text == "-" else text.encode()
+    from_stdin = or_stdin and text == "-"
+    raw = sys.stdin.buffer.read() if from_stdin else text.encode()
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        source = "stdin" if text == "-" else "the text given"
+        source = "stdin" if from_stdin else "the text given"
         raise click.UsageError(
             f"{what}: {source} is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
         ) from None

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ PATIENCE_S = 60
 @click.option("--keep", is_flag=True, help="Keep the home afterwards, to look around in it.")
 @without_home
 def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
-    """A guided tour: declare, call, be refused, replay, crash, recover, prove.
+    """A guided tour: declare, call, be refused, replay, delegate, approve, crash, recover, prove.
 
     Everything in it is real: real processes, a real kill -9, a real journal in a home of its own.
 
@@ -143,10 +144,65 @@ class Tour:
             env=self._environment,
             cwd=self.home.parent,
             stdout=piped,
-            stderr=piped,
+            # What a command says meanwhile belongs to the tour, in its place.
+            stderr=piped or subprocess.STDOUT,
             timeout=PATIENCE_S,
             check=False,
         )
+
+    def secret(self, name: str, *words: str) -> None:
+        """Keep what an interlock command prints in a variable, as a shell would; later commands can name it."""
+        command = f"export {name}=$({shlex.join(['interlock', *words])})"
+        self._prompt(command)
+        ended = self._process([*_INTERLOCK, *words], quiet=True)
+        self._environment[name] = ended.stdout.decode().strip()
+        if self._page is not None:
+            self._page.line(ended.stderr.decode().strip())
+        self._note(command, ended.returncode, 0, None)
+
+    def take(self, name: str) -> str:
+        """Take a variable away, as it is not set in somebody else's terminal."""
+        return self._environment.pop(name)
+
+    def give(self, name: str, value: str) -> None:
+        self._environment[name] = value
+
+    def forget(self, name: str) -> None:
+        """Unset such a variable."""
+        self._prompt(f"unset {name}")
+        del self._environment[name]
+
+    def say(self, name: str, value: str) -> None:
+        """Set a variable for the commands that follow."""
+        self._prompt(f"export {name}={shlex.quote(value)}")
+        self._environment[name] = value
+
+    def in_another_terminal(self, first: Sequence[str], then: Callable[[], None]) -> None:
+        """Start a command that waits, do something else meanwhile, and let the first come to its end."""
+        self._prompt(shlex.join(["interlock", *first]) + " &")
+        waiting = subprocess.Popen(  # noqa: S603 - as above
+            [*_INTERLOCK, *first],
+            env=dict(self._environment),
+            cwd=self.home.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        then()
+        said, _ = waiting.communicate(timeout=PATIENCE_S)
+        if self._page is not None:
+            sys.stdout.write(said.decode())
+            sys.stdout.flush()
+        self._note(shlex.join(["interlock", *first]), waiting.returncode, 0, said)
+
+    def wait_for_ticket(self) -> str:
+        """The id of the ticket that waits, as soon as there is one."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            waiting: list[Json] = self.ask("approvals", "list")["tickets"]
+            if waiting:
+                return str(waiting[0]["id"])
+        self.surprises.append("nothing asked for approval")
+        return "apr_none"
 
     def kill_in_the_middle(self, *words: str) -> None:
         """Start a call in a process of its own, and kill it between the effect and the record of it."""
@@ -219,13 +275,46 @@ def repeat(tour: Tour) -> None:
     tour.run("call", "demo.balance", '{"account": "cash"}')
 
 
-def cannot_undo(tour: Tour) -> None:
-    """What cannot be undone, a person decides
-    The agent may look at what would happen. Doing it is another matter.
+def narrow(tour: Tour) -> None:
+    """An agent gets a token, and no more than that
+    It may read balances and mail statements for ten minutes, in the name of alice. It tries to post all the same.
     """
-    mail = '{"account": "cash", "to": "press@example.org"}'
-    tour.run("call", "demo.mail_statement", mail, "--dry-run")
-    tour.run("call", "demo.mail_statement", mail, "--key", "mail-1", code=1)
+    tools = ("--tool", "demo.balance", "--tool", "demo.mail_statement@^1.0.0")
+    tour.secret("INTERLOCK_TOKEN", "token", "issue", "--agent", "scout", "--for", "alice", *tools, "--ttl", "10m")
+    tour.run("call", "demo.balance", '{"account": "cash"}')
+    tour.run("call", "demo.post", '{"account": "cash", "cents": 250}', "--key", "scout-1", code=1)
+
+
+def approve(tour: Tour) -> None:
+    """What cannot be undone, a person decides
+    The agent may look at what would happen. Doing it waits for somebody, who decides in a terminal the agent cannot
+    reach. It then runs once, however often it is sent.
+    """
+    mail = ("call", "demo.mail_statement", '{"account": "cash", "to": "press@example.org"}')
+    tour.run(*mail, "--dry-run")
+
+    def review() -> None:
+        token = tour.take("INTERLOCK_TOKEN")
+        ticket = tour.wait_for_ticket()
+        tour.run("approvals", "show", ticket)
+        tour.run("approvals", "approve", ticket, "--comment", "the press was promised it")
+        tour.give("INTERLOCK_TOKEN", token)
+
+    tour.in_another_terminal((*mail, "--key", "mail-1", "--wait"), review)
+    tour.run(*mail, "--key", "mail-1")
+    tour.shell(f"cat {tour.ledger.stem}.outbox", ["cat", f"{tour.ledger.stem}.outbox"])
+
+
+def silence(tour: Tour) -> None:
+    """Nobody answers, and that is a no
+    Here approvers have one second instead of a day. Nothing is ever approved by waiting.
+    """
+    tour.say("INTERLOCK_APPROVAL", '{"timeout_seconds": 1}')
+    mail = ("call", "demo.mail_statement", '{"account": "savings", "to": "press@example.org"}')
+    tour.run(*mail, "--key", "mail-2", "--wait", code=1)
+    tour.shell(f"cat {tour.ledger.stem}.outbox", ["cat", f"{tour.ledger.stem}.outbox"])
+    tour.forget("INTERLOCK_APPROVAL")
+    tour.forget("INTERLOCK_TOKEN")
 
 
 def crash(tour: Tour) -> None:
@@ -275,4 +364,6 @@ def tamper(tour: Tour) -> None:
     tour.run("audit", "verify", code=1)
 
 
-STEPS: tuple[Callable[[Tour], None], ...] = (declare, hallucinate, repeat, cannot_undo, crash, recover, tamper)
+STEPS: tuple[Callable[[Tour], None], ...] = (
+    declare, hallucinate, repeat, narrow, approve, silence, crash, recover, tamper,
+)  # fmt: skip

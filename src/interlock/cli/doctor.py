@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,8 +17,9 @@ import click
 from interlock.cli.command import Output, without_home
 
 if TYPE_CHECKING:
-    from interlock.authority.policy import Rule
+    from interlock.authority.cedar import Rule
     from interlock.cli.render import Page
+    from interlock.core.contract import Contract
     from interlock.store.home import Home
 
 Status = Literal["good", "attention", "broken"]
@@ -38,7 +40,7 @@ class Finding:
 @click.command()
 @without_home
 def doctor(out: Output, /) -> int:
-    """Look at Python, SQLite, the home, the journal, the policy and the keys; change nothing.
+    """Look at Python, SQLite, the home, the journal, what waits, the policy and the keys; change nothing.
 
     Every line says what was found and, where something is wrong, what to do. Exits 1 if something is broken.
 
@@ -122,13 +124,12 @@ def _check_disk(home: Home) -> Iterator[Finding]:
     yield Finding("disk", status, f"{free / 2**30:.1f} GiB free", advice)
 
 
-def _check_journal(home: Home) -> Iterator[Finding]:
+@contextlib.contextmanager
+def _opened(home: Home) -> Generator[sqlite3.Connection]:
+    """The database, for reading only; refuses what is not ours or cannot be read."""
     from interlock.core.errors import Failure
-    from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD
+    from interlock.store.home import APPLICATION_ID
 
-    if not home.database.exists():
-        yield Finding("journal", "good", "none yet, made at first use")
-        return
     try:
         connection = sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
     except sqlite3.Error as error:
@@ -136,6 +137,23 @@ def _check_journal(home: Home) -> Iterator[Finding]:
     try:
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise Failure("E3804", "the database in this home was not made by Interlock")
+        yield connection
+    except sqlite3.DatabaseError as error:
+        if "not a database" in str(error) or "malformed" in str(error):
+            raise Failure("E3804", "the database in this home is damaged or not a database") from None
+        raise
+    finally:
+        connection.close()
+
+
+def _check_journal(home: Home) -> Iterator[Finding]:
+    from interlock.core.errors import Failure
+    from interlock.store.home import SCHEMA_HEAD
+
+    if not home.database.exists():
+        yield Finding("journal", "good", "none yet, made at first use")
+        return
+    with _opened(home) as connection:
         schema = str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
         if schema > SCHEMA_HEAD:
             raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
@@ -145,12 +163,8 @@ def _check_journal(home: Home) -> Iterator[Finding]:
         tools = connection.execute("SELECT COUNT(DISTINCT address) FROM tool_version").fetchone()[0]
         yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
         yield from _open_calls(connection)
-    except sqlite3.DatabaseError as error:
-        if "not a database" in str(error) or "malformed" in str(error):
-            raise Failure("E3804", "the database in this home is damaged or not a database") from None
-        raise
-    finally:
-        connection.close()
+        if schema == SCHEMA_HEAD:
+            yield from _tickets(connection)
 
 
 def _open_calls(connection: sqlite3.Connection) -> Iterator[Finding]:
@@ -161,32 +175,69 @@ def _open_calls(connection: sqlite3.Connection) -> Iterator[Finding]:
     yield Finding("calls", status, f"{running} open, {unknown} with unknown outcome", advice)
 
 
+def _tickets(connection: sqlite3.Connection) -> Iterator[Finding]:
+    counts = dict(connection.execute("SELECT state, COUNT(*) FROM ticket GROUP BY state").fetchall())
+    waiting, approved = counts.get("PENDING", 0), counts.get("APPROVED", 0)
+    advice = "see what they would do: interlock approvals list" if waiting else ""
+    if approved:
+        advice = "; ".join(filter(None, (advice, "go on with what was approved: interlock calls resume")))
+    status: Status = "attention" if waiting or approved else "good"
+    yield Finding("approvals", status, f"{waiting} wait for a person, {approved} approved and not run yet", advice)
+    troubles = connection.execute(
+        "SELECT n.channel, COUNT(*), MAX(n.error) FROM notification n JOIN ticket t ON t.id = n.ticket"
+        " WHERE n.error IS NOT NULL AND n.state IN ('retry', 'sending', 'failed') AND t.state = 'PENDING'"
+        " GROUP BY n.channel ORDER BY 1"
+    ).fetchall()
+    for channel, count, error in troubles:
+        advice = "mend the channel in settings.toml, and tell the approvers another way meanwhile"
+        yield Finding("notify", "attention", f"{count} not delivered by `{channel}`: {error}", advice)
+
+
 def _check_policy(home: Home) -> Iterator[Finding]:
-    from interlock.authority.policy import DEFAULT, Policy
+    from interlock.authority.cedar import DEFAULT, Rules, check
+    from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
+    from interlock.authority.principals import Principals
 
+    former = home.path / "policy.toml"
+    if former.exists():
+        what = "there is a policy.toml, which counts no more; nothing is allowed while it is there"
+        yield Finding("policy", "broken", what, "move its rules to policy.cedar and its people to principals.toml")
+        return
     text = home.policy.read_text() if home.policy.exists() else DEFAULT
-    policy = Policy(text)
+    rules = Rules(text)
     which = "the default" if text == DEFAULT else str(home.policy)
-    yield Finding("policy", "good", f"{which}; what no rule matches is denied ({policy.version})")
-    for rule in policy.rules:
+    yield Finding("policy", "good", f"{which}; what no rule permits is denied ({rules.version})")
+    for rule in rules.rules:
         yield Finding("", "good", _rule_words(rule))
-    for grant in policy.grants:
-        yield Finding("", "good", f"{grant.caller} holds {', '.join(grant.scopes)}")
+    people = Principals(home.principals.read_text() if home.principals.exists() else DEFAULT_PRINCIPALS)
+    contracts, groups = _rules_speak_of(home)
+    for fault in check(text, contracts, people.groups | groups):
+        what = f"line {fault.line}, {fault.rule}: {fault.message}"
+        status: Status = "broken" if fault.grave else "attention"
+        yield Finding("policy", status, what, "mend the rule, then: interlock policy check")
+    for entry in people.entries:
+        holds = f"; holds {', '.join(entry.scopes)}" if entry.scopes else ""
+        yield Finding("", "good", f"{entry.id} is in {', '.join(entry.groups) or 'no group'}{holds}")
 
 
-_CLASSES = {
-    "read_only": "reads",
-    "write_reversible": "writes that can be undone",
-    "write_irreversible": "writes that cannot be undone",
-}
-_EFFECTS = {"allow": "allow", "ask": "a person decides about", "deny": "deny"}
+def _rules_speak_of(home: Home) -> tuple[list[Contract], frozenset[str]]:
+    """The contracts of the tools there are and the groups of whoever is known, to measure rules against."""
+    import orjson
+
+    from interlock.core.contract import parse_contract
+
+    if not home.database.exists():
+        return [], frozenset()
+    with _opened(home) as connection:
+        tools = connection.execute(
+            "SELECT manifest FROM tool_version WHERE state NOT IN ('sunset', 'removed')"
+        ).fetchall()
+        groups = connection.execute("SELECT DISTINCT g.value FROM identity, json_each(identity.groups) g").fetchall()
+    return [parse_contract(orjson.loads(manifest)) for (manifest,) in tools], frozenset(group for (group,) in groups)
 
 
 def _rule_words(rule: Rule) -> str:
-    classes = " and ".join(_CLASSES[name] for name in rule.mutation_class)
-    tool = "" if rule.tool == "*" else f" by {rule.tool}"
-    caller = "" if rule.caller == "*" else f" for {rule.caller}"
-    return f"{_EFFECTS[rule.effect]} {classes}{tool}{caller} ({rule.id})"
+    return f"{'a person decides' if rule.asks else rule.effect}: {rule.id}"
 
 
 def _check_settings(home: Home) -> Iterator[Finding]:
@@ -204,10 +255,34 @@ def _check_key(home: Home) -> Iterator[Finding]:
         what = "missing, though the chain was signed" if signed else "none yet, made at first use"
         yield Finding("signing key", "broken" if signed else "good", what, advice)
         return
-    if key.stat().st_mode & 0o077:
-        yield Finding("signing key", "broken", "others on this machine can read it", f"chmod 600 {key}")
+    yield from _private("signing key", key)
+
+
+def _check_issuer(home: Home) -> Iterator[Finding]:
+    keys = sorted((home.keys / "issuer").glob("*.pem"))
+    if not keys:
+        yield Finding("issuer keys", "good", "none yet, made with the first token")
+    for key in keys:
+        yield from _private("issuer keys", key)
+
+
+def _check_secrets(home: Home) -> Iterator[Finding]:
+    from interlock.settings import load_settings
+
+    key = home.keys / "secrets.key"
+    if key.exists():
+        yield from _private("secrets key", key)
         return
-    yield Finding("signing key", "good", "present, readable by its owner alone")
+    where = "in the keyring" if load_settings(home.settings).secrets_key == "keyring" else "none yet, made at first use"
+    yield Finding("secrets key", "good", where)
+
+
+def _private(name: str, key: Path) -> Iterator[Finding]:
+    """Whether a key is its owner's alone."""
+    if key.stat().st_mode & 0o077:
+        yield Finding(name, "broken", "others on this machine can read it", f"chmod 600 {key}")
+    else:
+        yield Finding(name, "good", "present, readable by its owner alone")
 
 
 CHECKS: tuple[Callable[[Home], Iterator[Finding]], ...] = (
@@ -219,4 +294,6 @@ CHECKS: tuple[Callable[[Home], Iterator[Finding]], ...] = (
     _check_policy,
     _check_settings,
     _check_key,
+    _check_issuer,
+    _check_secrets,
 )

@@ -1,8 +1,12 @@
-"""A call as the journal tells it: its records, a digest of them, and the story in sentences."""
+"""A call as the journal tells it: its records, a digest of them, and the story in sentences.
+
+What people had to say about a call is told by records of the kind `approval`. Those about the decision bear the call's
+id; those about a message to approvers, and those of an approval that was given in advance, bear the approval's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,6 +49,8 @@ class History:
 
     call: str
     entries: tuple[Entry, ...]
+    # What reviewers were shown, by ticket.
+    previews: Mapping[str, Json]
 
     def last(self, kind: str) -> Json:
         return next(iter(reversed(self.all(kind))), cast("Json", {}))
@@ -57,6 +63,8 @@ class History:
         """What is known of the call as a whole: what a later record leaves out, an earlier one says."""
         merged: Json = {}
         for entry in self.entries:
+            if entry.kind == "approval":
+                continue  # speaks of a person's act, not of the call
             merged |= {name: value for name, value in entry.record.items() if value is not None}
         return merged
 
@@ -74,14 +82,62 @@ class History:
         if self.last("late"):
             return "ended late"
         if not closed:
-            return "running or cut off"
+            return self._standstill()
         states: list[str] = closed.get("states") or ["closed"]
         return f"{states[-1]}, outcome unknown" if closed.get("outcome") == "unknown" else states[-1]
+
+    def _standstill(self) -> str:
+        """Where a call stands that has no end on record."""
+        acts = [record["act"] for record in self.all("approval") if record["act"] in ("approved", "used")]
+        if not self.last("pending") or acts[-1:] == ["used"]:
+            return "running or cut off"
+        return "approved, not gone on with yet" if acts else "awaiting_approval"
+
+    def approval(self) -> Iterator[tuple[str, str]]:
+        """What people were asked and what they said, each with its time."""
+        for entry in self.entries:
+            record = entry.record
+            if entry.kind == "pending":
+                yield entry.at, f"a person was asked to agree: ticket {record.get('approvalTicketId')}"
+            elif entry.kind == "approval":
+                words = _ACTS.get(record["act"], str(record["act"])).format_map(_Said(record))
+                yield entry.at, words + _remarks(record)
+
+
+class _Said(dict[str, Any]):
+    """A record's fields for filling in, with a word for what it does not say."""
+
+    def __missing__(self, name: str) -> str:
+        return "somebody" if name == "by" else "?"
+
+
+_ACTS = {
+    "notified": "word went out by {channel}",
+    "notification_failed": "word did not get through by {channel}: {error}",
+    "notification_dropped": "word by {channel} was no longer needed",
+    "escalated": "nobody had decided, so {group} were asked too",
+    "refused": "{by} tried to decide and was refused: {why}",
+    "approved": "{by} agreed",
+    "denied": "{by} said no",
+    "auto_denied": "nobody decided in time, so the answer was no",
+    "lapsed": "it was agreed to, but not run in time",
+    "voided": "the ticket became void: {why}",
+    "used": "the agreement was used up",
+    "standing.granted": "{by} agreed in advance to {uses} such calls, until {expiresAt}",
+    "standing.used": "one use of that was taken",
+    "standing.revoked": "{by} took that back",
+}
+
+
+def _remarks(record: Json) -> str:
+    edited = f", with the input changed to {_value(record['edited'])}" if record.get("user_modified") else ""
+    comment = f": {record['comment']}" if record.get("comment") else ""
+    return edited + comment
 
 
 def find(journal: Journal, name: str) -> History:
     """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one."""
-    rows = journal.read("SELECT seq, hash, body FROM journal WHERE call = ? ORDER BY seq", (name,))
+    rows = journal.read(_OF_CALL, (name,))
     if not rows and len(name) >= 6:
         prefix = name.rstrip("….").upper()
         found = journal.read(
@@ -93,12 +149,33 @@ def find(journal: Journal, name: str) -> History:
             return find(journal, found[0][0])
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
-    return History(name, tuple(Entry(seq, digest.hex(), orjson.loads(body)) for seq, digest, body in rows))
+    entries = _entries(rows)
+    named = {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
+    for ticket in named:
+        entries += [entry for entry in _entries(journal.read(_OF_CALL, (ticket,))) if _about(entry, name)]
+    previews = journal.read("SELECT id, preview FROM ticket WHERE call = ?", (name,))
+    return History(
+        name,
+        tuple(sorted(entries, key=lambda entry: entry.seq)),
+        {ticket: orjson.loads(preview) for ticket, preview in previews},
+    )
+
+
+_OF_CALL = "SELECT seq, hash, body FROM journal WHERE call = ? ORDER BY seq"
+
+
+def _entries(rows: Iterable[Sequence[Any]]) -> list[Entry]:
+    return [Entry(seq, digest.hex(), orjson.loads(body)) for seq, digest, body in rows]
+
+
+def _about(entry: Entry, call: str) -> bool:
+    """Whether a record of an approval belongs to this call's story: not what other calls used of it."""
+    return entry.record.get("used_by", call) == call
 
 
 def explain(history: History) -> list[str]:
-    """The story of a call: who asked, on whose behalf, under which rule, what changed, how it ended."""
-    return [sentence for part in (_asked, _decided, _ran, _changed, _ended) for sentence in part(history)]
+    """The story of a call: who asked, for whom, under which rule, who agreed to what, what changed, how it ended."""
+    return [sentence for part in (_asked, _decided, _agreed, _ran, _changed, _ended) for sentence in part(history)]
 
 
 def _asked(history: History) -> Iterator[str]:
@@ -120,7 +197,10 @@ def _asked(history: History) -> Iterator[str]:
     if facts.get("inputHash"):
         yield f"The input is on record by its hash, sha256 {facts['inputHash']}."
     for change in cast("list[Json]", facts.get("inputMutations") or []):
-        yield f"Interlock changed the input at {change.get('pointer')} ({change.get('source')})."
+        kind, _, who = str(change.get("source")).partition(":")
+        changer = f"The reviewer {who}" if kind == "reviewer" else "Interlock"
+        source = "" if kind == "reviewer" else f" ({change.get('source')})"
+        yield f"{changer} changed the input at {change.get('pointer')}{source}."
 
 
 def _decided(history: History) -> Iterator[str]:
@@ -133,6 +213,18 @@ def _decided(history: History) -> Iterator[str]:
     under = f" by rule {', '.join(rules)}" if rules else ""
     policy = f"Policy {facts['policy']}" if facts.get("policy") else "The policy"
     yield f"{policy} {_RULING.get(str(ruling), str(ruling))} it{under}."
+
+
+def _agreed(history: History) -> Iterator[str]:
+    for at, words in history.approval():
+        yield f"At {at} {words}."
+    for ticket, preview in history.previews.items():
+        effects: list[Json] = preview.get("predicted_effects") or []
+        would = ", ".join(f"{one['operation']} {one['resource']}" for one in effects) or "change nothing it could name"
+        impact = f" ({preview['impact']})" if preview.get("impact") else ""
+        yield f"On ticket {ticket} a reviewer could see the input, and that it would {would}{impact}."
+    for difference in cast("list[str]", history.facts.get("previewDifferences") or []):
+        yield f"It did not keep to what the reviewer was shown: {difference}."
 
 
 def _ran(history: History) -> Iterator[str]:
@@ -163,7 +255,7 @@ def _changed(history: History) -> Iterator[str]:
 def _ended(history: History) -> Iterator[str]:
     closed = history.last("closed")
     if not closed:
-        yield "The journal has no record of its end: it is still running, or was cut off."
+        yield _UNENDED.get(history.state, "The journal has no record of its end: it is still running, or was cut off.")
     elif closed.get("error_code"):
         yield _refusal(closed)
     else:
@@ -176,6 +268,12 @@ def _ended(history: History) -> Iterator[str]:
     for settled in history.all("settled"):
         word = "it happened" if settled.get("happened") else "it did not happen"
         yield f"{settled.get('by')} settled it at {settled.get('timestamp')}: {word}."
+
+
+_UNENDED = {
+    "awaiting_approval": "It waits for a person to decide; nothing has run.",
+    "approved, not gone on with yet": "It was agreed to and has not run yet.",
+}
 
 
 def _refusal(closed: Mapping[str, Any]) -> str:

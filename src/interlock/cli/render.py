@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, Any, cast
 
@@ -21,7 +21,7 @@ Cell = str | Text
 GAP = "   "
 WIDTH = 80
 
-GOOD, BAD, MAYBE = Text("✓", "green"), Text("✗", "red"), Text("!", "yellow")
+GOOD, BAD, MAYBE, WAITS = Text("✓", "green"), Text("✗", "red"), Text("!", "yellow"), Text("…", "yellow")
 
 # Control characters and marks that reorder text: a tool's output must not be able to draw on its reader's terminal.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -213,6 +213,46 @@ def duration(ms: float) -> str:
     if ms < 1:
         return "<1 ms"
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def span(ms: int) -> str:
+    """How long something lasts, to the second largest unit that matters: 23 h 59 min."""
+    seconds = max(ms, 0) // 1000
+    sizes = [(size, unit) for size, unit in _SPANS if seconds >= size][:2]
+    words: list[str] = []
+    for size, unit in sizes:
+        count, seconds = divmod(seconds, size)
+        words += [f"{count} {unit}"] if count else []
+    return " ".join(words) or "0 s"
+
+
+_SPANS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+# Text that cannot be taken for a number, a list, an object or nothing at all.
+_PLAIN = re.compile(r"""(?!(?:nothing|null|true|false|-?[0-9.]+(?:[eE].*)?)\Z)(?!["{[])\S(?:[^\n\r\t]*\S)?""")
+
+
+def value_text(value: Any) -> str:
+    """A value of an input or a change, in one line: plain where that is clear, as JSON where it is not."""
+    if value is None:
+        return "nothing"
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else orjson.dumps(value).decode()
+
+
+def change_lines(effect: Mapping[str, Any]) -> Iterator[str]:
+    """A predicted change: what is done to which resource, and what of it would be otherwise."""
+    before, after = effect.get("before"), effect.get("after")
+    what = f"{effect.get('operation')} {effect.get('resource')}"
+    if isinstance(before, dict) and isinstance(after, dict):
+        old, new = cast("Json", before), cast("Json", after)
+        names = [name for name in {**old, **new} if (name in old, old.get(name)) != (name in new, new.get(name))]
+        yield what
+        yield from (f"  {name}   {value_text(old.get(name))} → {value_text(new.get(name))}" for name in names)
+    elif before is None and after is None:
+        yield what
+    else:
+        yield f"{what}   {value_text(before)} → {value_text(after)}"
 
 
 def local(stamp: str) -> datetime | None:

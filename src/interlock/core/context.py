@@ -7,20 +7,37 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from interlock.core.capability import Capability
 from interlock.core.clock import Deadline
+from interlock.core.cost import FREE, reported
 from interlock.core.manifest import Operation
 
+CallerKind = Literal["human", "agent", "service"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Caller:
-    """On whose authority a call is made, and through which agent."""
+    """On whose authority a call is made, and through which agent.
+
+    `id` is the person or system the task began with; `agent` the identity that acts for it, if another does. Kind,
+    trust and groups are the operator's word about whoever acts, never the caller's own.
+    """
 
     id: str
     tenant: str = "local"
     agent: str | None = None
     scopes: frozenset[str] = frozenset()
+    kind: CallerKind = "human"
+    trust: int = 0
+    groups: frozenset[str] = frozenset()
+    capability: Capability | None = None
+
+    @property
+    def acting(self) -> str:
+        """Who acts: the agent where there is one."""
+        return self.agent or self.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +103,8 @@ class Context:
         on_partial: Callable[[Any], None],
         child: Callable[..., Awaitable[Any]],
         hide: Callable[[str], str],
+        secret: Callable[[str], str],
+        task: str,
     ) -> None:
         self.invocation_id = invocation_id
         self.caller = caller
@@ -103,6 +122,10 @@ class Context:
         self._on_progress = on_progress
         self._on_partial = on_partial
         self._child = child
+        self._secret = secret
+        self.task = task
+        self.costs = FREE
+        self.failed_below: Exception | None = None
         self._cancelled = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -136,6 +159,17 @@ class Context:
     def attest(self, what: str, claimed: Any, observe: Callable[[], Any]) -> None:
         """State a fact about the effect (a file's hash, a row count) that is checked before anyone hears of success."""
         self.attestations.append(Attestation(what, claimed, observe))
+
+    def secret(self, name: str) -> str:
+        """A credential that the tool's manifest names (`credentials:NAME`), lent for this call alone.
+
+        It is taken out of whatever the call leaves behind: its result, its log, its errors.
+        """
+        return self._secret(name)
+
+    def cost(self, **parts: float) -> None:
+        """Report what the call cost: external_api, storage_io, network, token, human_review or compute."""
+        self.costs += reported(parts)
 
     def modify_context(self, **modifiers: Any) -> None:
         """Ask for changes to the conversation's context; the scheduler decides whether they are allowed."""

@@ -26,7 +26,7 @@ import typing_extensions
 from interlock.core.context import Context
 from interlock.core.errors import Failure
 from interlock.core.explain import authoring_faults
-from interlock.core.manifest import Effect, Manifest, MutationClass, TimeoutClass, ToolKind, parse_manifest
+from interlock.core.manifest import Approval, Effect, Manifest, MutationClass, TimeoutClass, ToolKind, parse_manifest
 from interlock.core.schema import Json, walk
 
 P = ParamSpec("P")
@@ -162,6 +162,9 @@ def tool(
     persist_output: bool = True,
     window_s: int | None = None,
     priority: int = 5,
+    approval: Approval | None = None,
+    estimated_cost: float | None = None,
+    external_service: str | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Declare a function as a tool.
 
@@ -201,6 +204,8 @@ def tool(
             "tags": list(tags),
         }
         facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+        if approval is not None:
+            facts["approval"] = approval.model_dump()
         if timeout_s is not None:
             facts["timeout_default"] = timeout_s
         elif timeout_class is None:
@@ -214,7 +219,7 @@ def tool(
 _PLAIN_FACTS = (
     "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "restart_safe", "external_io",
     "cancellable", "paged", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change",
-    "redact_results", "max_inline_chars", "persist_output", "priority",
+    "redact_results", "max_inline_chars", "persist_output", "priority", "estimated_cost", "external_service",
 )  # fmt: skip
 
 

@@ -180,6 +180,30 @@ class ObservabilityPart(Part):
     audit: Literal[True] = True  # an unaudited tool does not exist
 
 
+class ApprovalStep(Part):
+    """A group of approvers, and how long after the ticket was opened it is told; unsaid, the fraction decides."""
+
+    group: str = Field(min_length=1, max_length=255)
+    after_seconds: int | None = Field(None, ge=0)
+
+
+class Approval(Part):
+    """Who is asked when a person must agree, how far that is carried up, and when silence becomes a no."""
+
+    timeout_seconds: int = Field(86_400, ge=1, le=2_592_000)
+    escalation_fraction: float = Field(0.5, gt=0.0, le=1.0)
+    chain: tuple[ApprovalStep, ...] = Field(
+        (
+            ApprovalStep(group="approvers", after_seconds=0),
+            ApprovalStep(group="managers", after_seconds=3600),
+            ApprovalStep(group="admins", after_seconds=14_400),
+        ),
+        min_length=1,
+        max_length=10,
+        strict=False,
+    )
+
+
 class Execution(Part):
     """How the tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code."""
 
@@ -252,6 +276,8 @@ class Manifest(Part):
     redact_results: bool = True
     max_inline_chars: int = Field(25_000, ge=100, le=10_000_000)
     persist_output: bool = True
+    approval: Approval | None = None
+    estimated_cost: float | None = Field(None, ge=0)
     execution: Execution | None = None
 
     @property

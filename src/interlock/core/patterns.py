@@ -129,15 +129,16 @@ class Patterns:
         """The text as a model may read it: no stack trace, host path, credential or personal data."""
         if trace := _TRACEBACK.search(text):
             text = text[: trace.start()]
-        text = self._without_credentials(text)
+        text = self.without_credentials(text)
         text = _PLACES.sub(lambda found: found[0] if found["url"] else "[path]", _FRAME.sub("", text))
         return self.mask(text).strip()[:_MESSAGE_LIMIT]
 
     def log(self, text: str) -> str:
         """The text as operators may read it: stack traces and paths stay, credentials and personal data do not."""
-        return self.mask(self._without_credentials(text))
+        return self.mask(self.without_credentials(text))
 
-    def _without_credentials(self, text: str) -> str:
+    def without_credentials(self, text: str) -> str:
+        """The text without credentials; personal data stays."""
         return self._spoken.sub(rf"\1\2{REDACTED}", _CREDENTIALS.sub(REDACTED, text))
 
     def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:

@@ -9,11 +9,12 @@ there is no way to run a tool that was not validated and authorized.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.clock import Deadline
 from interlock.core.context import Attestation, Caller, Change, Context
+from interlock.core.cost import Meter
 from interlock.core.prepared import Prepared
 from interlock.core.record import record, step
 from interlock.core.schema import Json
@@ -21,7 +22,7 @@ from interlock.core.states import Trail
 
 Source = Literal["compute", "replay", "preview", "cache", "synthetic"]
 ToolOperation = Literal["invoke", "preview", "compensate"]
-Behavior = Literal["allow", "ask", "deny"]
+Behavior = Literal["allow", "ask", "deny", "passthrough"]
 
 
 @step
@@ -44,6 +45,10 @@ class Request:
     parent: str | None = None
     door: str = "library"
     on_progress: Callable[[Json], None] | None = None
+    task: str | None = None
+    # Set by a tool's own calls: whose budget they count in, and what they were handed that nobody may see.
+    billed_to: str | None = None
+    hidden: tuple[str, ...] = ()
 
 
 class Mutated(NamedTuple):
@@ -59,15 +64,17 @@ class Call(Trail):
     """The running account of one call: where it stands, and all that its record is written from."""
 
     __slots__ = (
-        "additional_context", "context", "deadline", "decision", "id", "input_hash", "launched", "mutations", "noted",
-        "pagination", "parts", "phases", "progress", "recorded", "request", "returned", "runs_on", "scope", "started",
-        "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
+        "additional_context", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
+        "hidden", "id", "input", "input_hash", "launched", "lease", "meter", "mutations", "noted", "own_id",
+        "pagination", "parts", "phases", "progress", "promised", "recorded", "request", "returned", "runs_on",
+        "scope", "started", "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
         self.state = "planned"
         self.states = ["planned"]
-        self.id = call_id
+        # A call that is sent again while a person decides takes on the id it had first.
+        self.id = self.own_id = call_id
         self.trace_id = trace_id
         self.started_ms = started_ms
         self.started = started
@@ -75,6 +82,8 @@ class Call(Trail):
         self.phases = ["request"]
         self.tool: Prepared | None = None
         self.input_hash = ""
+        self.input: Json | None = None
+        self.hidden = request.hidden
         self.decision: Decision | None = None
         # What happened to the input, and what else should be told with the result.
         self.mutations: list[Mutated] = []
@@ -83,6 +92,14 @@ class Call(Trail):
         self.parts: list[Any] = []
         self.pagination: Json | None = None
         self.progress = 0
+        # What allows it and what it uses up: an approval and what its giver was promised, claims to be made with its
+        # intent, credentials on loan, and a meter.
+        self.approval: str | None = None
+        self.promised: Json | None = None
+        self.claims: list[Callable[[Any], None]] | None = None
+        self.claimed = False
+        self.lease: Lease | None = None
+        self.meter: Meter | None = None
         # While it runs.
         self.deadline = started
         self.scope: bytes | None = None
@@ -93,6 +110,8 @@ class Call(Trail):
         # How far a write came: it was started, its tool came back, its tool runs on, its success is being written.
         self.launched = self.returned = self.runs_on = self.recorded = False
         self.noted = False
+        # Whether what it failed with is the failure of a call it made.
+        self.borrowed = False
 
     @property
     def ref(self) -> str:
@@ -101,6 +120,21 @@ class Call(Trail):
 
 
 Why = Literal["timeout", "canceled", "sibling"]
+
+
+class Lease(Protocol):
+    """Credentials lent to one call, and gone when it ends."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def values(self) -> Sequence[str]: ...
+
+    async def rate_limited(self, name: str, ms: int) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 @step
@@ -124,21 +158,28 @@ class Checked:
 
 @record
 class Decision:
-    """What policy said, by which rule, under which policy."""
+    """What policy said, by which rules, under which policy, who said it, and until when that may be relied on."""
 
     behavior: Behavior
     reason: str
     rules: tuple[str, ...]
     policy: str
+    source: str = "policy"  # policy | remote | gate | hook | token | approval
+    expires_ms: int | None = None
+    obligations: tuple[str, ...] = ()
 
 
 @step
 class Granted:
-    """3. A checked call and the decision that allows it. Only the Authorize phase can set the seal."""
+    """3. A checked call and the decision that allows it. Only the Authorize phase can set the seal.
+
+    A grant that is only for looking runs the tool's preview and nothing else.
+    """
 
     checked: Checked
     decision: Decision
     seal: object
+    looking: bool = False
 
 
 @step

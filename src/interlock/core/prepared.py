@@ -7,7 +7,7 @@ from typing import Any
 
 from interlock.core.contract import Contract
 from interlock.core.declare import Tool
-from interlock.core.redact import SchemaRedactor
+from interlock.core.redact import SchemaRedactor, property_names
 from interlock.core.schema import Json, Schema
 
 
@@ -17,6 +17,7 @@ class Prepared:
     __slots__ = (
         "bound",
         "contract",
+        "credentials",
         "defaults",
         "digest",
         "dump",
@@ -27,6 +28,7 @@ class Prepared:
         "has_verifier",
         "key_required",
         "max_inline",
+        "members",
         "notice",
         "paged",
         "plain",
@@ -34,6 +36,7 @@ class Prepared:
         "redactor",
         "ref",
         "required_scopes",
+        "service",
         "slow",
         "writes",
     )
@@ -56,6 +59,14 @@ class Prepared:
         self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
         self.required_scopes = contract.auth.required_scopes
+        self.credentials = tuple(
+            permission.removeprefix("credentials:")
+            for permission in contract.auth.required_permissions
+            if permission.startswith("credentials:")
+        )
+        # Names that its results have by contract.
+        self.members = frozenset(property_names(contract.output.document))
+        self.service = manifest.external_service
         self.has_checks = "check" in bound.handlers or "preflight" in bound.handlers
         self.has_verifier = "verify" in bound.handlers
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
 from interlock.core.errors import Failure
 from interlock.core.patterns import REDACTED, SENSITIVE_NAMES, Patterns
@@ -35,8 +35,10 @@ __all__ = [
     "Redactor",
     "SchemaRedactor",
     "private_values",
+    "property_names",
     "safe_log",
     "safe_message",
+    "without_credentials",
 ]
 
 P = ParamSpec("P")
@@ -102,7 +104,8 @@ class Redactor:
     @_withholding
     def for_schema(self, schema: dict[str, Any], *, patterns: bool = True) -> SchemaRedactor:
         """Compile the redaction of everything that `schema` describes; once per tool version."""
-        return SchemaRedactor(self, compile_graph(schema, self._is_secret), patterns=patterns)
+        names = any(map(self._is_secret, property_names(schema))) or _is_open(schema)
+        return SchemaRedactor(self, compile_graph(schema, self._is_secret), patterns=patterns, names=names)
 
     def _run(self, data: Any, graph: Graph, *, disclose: frozenset[str], every: bool, patterns: bool) -> Redacted:
         texts: list[str] = []
@@ -163,13 +166,15 @@ class Redactor:
 class SchemaRedactor:
     """One schema's redaction: `apply` for results, `for_sinks` for whatever is written or sent."""
 
-    __slots__ = ("_graph", "_patterns", "_redactor", "trivial")
+    __slots__ = ("_graph", "_patterns", "_redactor", "guarded", "trivial")
 
-    def __init__(self, redactor: Redactor, graph: Graph, *, patterns: bool) -> None:
+    def __init__(self, redactor: Redactor, graph: Graph, *, patterns: bool, names: bool) -> None:
         self._redactor: Final = redactor
         self._graph: Final = graph
         self._patterns: Final = patterns
         self.trivial: Final = graph.trivial
+        # Whether the schema has a place for something private: by a mark, by a name, or by leaving names open.
+        self.guarded: Final = graph.guarded or names
 
     @_withholding
     def apply(self, data: Any, *, disclose: frozenset[str] = frozenset()) -> Redacted:
@@ -182,6 +187,17 @@ class SchemaRedactor:
     def for_sinks(self, data: Any) -> Redacted:
         """Redact for records, events, logs and tickets: no scope opens anything, patterns look at every string."""
         return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=True)
+
+    @_withholding
+    def for_people(self, data: Any) -> Redacted:
+        """Redact for a person who must decide about it: names and addresses stay, what is marked private does not."""
+        return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=False)
+
+
+@_withholding
+def without_credentials(redactor: Redactor, text: str) -> str:
+    """A text for a person who must decide about it: everything but credentials."""
+    return redactor._patterns.without_credentials(text)
 
 
 @_withholding
@@ -196,17 +212,62 @@ def safe_log(redactor: Redactor, text: str) -> str:
     return redactor._patterns.log(text)
 
 
-def private_values(schema: SchemaRedactor, data: Any) -> list[str]:
+def private_values(schema: SchemaRedactor, data: Any, *, for_people: bool = False) -> list[str]:
     """The texts in some data that must not be written down, longest first, so that they can be looked for elsewhere."""
     found: set[str] = set()
-    for path in schema.for_sinks(data).paths:
+    for path in (schema.for_people(data) if for_people else schema.for_sinks(data)).paths:
         value: Any = data
         for step in path.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
             value = value[int(name) if value.__class__ in (list, tuple) else name]
-        if isinstance(value, str) and len(value) >= 4:
-            found.add(value)
+        found.update(text for text in _texts(value) if len(text) >= 4)
     return sorted(found, key=len, reverse=True)
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Every text and number in some data, as text."""
+    if isinstance(value, dict):
+        for item in cast("dict[Any, Any]", value).values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in cast("list[Any]", value):
+            yield from _texts(item)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield str(value)
+
+
+def _is_open(schema: Any) -> bool:
+    """Whether data that fits a schema can hold members that the schema does not name."""
+    if isinstance(schema, dict):
+        members = cast("dict[str, Any]", schema)
+        said = members.get("type")
+        kinds = cast("list[Any]", said) if isinstance(said, list) else [said]
+        if "object" in kinds and members.get("additionalProperties") is not False:
+            return True
+        if said is None and not members.keys() & _SAYS_WHAT_IT_IS:
+            return True
+        inner = [*members.get("properties", {}).values(), *members.get("$defs", {}).values()]
+        inner += [members[name] for name in ("items", "not", "if", "then", "else", "contains") if name in members]
+        inner += [one for name in ("anyOf", "oneOf", "allOf", "prefixItems") for one in members.get(name, ())]
+        return any(map(_is_open, inner))
+    return schema is True
+
+
+_SAYS_WHAT_IT_IS: Final = frozenset({"enum", "const", "$ref", "anyOf", "oneOf", "allOf"})
+
+
+def property_names(schema: Any) -> Iterable[str]:
+    """Every property that a schema names, at any depth."""
+    if isinstance(schema, dict):
+        members = cast("dict[str, Any]", schema)
+        properties = members.get("properties")
+        if isinstance(properties, dict):
+            yield from cast("dict[str, Any]", properties)
+        for child in members.values():
+            yield from property_names(child)
+    elif isinstance(schema, list):
+        for child in cast("list[Any]", schema):
+            yield from property_names(child)
 
 
 def _plain_name(name: str) -> str:

@@ -62,6 +62,11 @@ class Result:
         return self.error is None
 
     @property
+    def pending(self) -> bool:
+        """Whether the call waits for a person: it has not failed, and it has not run."""
+        return self.state == "awaiting_approval"
+
+    @property
     def replayed(self) -> bool:
         return self.source == "replay"
 
@@ -122,13 +127,15 @@ class Result:
         else:
             content = [{"type": "text", "text": self.text()}]
         envelope = self.envelope() if self.ok else None
+        waiting = {"pending": self.metadata["pending"]} if self.pending else {}
         return {
+            **waiting,
             "schema_version": "0.2.0",
             "result_id": f"res_{self.invocation_id}",
             "invocation_id": self.invocation_id,
             "status": self.state,
-            "history_status": HISTORY.get(self.state, "error"),
-            "is_error": not self.ok,
+            "history_status": "pending" if self.pending else HISTORY.get(self.state, "error"),
+            "is_error": not self.ok and not self.pending,
             "content": content,
             "structured_content": None if kept or not self.ok else self.value,
             "model_facing_content": [{"type": "text", "text": self.text()}],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import orjson
@@ -45,6 +45,10 @@ class SessionState(MutableMapping[str, Any]):
 
     def values_now(self) -> dict[str, Any]:
         return self._now
+
+    def rewrite(self, clean: Callable[[Any], Any]) -> None:
+        """Pass everything that is about to be stored through `clean`."""
+        self._now = clean(self._now)
 
     def changes(self) -> tuple[Change, ...]:
         """What this call changed, as records that replay to the same state."""

@@ -33,7 +33,7 @@ class FunctionExecutor:
             raise Failure("E3000", "a tool can only run under a grant")
         tool = granted.checked.requested.tool.bound
         call = granted.checked.requested.call
-        operation = "preview" if call.request.dry_run else call.request.operation
+        operation = "preview" if granted.looking else call.request.operation
         function = tool.function if operation == "invoke" else tool.handlers[operation]
         given = granted.checked.call_input
         arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
@@ -42,8 +42,10 @@ class FunctionExecutor:
             arguments, positional = {**arguments, tool.context: context}, ()
         try:
             if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
-                return await function(*positional, **arguments)
-            return await self._in_thread(call.id, partial(function, *positional, **arguments))
+                running = function(*positional, **arguments)
+                return await (running if call.meter is None else call.meter.awaiting(running))
+            work = partial(function, *positional, **arguments)
+            return await self._in_thread(call.id, work if call.meter is None else call.meter.calling(work))
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like

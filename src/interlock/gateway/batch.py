@@ -123,7 +123,7 @@ class Batch:
         self._active.discard(task)
         result = self._lost(member) if task.cancelled() else task.result()
         member.result = result
-        if not result.ok and self._policy.sibling_failure != "ignore":
+        if not result.ok and not result.pending and self._policy.sibling_failure != "ignore":
             for other in self._members:
                 if other.task is not None and other.result is None and self._goes_with(other, member):
                     self._gateway.execution.stop(other.id, "sibling")

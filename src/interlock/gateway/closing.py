@@ -10,13 +10,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, cast
 
 import orjson
 
+from interlock.approvals.tickets import Ticket
+from interlock.authority.budgets import Overrun
+from interlock.core.allowances import MILLION
 from interlock.core.canonical import decode, digest, encode, sealed_digest
 from interlock.core.clock import Clock, iso
 from interlock.core.context import Caller, Change
+from interlock.core.cost import FREE, Cost
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.core.phases import Call, Granted, Ran, Source, Verified
 from interlock.core.prepared import Prepared
@@ -26,10 +31,13 @@ from interlock.core.schema import Json
 from interlock.core.states import MOVES, State
 from interlock.effects.session import SessionState
 from interlock.gateway import keys, verify
+from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
+from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
+from interlock.store.sealing import Box
 
 _log = logging.getLogger("interlock.gateway")
 _DAY_MS = 86_400_000
@@ -64,13 +72,22 @@ class Closer:
     """Closes calls."""
 
     def __init__(
-        self, journal: Journal, clock: Clock, redactor: Redactor, settings: Settings, observer: Observer
+        self,
+        journal: Journal,
+        clock: Clock,
+        redactor: Redactor,
+        settings: Settings,
+        observer: Observer,
+        allowances: Allowances,
+        box: Box,
     ) -> None:
         self._journal = journal
         self._clock = clock
         self._redactor = redactor
         self._settings = settings
         self._observer = observer
+        self._allowances = allowances
+        self._box = box
         self._batched = settings.audit == "batched"
         self._redactors: dict[str, SchemaRedactor] = {}
         # Outcomes of writes that could not be recorded (a full disk); they go first with the next chance.
@@ -90,7 +107,7 @@ class Closer:
         persistence = self._persistence(verified, tool)
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
-        if tool.plain and persistence.ref is None:
+        if tool.plain and persistence.ref is None and not self._allowances.counts(call):
             body = records.closed_read(call, now_ms, metadata["latency_ms"], ran.source, verified)
             if self._batched and not self._journal.crowded:
                 self._journal.record("closed", call.id, body)
@@ -124,7 +141,11 @@ class Closer:
         caller = request.caller
         session = None if ran.context is None else ran.context.session
         assert session is None or isinstance(session, SessionState)
-        changes = (*ran.changes, *(() if session is None else session.changes()))
+        if session is not None and self._observer.hides(call):
+            session.rewrite(lambda value: self._observer.without(call, value))
+        changes = self.told(call, (*ran.changes, *(() if session is None else session.changes())))
+        if call.promised is not None and ran.context is not None:
+            self._compare(call, changes, metadata)
         if call.scope is not None and ran.context is not None and not changes and request.operation == "invoke":
             # Only a tool that can report its changes can be seen to have made none.
             call.warnings.append("WRITE_TOOL_NO_MUTATION")
@@ -136,6 +157,9 @@ class Closer:
             "redacted": verified.redacted,
         }
         extra: Json = {} if call.scope is None else {"resultHash": digest(verified.value)}
+        cost = self._cost(call, metadata, extra)
+        if "previewDifferences" in metadata:
+            extra["previewDifferences"] = metadata["previewDifferences"]
         if undo is not None:
             extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
         body = records.closed(
@@ -144,6 +168,7 @@ class Closer:
         )  # fmt: skip
         redact = self._sink_redactor(requested.tool)
         mutations = [records.mutation(call, now_ms, change, redact) for change in changes]
+        hidden = [] if undo is None else self._observer.hidden(call)
         owner = f"{caller.tenant}/{caller.id}"
         days = self._settings
 
@@ -155,13 +180,59 @@ class Closer:
             if persistence.ref is not None:
                 _store_payload(transaction, persistence.ref, call.id, owner, verified.encoded, days.payload_days)
             if undo is not None:
-                _store_payload(transaction, f"undo:{call.id}", call.id, owner, encode(undo), days.undo_days)
+                ref = f"undo:{call.id}"
+                sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
+                _store_payload(transaction, ref, call.id, owner, sealed, days.undo_days)
+            if cost is not None:
+                overrun.extend(self._allowances.settle(transaction, call, cost))
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, body)
 
+        overrun: list[Overrun] = []
         call.recorded = True
         await self._close_write(call, unit)
+        self._allowances.tell(call, overrun)
+
+    def _compare(self, call: Call, changes: tuple[Change, ...], metadata: Json) -> None:
+        """Hold what the call did against what its reviewer was shown."""
+        assert call.promised is not None
+        differences = broken_promises(call.promised, changes)
+        if differences:
+            metadata["previewDifferences"] = [self._observer.hide(call, difference) for difference in differences]
+            self._observer.alert("PREVIEW_MISMATCH", call, differences=metadata["previewDifferences"])
+
+    def _cost(self, call: Call, metadata: Json, extra: Json) -> Cost | None:
+        """What a call has cost, told with its result and written into its record; None when nobody counts."""
+        if call.tool is None or not self._allowances.counts(call):
+            return None
+        cost = self._allowances.cost(call)
+        metadata["cost"] = cost.total / MILLION
+        metadata["cost_parts"] = extra["cost"] = cost.document()
+        return cost
+
+    def give_back(self, transaction: Transaction, call: Call) -> None:
+        """Free what a call set aside that will not run."""
+        if self._allowances.counts(call):
+            self._allowances.settle(transaction, call, FREE)
+
+    # Waiting
+
+    def await_person(self, call: Call, ticket: Ticket) -> Result:
+        """The answer to a call that waits for a person: on record with its ticket, and neither done nor failed."""
+        pending = ticket.pending()
+        words = f"{call.ref} waits for a person to agree: {ticket.reason}"
+        refs = () if call.decision is None else call.decision.rules
+        return Result(
+            invocation_id=call.id,
+            tool=call.ref,
+            state="awaiting_approval",
+            created_ms=self._clock.now_ms(),
+            trace_id=call.trace_id,
+            metadata={**self._metadata(call), "pending": pending},
+            error=Failure("E3208", words, details=pending, policy_refs=refs),
+            source="synthetic",
+        )
 
     async def _close_write(self, call: Call, unit: Callable[[Transaction], None]) -> None:
         """Commit the closing of a call that may have changed something.
@@ -262,7 +333,10 @@ class Closer:
         if failure.details is not None and "replay_of" in failure.details:
             source, extra["replayOf"] = "replay", failure.details["replay_of"]
         metadata = self._metadata(call)
-        changes = () if call.context is None else tuple(call.context.changes)
+        # A tool that runs on goes on costing; what it set aside stays set aside until it ends.
+        counted = (call.claimed or call.launched) and not call.runs_on
+        cost = self._cost(call, metadata, extra) if counted else None
+        changes = () if call.context is None else self.told(call, tuple(call.context.changes))
         body = records.closed(
             call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None, failure=failure,
             effects=changes, extra=extra,
@@ -278,11 +352,16 @@ class Closer:
                     keys.settle(transaction, call.scope, call.id, settlement, _stored(failure))
                 elif call.recorded:
                     return
+            if cost is not None:
+                overrun.extend(self._allowances.settle(transaction, call, cost))
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, body)
 
+        overrun: list[Overrun] = []
         failure = await self._record_failure(call, failure, unit)
+        self._allowances.tell(call, overrun)
+        self._allowances.note_limit(call, failure)
         call.move(state)
         if self._observer.listeners:
             event = _EVENT_OF_STATE.get(state, "failed")
@@ -339,16 +418,21 @@ class Closer:
         call, scope = requested.call, requested.call.scope
         assert scope is not None
         try:
-            verified = self.redact(Ran(granted, None), verify.map_output(requested.tool, done.result()))
+            value = verify.map_output(requested.tool, done.result())
+            if call.lease is not None:
+                # Its credentials are void by now, so nobody can take them out of what it says.
+                value = None
+            verified = self.redact(Ran(granted, None), value)
         except Failure as failure:
-            outcome = _stored(failure)
+            outcome = _stored(self._observer.clean(call, failure))
         except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
             outcome = _stored(Failure("E3401", f"{call.ref} failed: {type(error).__name__}"))
         else:
             inline = ["inline", None, len(verified.encoded), ""]
             outcome = {"value": verified.value, "persistence": inline, "redacted": verified.redacted}
             outcome["metadata"] = {"late": True}
-        facts = {"succeeded": "error" not in outcome, "traceId": call.trace_id}
+        facts: Json = {"succeeded": "error" not in outcome, "traceId": call.trace_id}
+        cost = self._cost(call, {}, facts)
         body = records.plain("late", call.id, self._clock.now_ms(), **facts)
 
         def unit(transaction: Transaction) -> None:
@@ -356,6 +440,8 @@ class Closer:
             if row is not None and row[0] in ("unknown", "executing"):
                 keys.settle(transaction, scope, call.id, "done", outcome)
                 transaction.append("late", call.id, body)
+            if cost is not None:
+                self._allowances.settle(transaction, call, cost)
 
         self._journal.post(unit)
 
@@ -376,14 +462,29 @@ class Closer:
         requested = granted.checked.requested
         caller = requested.call.request.caller
         part = self._redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
-        return self._redactor.value(part.value).value
+        return self._observer.without(requested.call, self._redactor.value(part.value).value)
 
     def load_undo(self, call: str, caller: Caller) -> Json:
         """What undoing a call needs, as it was stored when the call succeeded; only for the caller that made it."""
         rows = self._journal.read("SELECT body, owner FROM payload WHERE ref = ?", (f"undo:{call}",))
         if not rows or rows[0][0] is None or rows[0][1] != f"{caller.tenant}/{caller.id}":
             raise Failure("E3702", f"nothing is stored that could undo call {call}")
-        return decode(rows[0][0])
+        return decode(self._box.open(rows[0][0], purpose="undo", about=f"undo:{call}"))
+
+    def told(self, call: Call, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        """Changes as they may be written down: without what the call was given in private."""
+        if not changes or not self._observer.hides(call):
+            return changes
+        clean = self._observer.without
+        return tuple(
+            replace(
+                change,
+                resource=clean(call, change.resource),
+                before=clean(call, change.before),
+                after=clean(call, change.after),
+            )
+            for change in changes
+        )
 
     def _redactor_of(self, tool: Prepared) -> SchemaRedactor:
         found = self._redactors.get(tool.digest)
@@ -426,7 +527,7 @@ class Closer:
         if call.parts:
             metadata["parts"] = call.parts
         if call.context is not None and call.context.modifiers:
-            metadata["context_modifiers"] = call.context.modifiers
+            metadata["context_modifiers"] = self._observer.without(call, call.context.modifiers)
         return metadata
 
     def load_session(self, caller: Caller, session: str) -> SessionState:

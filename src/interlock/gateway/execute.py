@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from interlock.core.clock import Clock, Deadline
-from interlock.core.context import Change, Context
+from interlock.core.context import Caller, Change, Context
 from interlock.core.effects import predict
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Granted, Ran, Request, Requested, Why
+from interlock.core.phases import Call, Granted, Lease, Ran, Request, Requested, Why
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.effects.session import SessionState
@@ -30,6 +31,8 @@ from interlock.store.home import Instance
 from interlock.store.journal import Journal, Transaction
 
 BUSY_POLL_S = 0.02
+# How long a credential rests whose service said it is used too much and did not say for how long.
+REST_MS = 60_000
 
 
 class Execution:
@@ -46,6 +49,7 @@ class Execution:
         observer: Observer,
         closer: Closer,
         invoke: Callable[[Request], Awaitable[Result]],
+        lend: Callable[[tuple[str, ...], float], Awaitable[Lease]],
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -54,6 +58,7 @@ class Execution:
         self._observer = observer
         self._closer = closer
         self._invoke = invoke
+        self._lend = lend
         self._executor = FunctionExecutor(seal)
         self._floor = Floor(clock.monotonic, self._note_start)
         # Calls that were told to stop before they ran, and calls that others wait for under the same key.
@@ -65,12 +70,19 @@ class Execution:
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
         call.phases.append("execute")
-        if call.request.dry_run:
+        if tool.credentials and call.claims is not None and not granted.looking:
+            # What cannot be had must not use anything up.
+            await self._lend_to(requested)
+        if call.claims is not None and (granted.looking or not tool.writes):
+            await self._claim(call)
+        if granted.looking:
             return await self._preview(granted)
         if tool.writes:
             replay = await self._reserve(granted)
             if replay is not None:
                 return replay
+        if tool.credentials and call.lease is None:
+            await self._lend_to(requested)
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         context = self._context(granted) if wanted else None
@@ -91,6 +103,10 @@ class Execution:
             context=context,
         )
 
+    async def _lend_to(self, requested: Requested) -> None:
+        left_s = requested.deadline - self._clock.monotonic()
+        requested.call.lease = await self._lend(requested.tool.credentials, left_s)
+
     async def _bounded(self, granted: Granted, context: Context | None) -> Any:
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
@@ -110,6 +126,11 @@ class Execution:
         except Failure as failure:
             if call.why is not None and call.scope is not None:
                 await self._watch_late(granted)
+            call.borrowed = context is not None and failure is context.failed_below
+            if call.lease is not None and failure.code == "E3504" and not call.borrowed:
+                # The service has had enough of these credentials; the next call gets others, if there are any.
+                for name in tool.credentials:
+                    await call.lease.rate_limited(name, failure.retry_after_ms or REST_MS)
             raise self._observer.clean(call, failure) from failure
         except asyncio.CancelledError:
             if call.scope is not None:
@@ -130,14 +151,11 @@ class Execution:
         assert request.key is not None
         predicted = predict(contract.mutation.effects, granted.checked.call_input)
         call.move("queued")
-        key, session = request.key, request.session
         window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
         if request.operation == "compensate":
-            # One undo per call that is undone, whatever key and session it is asked for with, as long as it can be.
-            key, session = f"{request.parent}", ""
             window_s = max(window_s, self._settings.undo_days * 86_400)
         claim = keys.Claim(
-            scope=keys.scope_of(request.caller, session, f"{contract.id}#{request.operation}", key),
+            scope=keys.scope_for(request, contract, call.input_hash),
             tool=str(contract.id),
             version=contract.version,
             key=request.key,
@@ -146,36 +164,52 @@ class Execution:
             call=call.id,
             owner=self._instance.id,
             window_s=window_s,
-            intent=records.intent(call, self._clock.now_ms(), predicted),
+            intent=records.intent(call, self._clock.now_ms(), self._closer.told(call, predicted)),
         )
-        self._holders[call.id] = asyncio.get_running_loop().create_future()
         while True:
-            found = await self._committed(claim)
+            found = await self._committed(call, claim)
             if isinstance(found, keys.Reserved):
                 call.scope = claim.scope
-                call.noted = True
+                call.noted = call.claimed = True
+                self._holders[call.id] = asyncio.get_running_loop().create_future()
                 return None
             if isinstance(found, keys.Replay):
                 self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
                 return Ran(granted, found, source="replay")
             await self._wait_for(found.call, requested)
 
-    async def _committed(self, claim: keys.Claim) -> keys.Reserved | keys.Replay | keys.Busy:
+    async def _claim(self, call: Call) -> None:
+        """Use up what a call that takes no key is allowed by."""
+        claims = call.claims or ()
+        claiming = asyncio.ensure_future(self._journal.commit(lambda transaction: keys.claim_all(transaction, claims)))
+        try:
+            await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            claiming.add_done_callback(lambda claimed: self._give_back(call, None, claimed))
+            raise
+        call.claimed = True
+
+    async def _committed(self, call: Call, claim: keys.Claim) -> keys.Reserved | keys.Replay | keys.Busy:
         """Ask for the key. If the caller goes away meanwhile and the key turns out ours, it is given back."""
-        asking = asyncio.ensure_future(self._journal.commit(keys.reserve(claim, self._instance.alive)))
+        unit = keys.reserve(claim, self._instance.alive, call.claims or ())
+        asking = asyncio.ensure_future(self._journal.commit(unit))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            asking.add_done_callback(lambda asked: self._give_back(claim, asked))
+            asking.add_done_callback(lambda asked: self._give_back(call, claim, asked))
             raise
 
-    def _give_back(self, claim: keys.Claim, asked: asyncio.Future[Any]) -> None:
-        if asked.cancelled() or asked.exception() is not None or not isinstance(asked.result(), keys.Reserved):
+    def _give_back(self, call: Call, claim: keys.Claim | None, asked: asyncio.Future[Any]) -> None:
+        """Give back what was claimed for a call whose caller went away: its key and its budget, not its approval."""
+        if asked.cancelled() or asked.exception() is not None:
+            return
+        if claim is not None and not isinstance(asked.result(), keys.Reserved):
             return
 
         def unit(transaction: Transaction) -> None:
-            if keys.is_open(transaction, claim.scope, claim.call):
+            if claim is not None and keys.is_open(transaction, claim.scope, claim.call):
                 keys.settle(transaction, claim.scope, claim.call, "released", None)
+            self._closer.give_back(transaction, call)
 
         self._journal.post(unit)
 
@@ -203,22 +237,32 @@ class Execution:
     # Looking first
 
     async def _preview(self, granted: Granted) -> Ran:
+        requested = granted.checked.requested
+        if requested.tool.handler("preview") is not None:
+            requested.call.move("running")
+        return Ran(granted, await self.look(granted), source="preview")
+
+    async def look(self, granted: Granted) -> Json:
         """What the call would do: from the tool's own preview if it has one, else from its side-effect manifest."""
         requested = granted.checked.requested
-        contract = requested.tool.contract
+        call, contract = requested.call, requested.tool.contract
         effects = predict(contract.mutation.effects, granted.checked.call_input)
         preconditions: dict[str, bool] = {}
         impact = "from the tool's side-effect manifest; nothing was run"
-        if requested.tool.handler("preview") is not None:
-            requested.call.move("running")
-            preview = await self._bounded(granted, None)
+        if requested.tool.handler("preview") is not None and call.request.operation == "invoke":
+            try:
+                preview = await self._bounded(granted, None)
+            finally:
+                if call.state == "awaiting_approval":
+                    call.launched = call.returned = False  # only a look: the call itself has not begun
             effects, preconditions, impact = preview.effects or effects, dict(preview.preconditions), preview.impact
-        document = {
+        cost = contract.manifest.estimated_cost
+        return {
             "predicted_effects": [_change(change) for change in effects],
             "preconditions": preconditions,
             "impact": impact,
+            **({} if cost is None else {"estimated_cost": cost}),
         }
-        return Ran(granted, document, source="preview")
 
     # What tools get
 
@@ -229,7 +273,7 @@ class Execution:
         session: SessionState = self._closer.load_session(request.caller, request.session)
         return Context(
             invocation_id=call.id,
-            caller=request.caller,
+            caller=narrowed(granted),
             deadline=Deadline(at=requested.deadline),
             monotonic=self._clock.monotonic,
             session=session,
@@ -239,24 +283,43 @@ class Execution:
             on_progress=lambda facts: self._observer.progress(call, facts),
             on_partial=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value)),
             hide=lambda text: self._observer.hide(call, text),
-            child=self._child,
+            child=self._caller_below(granted),
+            secret=lambda name: self._secret(call, name),
+            task=request.task or call.id,
         )
 
-    async def _child(self, context: Context, tool: str, arguments: Json | None, **options: Any) -> Any:
-        """A call that a tool makes: on the same authority, within the same time, through the same six phases."""
-        request = Request(
-            tool=tool,
-            version=options.pop("version", None),
-            key=options.pop("key", None),
-            timeout_s=options.pop("timeout_s", None),
-            arguments={**(arguments or {}), **options},
-            caller=context.caller,
-            trace_id=context.trace_id,
-            deadline=context.deadline,
-            parent=context.invocation_id,
-            door="tool",
-        )
-        return (await self._invoke(request)).unwrap()
+    def _secret(self, call: Call, name: str) -> str:
+        if call.lease is None:
+            raise Failure("E3206", f"{call.ref} asks for the secret `{name}` and its manifest names none")
+        return call.lease[name].reveal()
+
+    def _caller_below(self, granted: Granted) -> Callable[..., Awaitable[Any]]:
+        """What a tool calls other tools with: its own authority and time, whatever it makes of its context."""
+        call, deadline = granted.checked.requested.call, Deadline(at=granted.checked.requested.deadline)
+        request, caller = call.request, narrowed(granted)
+
+        async def below(context: Context, tool: str, arguments: Json | None, **options: Any) -> Any:
+            result = await self._invoke(
+                Request(
+                    tool=tool,
+                    version=options.pop("version", None),
+                    key=options.pop("key", None),
+                    timeout_s=options.pop("timeout_s", None),
+                    arguments={**(arguments or {}), **options},
+                    caller=caller,
+                    trace_id=call.trace_id,
+                    deadline=deadline,
+                    parent=call.id,
+                    door="tool",
+                    task=request.task or call.id,
+                    billed_to=request.billed_to or request.session,
+                    hidden=tuple(self._observer.hidden(call)),
+                )
+            )
+            context.failed_below = result.error
+            return result.unwrap()
+
+        return below
 
     # Stopping
 
@@ -301,6 +364,15 @@ class Execution:
     async def close(self) -> None:
         await self._floor.close()
         self._executor.close()
+
+
+def narrowed(granted: Granted) -> Caller:
+    """The caller as the tool sees them, and as its own calls are made: with what the tool requires, no more."""
+    requested = granted.checked.requested
+    caller = requested.call.request.caller
+    assert caller is not None
+    # INVARIANT: the authority of an invocation is the caller's, cut down to what its tool requires.
+    return replace(caller, scopes=caller.scopes.intersection(requested.tool.required_scopes))
 
 
 def tool_failure(writes: bool, ref: str, error: BaseException) -> Failure:

@@ -125,14 +125,16 @@ class Hooks:
         except BaseException as error:  # a hook is other people's code; whatever it raises blocks
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
-            _log.exception("hook %s failed in call %s", hook.id, call.id, extra={"trace_id": call.trace_id})
+            self._observer.log_failure(call, f"hook {hook.id} failed", error)
             raise Failure("E3211", f"hook `{hook.id}` failed") from error
         if found is not None and not isinstance(found, HookResult):  # pyright: ignore[reportUnnecessaryIsInstance] - other people's code
             raise Failure("E3211", f"hook `{hook.id}` answered with something that is not a HookResult")
         result = found or HookResult()
         if result.stop is not None:
-            raise Failure("E3211", f"hook `{hook.id}` stopped the call: {result.stop}")
-        call.additional_context.extend(result.context)
+            why = self._observer.hide(call, result.stop)
+            raise Failure("E3211", f"hook `{hook.id}` stopped the call: {why}")
+        # INVARIANT: a hook may see what a call was given; what it says is looked through like the tool's own words.
+        call.additional_context.extend(self._observer.without(call, text) for text in result.context)
         return result
 
     def _matching(self, when: When, call: Call) -> list[Hook]:
@@ -147,7 +149,7 @@ class Hooks:
         return Seen(invocation_id=call.id, tool=call.ref, input=observed, caller=name, value=value, error=error)
 
 
-_STRENGTH: dict[Behavior, int] = {"allow": 0, "ask": 1, "deny": 2}
+_STRENGTH: dict[Behavior, int] = {"passthrough": -1, "allow": 0, "ask": 1, "deny": 2}
 
 
 def stricter(one: Decision | None, other: Decision) -> Decision:

@@ -12,28 +12,35 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import orjson
 
-from interlock.authority.policy import PolicyFile
+from interlock.approvals.tickets import Channels, Ticket
+from interlock.authority.policy import Engine
+from interlock.authority.tokens import Tokens
 from interlock.core.canonical import canonical, decode, private_copy
 from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked, Decision, Granted, Ran, Request, Requested, Verified
+from interlock.core.phases import Call, Checked, Lease, Ran, Request, Requested, Verified
 from interlock.core.redact import Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.gateway import validate, verify
+from interlock.gateway.allowances import Allowances
+from interlock.gateway.asking import Asking
+from interlock.gateway.authorize import Authorizer
 from interlock.gateway.closing import Closer, terminal_state
 from interlock.gateway.execute import Execution
-from interlock.gateway.hooks import Hooks, stricter
+from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer
 from interlock.gateway.paging import Cursors
 from interlock.registry.catalog import Catalog
 from interlock.settings import Settings
 from interlock.store.home import Instance
 from interlock.store.journal import Journal
+from interlock.store.sealing import Box
 
 _TRACE = re.compile(r"[0-9A-Za-z_.:-]{1,128}\Z")
 
@@ -46,7 +53,11 @@ class Gateway:
         *,
         journal: Journal,
         catalog: Catalog,
-        policy: PolicyFile,
+        engine: Engine,
+        tokens: Tokens,
+        box: Box,
+        channels: Channels,
+        lend: Callable[[tuple[str, ...], float], Awaitable[Lease]],
         redactor: Redactor,
         settings: Settings,
         clock: Clock,
@@ -54,15 +65,17 @@ class Gateway:
         cursors: Cursors,
     ) -> None:
         self._catalog = catalog
-        self._policy = policy
         self._clock = clock
-        self._seal = object()
+        seal = object()
         self.observer = Observer(clock, redactor)
         self.hooks = Hooks(self.observer, clock)
         self._cursors = cursors
-        self._closer = Closer(journal, clock, redactor, settings, self.observer)
+        allowances = Allowances(
+            journal=journal, settings=settings, observer=self.observer, owner=instance.id, clock=clock
+        )
+        self._closer = Closer(journal, clock, redactor, settings, self.observer, allowances, box)
         self.execution = Execution(
-            seal=self._seal,
+            seal=seal,
             journal=journal,
             clock=clock,
             settings=settings,
@@ -70,6 +83,26 @@ class Gateway:
             observer=self.observer,
             closer=self._closer,
             invoke=self.invoke,
+            lend=lend,
+        )
+        self.asking = Asking(
+            journal=journal,
+            execution=self.execution,
+            observer=self.observer,
+            settings=settings,
+            clock=clock,
+            box=box,
+            channels=channels,
+        )
+        self._authorizer = Authorizer(
+            seal=seal,
+            engine=engine,
+            tokens=tokens,
+            asking=self.asking,
+            allowances=allowances,
+            observer=self.observer,
+            settings=settings,
+            clock=clock,
         )
 
     async def invoke(self, request: Request) -> Result:
@@ -78,7 +111,9 @@ class Gateway:
         try:
             requested = self._request(call)
             checked = await self._validate(requested)
-            granted = self._authorize(checked)
+            granted = await self._authorizer.authorize(checked)
+            if isinstance(granted, Ticket):
+                return self._closer.await_person(call, granted)
             ran = await self.execution.run(granted)
             verified = await self._verify(ran)
             return await self._closer.succeed(verified)
@@ -93,6 +128,8 @@ class Gateway:
         finally:
             if request.key is not None or request.id is not None:
                 self.execution.release(call)
+            if call.lease is not None:
+                await call.lease.close()
 
     def _open(self, request: Request) -> Call:
         clock = self._clock
@@ -109,11 +146,13 @@ class Gateway:
             raise Failure("E3212", "a call needs the identity it is made for")
         if not isinstance(request.arguments, dict):
             raise Failure("E3004", "arguments must be an object")
-        if not (request.tool + request.session + (request.key or "") + (request.version or "")).isascii():
-            _refuse_unwritable(request)
+        names = (request.tool, request.session, request.key or "", request.version or "", request.task or "")
+        if not "".join(names).isascii():
+            _refuse_unwritable(names)
         if request.operation == "compensate":
             # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
             stored = self._closer.load_undo(request.parent or "", request.caller)
+            call.hidden = tuple(stored["hidden"])
             model_input = canonical(stored["arguments"])
             tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
@@ -138,6 +177,7 @@ class Gateway:
         call.phases.append("validate")
         if call.request.operation == "compensate":
             arguments: Json = decode(requested.model_input)
+            call.input = arguments
         else:
             assert isinstance(call.request.arguments, dict)
             given = call.request.arguments
@@ -147,13 +187,17 @@ class Gateway:
                 given = private_copy(given)
             if tool.paged:
                 given = self._cursors.restore(requested, given)
-            arguments = validate.check_input(requested, given)
+            try:
+                arguments = validate.check_input(requested, given)
+            except Failure as failure:
+                raise self.observer.bare(call, failure) from None
+            call.input = arguments
             if tool.has_checks:
                 await self._check_meaning(requested, arguments)
         call.move("arguments_ready")
         if self.hooks.registered:
             before = arguments
-            arguments = await self.hooks.before(requested, arguments)
+            arguments = call.input = await self.hooks.before(requested, arguments)
             if tool.has_checks and arguments != before:
                 await self._check_meaning(requested, arguments)
         return Checked(requested, arguments, arguments)
@@ -164,30 +208,6 @@ class Gateway:
             await validate.check_meaning(requested.tool, arguments, left_s)
         except Failure as failure:
             raise self.observer.clean(requested.call, failure) from failure
-
-    def _authorize(self, checked: Checked) -> Granted:
-        """3. The caller's authority covers the call, or a person must agree first, or the answer is no."""
-        requested = checked.requested
-        call, tool, request = requested.call, requested.tool, requested.call.request
-        assert request.caller is not None
-        call.phases.append("authorize")
-        decision = self._policy.current().decide(request.caller, tool.contract)
-        if call.decision is not None:
-            decision = stricter(call.decision, decision)
-        lacking = tool.required_scopes and set(tool.required_scopes) - request.caller.scopes
-        if lacking:
-            words = f"missing scope {', '.join(sorted(lacking))}"
-            decision = Decision(behavior="deny", reason=words, rules=(), policy=decision.policy)
-        call.decision = decision
-        if self.observer.listeners:
-            self.observer.emit("tool.permission.decided", call, behavior=decision.behavior, reason=decision.reason)
-        if decision.behavior == "deny":
-            raise Failure("E3206", f"{tool.ref} is not allowed: {decision.reason}", policy_refs=decision.rules)
-        if decision.behavior == "ask" and not request.dry_run:
-            call.move("awaiting_approval")
-            words = f"{tool.ref} must be agreed to by a person first: {decision.reason}"
-            raise Failure("E3208", words, policy_refs=decision.rules)
-        return Granted(checked, decision, self._seal)
 
     async def _verify(self, ran: Ran) -> Verified:
         """5. The result is what the contract promises and the effect is confirmed; nothing private is left in it."""
@@ -201,9 +221,12 @@ class Gateway:
             return Verified(ran, value, orjson.dumps(value))
         try:
             value = verify.map_output(tool, ran.output)
-        except Failure:
+        except Failure as failure:
             self.observer.alert("TOOL_OUTPUT_SCHEMA_VIOLATION", call)
-            raise
+            raise self.observer.bare(call, failure) from failure
+        if self.observer.hides(call):
+            # INVARIANT: a credential that was lent or sent never leaves with the result.
+            value = self.observer.without(call, value, keep=tool.members)
         if ran.attestations or tool.has_verifier:
             try:
                 await verify.confirm_effects(tool, ran, value, requested.deadline - self._clock.monotonic())
@@ -220,6 +243,10 @@ class Gateway:
         """The other way to return: a failure is a result too, on record like any other."""
         if self.hooks.registered and call.state in ("running", "partial_result"):
             await self.hooks.after_failure(call, failure)
+        if call.id != call.own_id and not call.claimed:
+            # The approval was not used, so this attempt is not the call it was given for.
+            self.execution.release(call)
+            call.id, call.approval = call.own_id, None
         if call.phases[-1] != "return":
             call.phases.append("return")
         return await self._closer.fail(call, failure, terminal_state(failure, call.state))
@@ -231,6 +258,12 @@ class Gateway:
         except Failure as failure:
             return failure
         return None
+
+    def shown_arguments(self, request: Request) -> Json:
+        """The arguments of a request as a reviewer may see them."""
+        call = self._open(request)
+        self._request(call)
+        return self.observer.shown_input(call, request.arguments)
 
     def with_id(self, request: Request) -> Request:
         """The request with the id its call will have, so that it can be stopped by it."""
@@ -246,11 +279,10 @@ class Gateway:
         await self._closer.pay()
 
 
-def _refuse_unwritable(request: Request) -> None:
+def _refuse_unwritable(names: Sequence[str]) -> None:
     """Names and ids go into records and keys; what cannot be written there is refused (E3004)."""
-    for text in (request.tool, request.version, request.session, request.key):
-        if text is not None and not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise Failure("E3004", "names, versions, sessions and keys must be valid Unicode") from None
+    for text in names:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Failure("E3004", "names, versions, sessions and keys must be valid Unicode") from None

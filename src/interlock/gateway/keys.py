@@ -8,13 +8,17 @@ no passage of time lifts it: silence is not proof that nothing happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
+
 from interlock.core.canonical import decode, encode, sealed_digest
 from interlock.core.context import Caller
+from interlock.core.contract import Contract
 from interlock.core.errors import Failure
+from interlock.core.phases import Request
 from interlock.core.schema import Json
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
@@ -25,6 +29,21 @@ Settlement = Literal["done", "released", "unknown"]
 def scope_of(caller: Caller, session: str, tool: str, key: str) -> bytes:
     """The row a key names. Nobody can reach another caller's row, whatever key they guess."""
     return sealed_digest(caller.tenant, caller.id, session, tool, key)
+
+
+def scope_for(request: Request, contract: Contract, input_hash: str) -> bytes:
+    """The row of a call: under its caller's key; an undo under what it undoes; without a key, under its input."""
+    assert request.caller is not None
+    key, session = request.key, request.session
+    if request.operation == "compensate":
+        # One undo per call that is undone, whatever key and session it is asked for with, as long as it can be.
+        key, session = f"{request.parent}", ""
+    name = f"{contract.id}#{request.operation}"
+    return (
+        scope_of(request.caller, session, name, key)
+        if key
+        else scope_of(request.caller, session, f"{name}#input", input_hash)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +83,13 @@ class Busy:
     call: str
 
 
-def reserve(claim: Claim, alive: Callable[[str], bool]) -> Unit[Reserved | Replay | Busy]:
-    """A unit that takes the key, or says who has it. E3306 on other arguments, E3409 on an unknown outcome."""
+def reserve(
+    claim: Claim, alive: Callable[[str], bool], claims: Sequence[Callable[[Transaction], None]] = ()
+) -> Unit[Reserved | Replay | Busy]:
+    """A unit that takes the key, or says who has it. E3306 on other arguments, E3409 on an unknown outcome.
+
+    Whatever else the call uses up (an approval, a budget, a rate) is claimed with the key, all of it or nothing.
+    """
 
     def unit(transaction: Transaction) -> Reserved | Replay | Busy:
         row = transaction.one(
@@ -77,6 +101,8 @@ def reserve(claim: Claim, alive: Callable[[str], bool]) -> Unit[Reserved | Repla
             found = _existing(transaction, claim, row, alive)
             if found is not None:
                 return found
+        if claims:
+            claim_all(transaction, claims)
         now = transaction.now_ms
         transaction.execute(
             "INSERT OR REPLACE INTO reservation (scope, tool, version, key, caller, input_hash, state, call, owner,"
@@ -88,6 +114,19 @@ def reserve(claim: Claim, alive: Callable[[str], bool]) -> Unit[Reserved | Repla
         return Reserved()
 
     return unit
+
+
+def claim_all(transaction: Transaction, claims: Sequence[Callable[[Transaction], None]]) -> None:
+    """Make several claims: if one is refused, none of them was made."""
+    transaction.execute("SAVEPOINT claims")
+    try:
+        for claim in claims:
+            claim(transaction)
+    except BaseException:
+        transaction.execute("ROLLBACK TO claims")
+        raise
+    finally:
+        transaction.execute("RELEASE claims")
 
 
 def _existing(tx: Transaction, claim: Claim, row: Any, alive: Callable[[str], bool]) -> Replay | Busy | None:
@@ -144,8 +183,14 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[str]]:
         orphans = [row for row in rows if not owner_alive(row[2])]
         for scope, call, _owner, tool, version, key, caller, input_hash in orphans:
             transaction.execute("UPDATE reservation SET state = 'unknown' WHERE scope = ? AND call = ?", (scope, call))
+            intent = transaction.one(
+                "SELECT body FROM journal WHERE call = ? AND kind = 'intent' ORDER BY seq DESC LIMIT 1", (call,)
+            )
+            known: Json = {} if intent is None else orjson.loads(intent[0])
+            told = {name: known[name] for name in _OF_THE_INTENT if name in known}
             body = records.plain(
-                "closed", call, transaction.now_ms, toolId=tool, version=version, callerId=caller, inputHash=input_hash,
+                "closed", call, transaction.now_ms, **told, toolId=tool, version=version, callerId=caller,
+                inputHash=input_hash,
                 idempotencyKey=key, status="ERROR", errorCode="PRECONDITION_FAILED", error_code="E3409",
                 error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",
             )  # fmt: skip
@@ -154,6 +199,12 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[str]]:
 
     return unit
 
+
+# What the closing record of a call that was cut off takes over from its intent.
+_OF_THE_INTENT = (
+    "agentId", "approvalTicketId", "authDecision", "door", "mutationClass", "operation", "parent", "policy", "rules",
+    "session", "task", "tenant", "traceId",
+)  # fmt: skip
 
 EVICT_AT_ONCE = 1000
 

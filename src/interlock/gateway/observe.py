@@ -6,14 +6,23 @@ import itertools
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
+from interlock.authority.secrets import scrub
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
 from interlock.core.phases import Call
-from interlock.core.redact import REDACTED, Redactor, SchemaRedactor, private_values, safe_log, safe_message
+from interlock.core.redact import (
+    REDACTED,
+    Redactor,
+    SchemaRedactor,
+    private_values,
+    safe_log,
+    safe_message,
+    without_credentials,
+)
 from interlock.core.schema import Json
 
 _log = logging.getLogger("interlock.gateway")
@@ -55,44 +64,114 @@ class Observer:
 
     def hide(self, call: Call, text: str) -> str:
         """A text of a call's making without credentials and personal data, above all those it was called with."""
+        if call.lease is not None and call.lease.closed:
+            return REDACTED  # nobody can say any more whether a credential is in it
+        text = scrub(text, self.hidden(call))[0]
         for value in self._private(call):
             text = text.replace(value, REDACTED)
         return safe_log(self._redactor, text)
 
+    def hides(self, call: Call) -> bool:
+        """Whether a call was given anything that must not get out of it."""
+        return call.lease is not None or bool(call.hidden) or (call.tool is not None and self._sink(call).guarded)
+
+    def hidden(self, call: Call) -> list[str]:
+        """What must not get out: what the call was lent, what it was handed, and what came under a private name."""
+        found = [*call.hidden, *(() if call.lease is None else call.lease.values())]
+        if call.tool is not None and self._sink(call).guarded:
+            for given in (call.request.arguments, call.input):
+                found.extend(self._private_in(call, given, for_people=True))
+        return found
+
+    def without(self, call: Call, value: Any, keep: Collection[str] = ()) -> Any:
+        """Data of a call's making without what must not get out of it; names in `keep` are known anyway."""
+        if call.lease is not None and call.lease.closed:
+            return REDACTED
+        return scrub(value, self.hidden(call), keep)[0]
+
+    def _private_in(self, call: Call, given: Any, *, for_people: bool) -> list[str]:
+        try:
+            return private_values(self._sink(call), given, for_people=for_people) if given else []
+        except (KeyError, IndexError, TypeError, ValueError, Failure):
+            return []  # a key that was itself redacted cannot be followed; the patterns still hold
+
     def _private(self, call: Call) -> list[str]:
         if call.tool is None:
             return []
+        given = (call.request.arguments, call.input)
+        return [text for one in given for text in self._private_in(call, one, for_people=False)]
+
+    def _sink(self, call: Call) -> SchemaRedactor:
+        assert call.tool is not None
         digest = call.tool.digest
         if digest not in self._sinks:
             self._sinks[digest] = self._redactor.for_schema(call.tool.contract.input.document)
-        try:
-            return private_values(self._sinks[digest], call.request.arguments)
-        except (KeyError, IndexError, TypeError, ValueError):
-            return []  # a key that was itself redacted cannot be followed; the patterns still hold
+        return self._sinks[digest]
 
     def clean(self, call: Call, failure: Failure) -> Failure:
         """A failure of other people's making, fit to be shown: no path, no secret, no stack."""
         details = None if failure.details is None else self.shown(call, dict(failure.details))
+        if details == REDACTED:
+            details = {"withheld": REDACTED}
         return Failure(
             failure.code,
             safe_message(self._redactor, self.hide(call, failure.message)),
             details=details,
             retryable=failure.retryable,
             retry_after_ms=failure.retry_after_ms,
-            native_error_ref=failure.native_error_ref,
-            policy_refs=failure.policy_refs,
-            evidence_refs=failure.evidence_refs,
+            native_error_ref=None if failure.native_error_ref is None else self.hide(call, failure.native_error_ref),
+            policy_refs=tuple(self.hide(call, ref) for ref in failure.policy_refs),
+            evidence_refs=tuple(self.hide(call, ref) for ref in failure.evidence_refs),
         )
+
+    def bare(self, call: Call, failure: Failure) -> Failure:
+        """A failure of our own making that may quote what a call was given or gave."""
+        if not self.hides(call):
+            return failure
+        details = None if failure.details is None else self.without(call, dict(failure.details))
+        return Failure(failure.code, self.without(call, failure.message), details=details)
 
     def shown(self, call: Call, value: Any) -> Any:
         """Data that no output schema describes, without anything private in it."""
-        return self._hide_all(call, self._redactor.value(value).value)
+        shown = self._hide_all(call, self._redactor.value(value).value)
+        return self.without(call, shown) if self.hides(call) else shown
+
+    def shown_input(self, call: Call, arguments: Mapping[str, Any]) -> Json:
+        """An input as a reviewer may see it: whole, but for what its schema or its name says is private."""
+        shown = self._sink(call).for_people(dict(arguments)).value
+        return cast("Json", self._for_people(list(call.hidden), shown))
+
+    def for_reviewer(self, call: Call, preview: Json) -> Json:
+        """A preview as a reviewer may see it: names and addresses stay, what the input holds in private does not."""
+        return cast("Json", self._for_people(self.hidden(call), preview))
+
+    def _for_people(self, private: list[str], value: Any) -> Any:
+        if isinstance(value, str):
+            return without_credentials(self._redactor, scrub(value, private)[0])
+        if isinstance(value, dict):
+            return {
+                scrub(name, private)[0]: self._for_people(private, item) for name, item in cast("Json", value).items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._for_people(private, item) for item in cast("list[Any]", value)]
+        return value
+
+    def announce(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
+        """Tell of something that happened to a call which no task of this process is running."""
+        event_id = f"{invocation_id}:{next(self._numbers)}"
+        event = Event(
+            id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=self._clock.now_ms(), data=data
+        )  # fmt: skip
+        self.metrics[kind] += 1
+        for listener in self.listeners:
+            self._tell(listener, event)
 
     def _hide_all(self, call: Call, value: Any) -> Any:
         if isinstance(value, str):
             return safe_message(self._redactor, self.hide(call, value))
         if isinstance(value, dict):
-            return {name: self._hide_all(call, item) for name, item in cast("Json", value).items()}
+            members = cast("Json", value).items()
+            return {self.without(call, name): self._hide_all(call, item) for name, item in members}
         if isinstance(value, list | tuple):
             return [self._hide_all(call, item) for item in cast("list[Any]", value)]
         return value

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from interlock.core.errors import Failure
 
-SCHEMA_HEAD = "0001"
+SCHEMA_HEAD = "0002"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 
@@ -24,7 +24,8 @@ class Home:
         self.keys = self.path / "keys"
         self.instances = self.path / "instances"
         self.anchors = self.path / "anchors.jsonl"
-        self.policy = self.path / "policy.toml"
+        self.policy = self.path / "policy.cedar"
+        self.principals = self.path / "principals.toml"
         self.settings = self.path / "settings.toml"
 
     def prepare(self) -> None:

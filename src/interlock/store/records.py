@@ -21,8 +21,9 @@ from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
 Kind = Literal[
-    "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge"
-]
+    "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge",
+    "pending", "approval", "authority",
+]  # fmt: skip
 
 _DECISION = {"allow": "ALLOW", "deny": "DENY", "ask": "REQUIRES_APPROVAL"}
 _STATUS = {"success": "SUCCESS", "timeout": "TIMEOUT"}
@@ -58,6 +59,8 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
         record["idempotencyKey"] = request.key
     if request.session:
         record["session"] = request.session
+    if request.task is not None:
+        record["task"] = request.task
     return record
 
 
@@ -67,6 +70,8 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...]) -> bytes:
     if call.decision is not None:
         record["policy"] = call.decision.policy
         record["rules"] = call.decision.rules
+    if call.approval is not None:
+        record["approvalTicketId"] = call.approval
     record["predicted"] = [{"resource": change.resource, "operation": change.operation} for change in predicted]
     record["authDecision"] = _decision(call)
     return encode(record)
@@ -94,7 +99,7 @@ def closed(
     history = HISTORY.get(state, "error")
     decision = call.decision
     record["authDecision"] = _decision(call)
-    record["approvalTicketId"] = None
+    record["approvalTicketId"] = call.approval
     record["latencyMs"] = latency_ms
     record["status"] = _STATUS.get(history, "ERROR")
     record["outputSummary"] = summary
@@ -106,6 +111,9 @@ def closed(
     if decision is not None:
         record["policy"] = decision.policy
         record["rules"] = decision.rules
+        record["decision"] = {"source": decision.source, "reason": decision.reason}
+        if decision.expires_ms is not None:
+            record["decision"]["expires_at"] = iso(decision.expires_ms)
     if failure is not None:
         record["errorCode"] = failure.row.error_code.value
         record["error_code"] = failure.code
@@ -129,7 +137,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     if (
         caller is None or decision is None or call.mutations or call.warnings or request.key is not None
         or request.parent is not None or request.native is not None or request.dry_run or request.session
-        or request.operation != "invoke"
+        or request.operation != "invoke" or call.approval is not None or request.task is not None
     ):  # fmt: skip
         # Facts that only some records hold: written the long way.
         summary = summarize(verified.value, len(verified.encoded))

@@ -127,3 +127,172 @@ fact = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("value", sa.Text, nullable=False),
 )
+
+# Who is known: agents, people and services by their DID, and what the operator says of them.
+identity = sa.Table(
+    "identity",
+    metadata,
+    sa.Column("did", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("trust", sa.Integer, nullable=False),
+    sa.Column("groups", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("registered_ms", sa.Integer, nullable=False),
+)
+
+# What is void: a link of a delegation chain, a signing key, an identity. Rows are only ever added.
+revocation = sa.Table(
+    "revocation",
+    metadata,
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("ref", sa.Text, nullable=False),
+    sa.Column("at_ms", sa.Integer, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.UniqueConstraint("kind", "ref"),
+)
+
+# How often a grant with a bounded number of uses was used.
+grant_use = sa.Table(
+    "grant_use",
+    metadata,
+    sa.Column("jti", sa.Text, primary_key=True),
+    sa.Column("used", sa.Integer, nullable=False),
+)
+
+# One row per call that a person must decide on. `sealed` holds what is needed to go on with the call, encrypted.
+ticket = sa.Table(
+    "ticket",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("call", sa.Text, nullable=False),
+    sa.Column("scope", sa.LargeBinary, nullable=False),
+    sa.Column("tool", sa.Text, nullable=False),
+    sa.Column("version", sa.Text, nullable=False),
+    sa.Column("operation", sa.Text, nullable=False),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("caller", sa.Text, nullable=False),
+    sa.Column("requester", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("policy", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("chain", sa.Text, nullable=False),
+    sa.Column("params", sa.Text, nullable=False),
+    sa.Column("preview", sa.Text, nullable=False),
+    sa.Column("head", sa.Text, nullable=False),
+    sa.Column("sealed", sa.LargeBinary),
+    sa.Column("created_ms", sa.Integer, nullable=False),
+    sa.Column("expires_ms", sa.Integer, nullable=False),
+    sa.Column("resolved_ms", sa.Integer),
+    sa.Column("resolved_by", sa.Text),
+    sa.Column("comment", sa.Text),
+    sa.Column("edited", sa.LargeBinary),
+    sa.Index("ticket_scope", "scope"),
+    sa.Index("ticket_state", "state", "expires_ms"),
+    sa.Index("ticket_call", "call"),
+)
+
+# Approval given in advance, within bounds.
+standing = sa.Table(
+    "standing",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tool", sa.Text, nullable=False),
+    sa.Column("versions", sa.Text, nullable=False),
+    sa.Column("arguments", sa.Text, nullable=False),
+    sa.Column("caller", sa.Text, nullable=False),
+    sa.Column("uses", sa.Integer, nullable=False),
+    sa.Column("used", sa.Integer, nullable=False),
+    sa.Column("created_ms", sa.Integer, nullable=False),
+    sa.Column("expires_ms", sa.Integer, nullable=False),
+    sa.Column("granted_by", sa.Text, nullable=False),
+    sa.Column("revoked_ms", sa.Integer),
+    sa.Index("standing_tool", "tool"),
+)
+
+# Who must be told of a ticket, by which channel, and whether they were.
+notification = sa.Table(
+    "notification",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("ticket", sa.Text, nullable=False),
+    sa.Column("step", sa.Integer, nullable=False),
+    sa.Column("channel", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("next_ms", sa.Integer, nullable=False),
+    sa.Column("owner", sa.Text),
+    sa.Column("error", sa.Text),
+    sa.Index("notification_due", "state", "next_ms"),
+    sa.Index("notification_ticket", "ticket"),
+)
+
+# Credentials, each encrypted on its own. Several slots under one name form a pool.
+secret = sa.Table(
+    "secret",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("slot", sa.Text, primary_key=True),
+    sa.Column("key_id", sa.Text, nullable=False),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("created_ms", sa.Integer, nullable=False),
+    sa.Column("expires_ms", sa.Integer),
+    sa.Column("resting_until_ms", sa.Integer, nullable=False),
+)
+
+# What has been spent and what is set aside, in millionths, per budget and period.
+spend = sa.Table(
+    "spend",
+    metadata,
+    sa.Column("budget", sa.Text, primary_key=True),
+    sa.Column("spent", sa.Integer, nullable=False),
+    sa.Column("held", sa.Integer, nullable=False),
+    sa.Column("until_ms", sa.Integer),
+)
+
+# What a running call has set aside; gone when it is settled.
+hold = sa.Table(
+    "hold",
+    metadata,
+    sa.Column("call", sa.Text, primary_key=True),
+    sa.Column("budget", sa.Text, primary_key=True),
+    sa.Column("amount", sa.Integer, nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+)
+
+# Calls admitted under a rate limit, numbered, while they are in its window.
+rate = sa.Table(
+    "rate",
+    metadata,
+    sa.Column("bucket", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at_ms", sa.Integer, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Services that asked to be left alone for a while.
+suspension = sa.Table(
+    "suspension",
+    metadata,
+    sa.Column("service", sa.Text, primary_key=True),
+    sa.Column("until_ms", sa.Integer, nullable=False),
+)
+
+# What calls cost, in millionths, by part.
+cost = sa.Table(
+    "cost",
+    metadata,
+    sa.Column("call", sa.Text, primary_key=True),
+    sa.Column("task", sa.Text, nullable=False),
+    sa.Column("session", sa.Text, nullable=False),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("total", sa.Integer, nullable=False),
+    sa.Column("parts", sa.Text, nullable=False),
+    sa.Index("cost_task", "task"),
+)

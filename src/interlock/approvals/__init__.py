@@ -1,0 +1,1 @@
+"""People decide: tickets, escalation, standing approvals, and telling whoever must decide."""

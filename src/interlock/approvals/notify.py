@@ -1,0 +1,386 @@
+"""Telling approvers: the courier takes what tickets left in the table `notification` and sends it.
+
+    due ─► sending ─► sent                somebody took it
+     │        │  └──► failed              nobody ever will, or not before the ticket expires
+     │        └─► retry ─► sending …      not now; again after a pause that grows
+     └─► dropped                          decided before it could be sent
+
+A row is claimed in a transaction, so several processes share the work and each row is sent by one of them. A claim is
+as good as its owner: when that process has died, another takes the row over. Between sending and noting it a process
+may die, so a message can arrive twice, under the same id; it is never lost.
+
+Each channel is a lane of its own. A channel that hangs or fails holds up its own messages and nothing else, least of
+all the tickets: they expire by the store's clock, whether anybody was told or not.
+
+INVARIANT: rows, records, logs and errors name a channel and never its address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+from urllib.parse import quote
+
+import orjson
+
+from interlock.approvals.webhook import Outcome, Webhooks
+from interlock.core.channels import SECRET, Channel
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.store import addresses, records
+from interlock.store.journal import Journal, Transaction, Unit
+
+# What is stored under a name, the newest first. More than one text or line while a secret is being changed.
+Secrets = Callable[[str], Awaitable[Sequence[str]]]
+
+ATTEMPTS = 8
+ATTEMPT_S = 10.0
+AT_ONCE = 4
+_FIRST_PAUSE_MS, _GROWTH, _LONGEST_PAUSE_MS = 5_000, 4, 3_600_000
+_THREAD = "interlock-notify"
+_log = logging.getLogger("interlock.notify")
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """Word that did not reach its channel, or not yet."""
+
+    id: str
+    ticket: str
+    step: int
+    channel: str
+    state: str
+    attempts: int
+    next_ms: int
+    error: str
+
+
+def undelivered(journal: Journal, *, ticket: str | None = None, limit: int = 50) -> list[Undelivered]:
+    """What failed or is being tried again, the latest first."""
+    rows = journal.read(
+        "SELECT id, ticket, step, channel, state, attempts, next_ms, error FROM notification"
+        " WHERE error IS NOT NULL AND state IN ('retry', 'sending', 'failed') AND ticket = coalesce(?, ticket)"
+        " ORDER BY rowid DESC LIMIT ?",
+        (ticket, limit),
+    )
+    return [Undelivered(*row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A row that is ours to send."""
+
+    id: str
+    ticket: str
+    step: int
+    channel: str
+    body: str
+    attempts: int
+    expires_ms: int
+
+    @property
+    def message_id(self) -> str:
+        # The signed text of a webhook is separated by full stops; an id must not hold any.
+        return self.id.replace(".", "_")
+
+
+class Courier:
+    """Sends what is due. One per process; belongs to the event loop."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        channels: Iterable[Channel],
+        *,
+        owner: str,
+        alive: Callable[[str], bool],
+        clock: Clock,
+        secrets: Secrets,
+        webhooks: Webhooks | None = None,
+        resolve: addresses.Resolve = addresses.resolve_by_system,
+    ) -> None:
+        self._journal = journal
+        self._channels = {channel.name: channel for channel in channels}
+        self._owner = owner
+        self._alive = alive
+        self._clock = clock
+        self._secrets = secrets
+        self._webhooks = webhooks or Webhooks(clock, resolve=resolve)
+        self._services = {
+            channel.name: _Service(channel, resolve) for channel in self._channels.values() if channel.url is not None
+        }
+        self._lanes: dict[str, asyncio.Task[int]] = {}
+        self._gone: set[str] = set()
+
+    def wake(self) -> None:
+        """Begin to send what is due, without waiting for it."""
+        for name in self._due_channels():
+            if name not in self._lanes:
+                self._lanes[name] = asyncio.create_task(self._run_lane(name))
+
+    async def deliver_due(self) -> int:
+        """Try everything that is due, once, and note what became of it. Returns how many messages were tried."""
+        self.wake()
+        lanes = list(self._lanes.values())
+        if lanes:
+            await asyncio.wait(lanes)
+        return sum(lane.result() for lane in lanes if not lane.cancelled())
+
+    async def close(self) -> None:
+        """Stop. What was on its way stays claimed until this process is gone, and is then sent by another."""
+        lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.cancel()
+        if lanes:
+            await asyncio.wait(lanes)
+        for service in self._services.values():
+            service.close()
+        await self._webhooks.close()
+
+    # Lanes
+
+    def _due_channels(self) -> set[str]:
+        rows = self._journal.read(
+            "SELECT DISTINCT channel, state, owner FROM notification"
+            " WHERE state IN ('due', 'retry', 'sending') AND next_ms <= ?",
+            (self._clock.now_ms(),),
+        )
+        return {channel for channel, state, owner in rows if self._may_take(state, owner)}
+
+    def _may_take(self, state: str, owner: str | None) -> bool:
+        # A lane claims only when it has nothing on its way, so a row that is still ours was left behind.
+        return state != "sending" or owner is None or owner == self._owner or not self._alive(owner)
+
+    async def _run_lane(self, name: str) -> int:
+        tried = 0
+        try:
+            while claimed := await self._journal.commit(self._claim(name)):
+                tried += len(claimed)
+                # All of them end before a failure ends the lane: what it leaves is then really left behind.
+                ended = await asyncio.gather(*map(self._deliver, claimed), return_exceptions=True)
+                for error in filter(None, ended):
+                    raise error
+        except Failure as failure:  # the journal cannot be written; the rows are still there when it can
+            _log.warning("notifications wait: %s", failure.message)
+        finally:
+            # INVARIANT: no turn of the loop lies between the claim that found nothing and this, so whoever wakes the
+            # courier after writing a row either is seen by that claim or starts a new lane.
+            del self._lanes[name]
+        return tried
+
+    def _claim(self, name: str) -> Unit[list[_Due]]:
+        """A unit that makes the next rows of a channel ours, and closes those whose ticket needs nobody any more."""
+        # A service has one thread: what waits for it must not be waiting with its time running out.
+        at_once = 1 if name in self._services else AT_ONCE
+
+        def unit(transaction: Transaction) -> list[_Due]:
+            rows = transaction.execute(
+                "SELECT n.id, n.ticket, n.step, n.channel, n.body, n.attempts, coalesce(t.expires_ms, 0),"
+                " n.state, n.owner, coalesce(t.state, 'VOID') FROM notification n LEFT JOIN ticket t ON t.id = n.ticket"
+                " WHERE n.channel = ? AND n.state IN ('due', 'retry', 'sending') AND n.next_ms <= ?"
+                " ORDER BY n.next_ms, n.id LIMIT 100",
+                (name, transaction.now_ms),
+            ).fetchall()
+            claimed: list[_Due] = []
+            for *columns, state, owner, ticket_state in rows:
+                due = _Due(*columns)
+                if len(claimed) == at_once or not self._may_take(state, owner):
+                    continue
+                if ticket_state not in ("PENDING", "AUTO_DENIED"):
+                    _finish(transaction, due, "dropped", "the ticket was decided first")
+                elif due.expires_ms <= transaction.now_ms:
+                    _finish(transaction, due, "failed", "E3704 the ticket expired before this could be delivered")
+                else:
+                    transaction.execute(
+                        "UPDATE notification SET state = 'sending', owner = ?, attempts = attempts + 1 WHERE id = ?",
+                        (self._owner, due.id),
+                    )
+                    claimed.append(replace(due, attempts=due.attempts + 1))
+            return claimed
+
+        return unit
+
+    # One message
+
+    async def _deliver(self, due: _Due) -> None:
+        outcome = await self._attempt(due)
+        await self._journal.commit(self._note(due, outcome, max(self._pause_ms(due.attempts), outcome.wait_ms)))
+
+    async def _attempt(self, due: _Due) -> Outcome:
+        channel = self._channels.get(due.channel)
+        if channel is None:
+            return Outcome("failed", f"E3004 there is no channel `{due.channel}` in the settings")
+        if due.channel in self._gone:
+            return Outcome("failed", "E3704 the receiver said it is gone; mend the channel and start again")
+        if channel.console:
+            return Outcome("sent")
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                outcome = await (self._post(channel, due) if channel.webhook is not None else self._tell(channel, due))
+        except TimeoutError:
+            return Outcome("retry", "E3704 no answer in time")
+        except Failure as failure:
+            if failure.code == "E3406":  # its message names the host, which may be part of what must not be told
+                return Outcome("failed", "E3406 the channel leads to an address that is not public; see allow_private")
+            # A missing secret or a mistyped address: an operator may mend it while we try again.
+            return Outcome("retry", f"{failure.code} {failure.message}")
+        except Exception as error:  # noqa: BLE001 - a channel's edge; the message and trace may hold the address
+            _log.error("channel %s broke: %s", channel.name, type(error).__name__)
+            return Outcome("retry", f"E3000 the channel broke: {type(error).__name__}")
+        if outcome.gone:
+            self._gone.add(channel.name)
+        return outcome
+
+    async def _post(self, channel: Channel, due: _Due) -> Outcome:
+        assert channel.webhook is not None
+        event = "approval.requested" if due.step == 0 else "approval.escalated"
+        body = orjson.dumps({"type": event, "id": due.message_id, "data": orjson.loads(due.body)})
+        return await self._webhooks.send(
+            channel.webhook.get_secret_value(),
+            body,
+            await self._secrets_of(channel),
+            due.message_id,
+            allow_private=channel.allow_private,
+        )
+
+    async def _tell(self, channel: Channel, due: _Due) -> Outcome:
+        assert channel.url is not None
+        url = channel.url.get_secret_value()
+        if SECRET in url:
+            url = url.replace(SECRET, quote((await self._secrets_of(channel))[0], safe=""))
+        if await self._services[channel.name].tell(url, *_in_words(due)):
+            return Outcome("sent")
+        return Outcome("retry", "E3704 the service did not take the message")
+
+    async def _secrets_of(self, channel: Channel) -> list[str]:
+        if channel.secret is not None:
+            texts = await self._secrets(channel.secret)
+        else:
+            assert channel.secret_file is not None
+            try:
+                texts = [await asyncio.to_thread(channel.secret_file.read_text)]
+            except (OSError, UnicodeDecodeError):
+                texts = ()
+        found = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+        if not found:
+            raise Failure("E3602", f"the secret of channel `{channel.name}` cannot be found; store it first")
+        return found
+
+    def _pause_ms(self, attempts: int) -> int:
+        """How long to wait after so many attempts: anything up to a bound that grows, so that crowds spread out."""
+        bound = min(_FIRST_PAUSE_MS * _GROWTH ** (attempts - 1), _LONGEST_PAUSE_MS)
+        return int.from_bytes(self._clock.random_bytes(4), "big") * bound >> 32
+
+    def _note(self, due: _Due, outcome: Outcome, pause_ms: int) -> Unit[None]:
+        def unit(transaction: Transaction) -> None:
+            if transaction.one("SELECT owner FROM notification WHERE id = ?", (due.id,)) != (self._owner,):
+                return  # taken over; whoever did notes what becomes of it
+            next_ms = transaction.now_ms + pause_ms
+            if outcome.result == "retry" and due.attempts < ATTEMPTS and next_ms < due.expires_ms:
+                transaction.execute(
+                    "UPDATE notification SET state = 'retry', owner = NULL, next_ms = ?, error = ? WHERE id = ?",
+                    (next_ms, outcome.error, due.id),
+                )
+            else:
+                _finish(transaction, due, "sent" if outcome.result == "sent" else "failed", outcome.error or None)
+
+        return unit
+
+
+_ACTS = {"sent": "notified", "failed": "notification_failed", "dropped": "notification_dropped"}
+
+
+def _finish(transaction: Transaction, due: _Due, state: str, error: str | None) -> None:
+    transaction.execute(
+        "UPDATE notification SET state = ?, owner = NULL, error = ? WHERE id = ?", (state, error, due.id)
+    )
+    facts: Json = {"act": _ACTS[state], "channel": due.channel, "step": due.step, "attempts": due.attempts}
+    if error is not None:
+        facts["error"] = error
+    transaction.append("approval", due.ticket, records.plain("approval", due.ticket, transaction.now_ms, **facts))
+
+
+def _in_words(due: _Due) -> tuple[str, str]:
+    """Title and text of a message for people."""
+    body: Json = orjson.loads(due.body)
+    still = "still " if due.step else ""
+    # Values come from agents; on one line each, none of them can pretend to be another.
+    facts = {name: _on_one_line(value) for name, value in body.items() if value not in ("", {}, None)}
+    text = "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in facts.items())
+    return f"Approval {still}needed: {facts.get('tool', 'a call')}", text
+
+
+def _on_one_line(value: Any) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    return " ".join(text.split())
+
+
+# Services that apprise knows
+
+
+class _Service:
+    """One apprise address, served by a thread of its own: apprise blocks."""
+
+    def __init__(self, channel: Channel, resolve: addresses.Resolve) -> None:
+        self._channel = channel
+        self._resolve = resolve
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREAD}-{channel.name}")
+        self._opened: tuple[str, Any] | None = None
+
+    async def tell(self, url: str, title: str, text: str) -> bool:
+        """Send a message; whether the service took it. E3406 when the address leads where it must not."""
+        run = asyncio.get_running_loop().run_in_executor
+        if self._opened is None or self._opened[0] != url:
+            self._opened = url, await run(self._thread, _open, url, self._channel.name)
+        apprise = self._opened[1]
+        for host in _hosts(apprise):
+            try:
+                await addresses.checked(host, allow_private=self._channel.allow_private, resolve=self._resolve)
+            except OSError:
+                pass  # not a name: some services write a topic there; what has no address leads nowhere private
+        return bool(await run(self._thread, partial(apprise.notify, text, title, "warning", "text")))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _open(url: str, name: str) -> Any:
+    """Make apprise ready for one address: nothing read from disk or kept there, no redirects, no words in the log."""
+    import apprise as library
+
+    apprise = cast("Any", library)  # its own types are incomplete
+    for logger in ("apprise", "urllib3.connectionpool", "urllib3.util.retry"):
+        logging.getLogger(logger).addFilter(_not_ours)
+    asset = apprise.AppriseAsset(
+        storage_mode="memory",
+        service_timeout=0,  # with a limit of its own it would send from a thread that is not ours
+        app_id="Interlock",
+        async_mode=False,
+        http_redirects=False,
+        pgp_autogen=False,
+        pem_autogen=False,
+    )
+    service = apprise.Apprise.instantiate(url, asset=asset)
+    if service is None:
+        raise Failure("E3004", f"the url of channel `{name}` is none that apprise understands")
+    service.redirects = False  # whatever the address says
+    opened = apprise.Apprise(asset=asset)
+    opened.add(service)
+    return opened
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    """Drop what these libraries log in our threads: it holds addresses."""
+    return not (record.threadName or "").startswith(_THREAD)
+
+
+def _hosts(apprise: Any) -> list[str]:
+    """The hosts that an address names. Services with an address of their own, such as slack://, name none."""
+    named = (service for service in apprise if any("{host}" in str(template) for template in service.templates))
+    return [host for service in named if (host := getattr(service, "smtp_host", None) or service.host)]

@@ -1,0 +1,192 @@
+"""Standing approvals: a person agrees in advance, within bounds that cannot be left open.
+
+A standing approval names one tool and a range of its versions, one caller, a pattern for every argument, a number of
+uses and an end. A call that fits uses one up, in the transaction that makes its intent durable, and cites its id. A
+call that does not fit asks for a ticket like any other.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from interlock.core.clock import iso
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.core.versions import resolve
+from interlock.store import records
+from interlock.store.journal import Transaction, Unit
+
+MAX_USES = 10_000
+MAX_DAYS = 90
+_COLUMNS = "id, tool, versions, arguments, caller, uses, used, created_ms, expires_ms, granted_by, revoked_ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One standing approval."""
+
+    id: str
+    tool: str
+    versions: str
+    arguments: Mapping[str, Any]
+    caller: str
+    uses: int
+    expires_ms: int
+    granted_by: str
+    used: int = 0
+    created_ms: int = 0
+    revoked_ms: int | None = None
+
+    def fits(self, caller: str, tool: str, version: str, arguments: Mapping[str, Any], now_ms: int) -> bool:
+        """Whether this approval covers a call."""
+        if self.revoked_ms is not None or self.used >= self.uses or now_ms >= self.expires_ms:
+            return False
+        if (self.caller, self.tool) != (caller, tool) or not _in_range(version, self.versions):
+            return False
+        # INVARIANT: an argument that the pattern does not speak of is not covered, nor is one left out that it binds.
+        binding = {name for name, pattern in self.arguments.items() if not _is_open(pattern)}
+        return binding <= arguments.keys() <= self.arguments.keys() and all(
+            _matches(self.arguments[name], value) for name, value in arguments.items()
+        )
+
+    def document(self) -> Json:
+        return {
+            "id": self.id,
+            "tool": self.tool,
+            "versions": self.versions,
+            "arguments": dict(self.arguments),
+            "caller": self.caller,
+            "uses": self.uses,
+            "used": self.used,
+            "expiresAt": iso(self.expires_ms),
+            "grantedBy": self.granted_by,
+            "revoked": self.revoked_ms is not None,
+        }
+
+
+def _in_range(version: str, versions: str) -> bool:
+    try:
+        return resolve(versions, [version]) == version
+    except Failure:
+        return False
+
+
+def _matches(pattern: Any, value: Any) -> bool:
+    if isinstance(pattern, str) and isinstance(value, str):
+        return fnmatch.fnmatchcase(value, pattern)
+    return type(pattern) is type(value) and pattern == value
+
+
+def _is_open(pattern: Any) -> bool:
+    """Whether a pattern lets any text pass, however it is written."""
+    return isinstance(pattern, str) and pattern != "" and not pattern.strip("*?")
+
+
+def grant(wish: Standing, by: Caller, approvers: frozenset[str], now_ms: int) -> Unit[Standing]:
+    """A unit that grants a standing approval; refuses whoever may not, and whatever has no bound."""
+    if by.kind != "human" or by.agent not in (None, by.id):
+        raise Failure("E3206", "only a person can agree in advance; an agent never can")
+    if wish.caller in (by.id, by.acting):
+        raise Failure("E3206", "nobody can agree in advance to their own calls")
+    if not by.groups & approvers:
+        raise Failure("E3206", f"{by.id} does not approve calls of {wish.tool}; {' or '.join(sorted(approvers))} do")
+    for fault in _unbounded(wish, now_ms):
+        raise Failure("E3004", f"a standing approval needs its bounds: {fault}")
+
+    def unit(transaction: Transaction) -> Standing:
+        values = (
+            wish.id, wish.tool, wish.versions, orjson.dumps(dict(wish.arguments)).decode(), wish.caller, wish.uses, 0,
+            transaction.now_ms, wish.expires_ms, by.acting, None,
+        )  # fmt: skip
+        transaction.execute(f"INSERT INTO standing ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", values)  # noqa: S608 - constant
+        _record(transaction, wish.id, "standing.granted", by=by.acting, **_told(wish))
+        return _load(transaction, wish.id)
+
+    return unit
+
+
+def _unbounded(wish: Standing, now_ms: int) -> list[str]:
+    """What of an approval is left open."""
+    checks = {
+        "one tool, without a wildcard": bool(wish.tool) and "*" not in wish.tool,
+        "a range of versions": bool(wish.versions) and wish.versions != "*",
+        "one caller, without a wildcard": bool(wish.caller) and "*" not in wish.caller,
+        f"between 1 and {MAX_USES} uses": 1 <= wish.uses <= MAX_USES,
+        f"an end within {MAX_DAYS} days": now_ms < wish.expires_ms <= now_ms + MAX_DAYS * 86_400_000,
+        "a pattern that says more than anything goes": not wish.arguments
+        or not all(_is_open(pattern) for pattern in wish.arguments.values()),
+    }
+    return [what for what, holds in checks.items() if not holds]
+
+
+def find(
+    read: Callable[[str, Sequence[Any]], list[Any]],
+    *,
+    caller: str,
+    tool: str,
+    version: str,
+    arguments: Mapping[str, Any],
+    now_ms: int,
+) -> Standing | None:
+    """The standing approval that covers a call, the one that ends first if there are several."""
+    rows = read(f"SELECT {_COLUMNS} FROM standing WHERE tool = ? ORDER BY expires_ms", (tool,))  # noqa: S608 - constant
+    fitting = (one for one in map(_standing, rows) if one.fits(caller, tool, version, arguments, now_ms))
+    return next(fitting, None)
+
+
+def use(transaction: Transaction, standing: Standing, call: str) -> None:
+    """Use one up inside the transaction that makes the call's intent durable. E3410 when it is gone by now."""
+    taken = transaction.execute(
+        "UPDATE standing SET used = used + 1 WHERE id = ? AND used < uses AND expires_ms > ? AND revoked_ms IS NULL",
+        (standing.id, transaction.now_ms),
+    )
+    if taken.rowcount != 1:
+        raise Failure("E3410", f"the standing approval {standing.id} was used up meanwhile", retry_after_ms=10)
+    _record(transaction, standing.id, "standing.used", used_by=call)
+
+
+def revoke(standing_id: str, by: Caller) -> Unit[Standing]:
+    """A unit that ends a standing approval now."""
+
+    def unit(transaction: Transaction) -> Standing:
+        found = _load(transaction, standing_id)
+        if by.kind != "human":
+            raise Failure("E3206", "only a person can take an approval back")
+        if found.revoked_ms is None:
+            transaction.execute("UPDATE standing SET revoked_ms = ? WHERE id = ?", (transaction.now_ms, found.id))
+            _record(transaction, found.id, "standing.revoked", by=by.acting)
+        return _load(transaction, found.id)
+
+    return unit
+
+
+def listing(read: Callable[[str, Sequence[Any]], list[Any]]) -> list[Standing]:
+    return [_standing(row) for row in read(f"SELECT {_COLUMNS} FROM standing ORDER BY created_ms", ())]  # noqa: S608 - constant
+
+
+def _load(transaction: Transaction, standing_id: str) -> Standing:
+    row = transaction.one(f"SELECT {_COLUMNS} FROM standing WHERE id = ?", (standing_id,))  # noqa: S608 - constant
+    if row is None:
+        raise Failure("E3702", f"no standing approval `{standing_id}`")
+    return _standing(row)
+
+
+def _standing(row: Sequence[Any]) -> Standing:
+    values: Json = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    return Standing(**{**values, "arguments": orjson.loads(values["arguments"])})
+
+
+def _told(wish: Standing) -> Json:
+    return {
+        name: value for name, value in wish.document().items() if name not in ("id", "used", "revoked", "arguments")
+    }
+
+
+def _record(transaction: Transaction, ref: str, act: str, **facts: Any) -> None:
+    transaction.append("approval", ref, records.plain("approval", ref, transaction.now_ms, act=act, **facts))

@@ -1,0 +1,511 @@
+"""Tickets: calls that wait for a person, and what became of them.
+
+    PENDING ─► APPROVED ─► USED            a person agreed, and the call ran, once
+       │          ├─────► LAPSED           agreed, but nobody ran it before it expired
+       │          └─────► VOID             agreed, but something else is asked for now, or it may not run any more
+       ├─────► DENIED                      a person said no
+       ├─────► AUTO_DENIED                 nobody said anything in time
+       └─────► VOID                        what was asked for is not what is asked for now
+
+A ticket is bound to one caller, one tool version, one digest of the input that the reviewer saw, one policy and one
+expiry. It is used at most once, in the very transaction that makes the call's intent durable.
+
+Everything here is a *unit*, or a piece of one, of the journal: it runs inside a transaction whose clock is the store's.
+Expiry needs no timer to hold: a ticket whose time has passed is never used or resolved, whoever looks first marks it.
+`sweep` does the rest of what time brings: marks, escalations, and the closing records of calls that will not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import orjson
+
+from interlock.core.clock import iso, new_id
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.manifest import Approval
+from interlock.core.schema import Json
+from interlock.store import records
+from interlock.store.journal import Transaction, Unit
+
+TicketState = Literal["PENDING", "APPROVED", "USED", "DENIED", "AUTO_DENIED", "LAPSED", "VOID"]
+Channels = Callable[[str], Sequence[str]]
+
+_OPEN = ("PENDING", "APPROVED")
+_SHORTEST = 4  # characters of an id that may stand for it
+_REJECTED = ("DENIED", "AUTO_DENIED", "LAPSED")
+_COLUMNS = (
+    "id, call, scope, tool, version, operation, tenant, caller, requester, digest, policy, reason, state, step, chain,"
+    " params, preview, head, sealed, created_ms, expires_ms, resolved_ms, resolved_by, comment, edited"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A group of approvers and when, counted from the ticket's creation, it is told."""
+
+    group: str
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """One ticket as it is stored."""
+
+    id: str
+    call: str
+    scope: bytes
+    tool: str
+    version: str
+    operation: str
+    tenant: str
+    caller: str
+    requester: str
+    digest: str
+    policy: str
+    reason: str
+    chain: tuple[Step, ...]
+    params: Json
+    preview: Json
+    head: Json
+    sealed: bytes | None
+    expires_ms: int
+    created_ms: int = 0
+    state: TicketState = "PENDING"
+    step: int = 0
+    resolved_ms: int | None = None
+    resolved_by: str | None = None
+    comment: str | None = None
+    edited: bytes | None = None
+
+    @property
+    def ref(self) -> str:
+        return f"{self.tool}@{self.version}"
+
+    @property
+    def rejected(self) -> bool:
+        return self.state in _REJECTED
+
+    @property
+    def approvers(self) -> tuple[str, ...]:
+        """The groups that were told so far: only their members may resolve it."""
+        return tuple(step.group for step in self.chain[: self.step + 1])
+
+    def same_wish(self, other: Ticket) -> bool:
+        """Whether two tickets ask for exactly the same."""
+        return (self.caller, self.requester, self.version, self.digest, self.policy) == (
+            other.caller, other.requester, other.version, other.digest, other.policy,
+        )  # fmt: skip
+
+    def pending(self) -> Json:
+        """What the caller is told while a person decides."""
+        return {
+            "code": "APPROVAL_REQUIRED",
+            "ticketId": self.id,
+            "pollEndpoint": f"/v1/approvals/{self.id}",
+            "expiresAt": iso(self.expires_ms),
+            "status": self.state,
+            "reason": self.reason,
+        }
+
+    def document(self) -> Json:
+        """The ticket for people and programs. Holds nothing that had to be sealed."""
+        return {
+            "id": self.id,
+            "invocation_id": self.call,
+            "toolId": self.tool,
+            "version": self.version,
+            "operation": self.operation,
+            "params": self.params,
+            "preview": self.preview,
+            "reason": self.reason,
+            "callerId": self.caller,
+            "requestedBy": self.requester,
+            "requestedAt": iso(self.created_ms),
+            "expiresAt": iso(self.expires_ms),
+            "escalationChain": [
+                {"group": step.group, "at": iso(self.created_ms + step.after_ms), "notified": place <= self.step}
+                for place, step in enumerate(self.chain)
+            ],
+            "status": self.state,
+            "resolvedBy": self.resolved_by,
+            "resolvedAt": None if self.resolved_ms is None else iso(self.resolved_ms),
+            "comment": self.comment,
+            "user_modified": self.edited is not None,
+            "input_digest": self.digest,
+            "policy": self.policy,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something time brought about, for whoever listens."""
+
+    event: Literal["APPROVAL_ESCALATED", "APPROVAL_AUTO_DENIED", "APPROVAL_LAPSED"]
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Somebody tried to resolve a ticket who may not. It is on record."""
+
+    failure: Failure
+
+
+def chain_of(approval: Approval) -> tuple[Step, ...]:
+    """When each group is told: at the time its step names, else at its share of a fraction of the timeout."""
+    length = len(approval.chain)
+    share_ms = approval.escalation_fraction * approval.timeout_seconds * 1000 / length
+    return tuple(
+        Step(step.group, round(share_ms * place) if step.after_seconds is None else step.after_seconds * 1000)
+        for place, step in enumerate(approval.chain)
+    )
+
+
+# Asking
+
+
+def ask(wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most: int = 100) -> Unit[Ticket | None]:
+    """A unit that finds the ticket this call has already, or opens one; a wish with nothing sealed in it only looks.
+
+    It expires after the timeout, or at the wish's own expiry (its caller's authority ends then) if that comes first.
+    Without a key of the caller's, a ticket that has come to its end is not this call's any more. Nobody has more than
+    `most` calls waiting: reviewers are people.
+    """
+
+    def unit(transaction: Transaction) -> Ticket | None:
+        if wish.sealed is not None:
+            _refuse_crowd(transaction, wish, most)
+        found = latest(transaction, wish.scope)
+        if found is not None:
+            found = _aged(transaction, found)
+        if found is not None and found.state in _OPEN:
+            if found.same_wish(wish):
+                return found
+            if wish.sealed is None:
+                return None
+            _move(transaction, found, "VOID", act="voided", why="something else is asked for now")
+            if found.call != wish.call:
+                _close(transaction, found, "what was asked for changed before it ran")
+        elif found is not None and keyed and _still_answers(transaction, found, wish):
+            return found
+        if wish.sealed is None:
+            return None
+        now = transaction.now_ms
+        expires_ms = min(now + timeout_ms, wish.expires_ms)
+        return _open(transaction, replace(wish, created_ms=now, expires_ms=expires_ms), channels)
+
+    return unit
+
+
+def _refuse_crowd(transaction: Transaction, wish: Ticket, most: int) -> None:
+    waiting: int = transaction.one(
+        "SELECT COUNT(*) FROM ticket WHERE state = 'PENDING' AND requester = ? AND expires_ms > ? AND scope != ?",
+        (wish.requester, transaction.now_ms, wish.scope),
+    )[0]
+    if waiting >= most:
+        raise Failure("E3003", f"{waiting} calls of {wish.requester} wait for a person already", retry_after_ms=60_000)
+
+
+def _still_answers(transaction: Transaction, ended: Ticket, wish: Ticket) -> bool:
+    """Whether a ticket that has ended says what becomes of a call that is sent again under its key."""
+    if ended.state == "USED":
+        # What came of it is under the key; once the key is free again, a call under it is a new one.
+        return is_taken(transaction, ended.scope)
+    return ended.state != "VOID" and ended.digest == wish.digest
+
+
+def is_taken(transaction: Transaction, scope: bytes) -> bool:
+    """Whether a call was made under its key, and the key still says what came of it."""
+    row = transaction.one("SELECT state, expires_ms FROM reservation WHERE scope = ?", (scope,))
+    return row is not None and not (row[0] == "done" and row[1] <= transaction.now_ms)
+
+
+def latest(transaction: Transaction, scope: bytes) -> Ticket | None:
+    """The newest ticket of a call."""
+    row = transaction.one(
+        f"SELECT {_COLUMNS} FROM ticket WHERE scope = ? ORDER BY rowid DESC LIMIT 1",  # noqa: S608 - constant
+        (scope,),
+    )
+    return None if row is None else _ticket(row)
+
+
+def load(transaction: Transaction, ticket_id: str) -> Ticket:
+    """The ticket of this id, or the only one whose id begins or ends so. E3702 when there is none, or several."""
+    row = transaction.one(f"SELECT {_COLUMNS} FROM ticket WHERE id = ?", (ticket_id,))  # noqa: S608 - constant
+    if row is not None:
+        return _ticket(row)
+    part = ticket_id.strip("#…. ").upper().removeprefix("APR_")
+    # INVARIANT: among all tickets there are. Were it only among those that wait, a piece of an id might by then mean
+    # another ticket than the one its reader saw.
+    rows = [] if len(part) < _SHORTEST else transaction.execute(
+        f"SELECT {_COLUMNS} FROM ticket WHERE substr(id, 5, ?) = ? OR substr(id, ?) = ? LIMIT 2",  # noqa: S608 - constant
+        (len(part), part, -len(part), part),
+    ).fetchall()  # fmt: skip
+    if len(rows) != 1:
+        what = "more than one ticket begins or ends with" if rows else "no ticket has the id"
+        raise Failure("E3702", f"{what} `{ticket_id}`; see interlock approvals list")
+    return _ticket(rows[0])
+
+
+def listing(read: Callable[[str, Sequence[Any]], list[Any]], *, every: bool = False) -> list[Ticket]:
+    """Tickets that wait, oldest first; or all there are, newest first."""
+    which = "ORDER BY created_ms DESC LIMIT 500" if every else "WHERE state = 'PENDING' ORDER BY created_ms"
+    return [_ticket(row) for row in read(f"SELECT {_COLUMNS} FROM ticket {which}", ())]  # noqa: S608 - constant
+
+
+def approved(read: Callable[[str, Sequence[Any]], list[Any]]) -> list[Ticket]:
+    """Tickets that were approved and not used yet."""
+    return [_ticket(row) for row in read(f"SELECT {_COLUMNS} FROM ticket WHERE state = 'APPROVED'", ())]  # noqa: S608 - constant
+
+
+def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
+    values = (
+        wish.id, wish.call, wish.scope, wish.tool, wish.version, wish.operation, wish.tenant, wish.caller,
+        wish.requester, wish.digest, wish.policy, wish.reason, "PENDING", 0,
+        _json([[step.group, step.after_ms] for step in wish.chain]), _json(wish.params), _json(wish.preview),
+        _json(wish.head), wish.sealed, wish.created_ms, wish.expires_ms, None, None, None, None,
+    )  # fmt: skip
+    marks = ", ".join("?" * len(values))
+    transaction.execute(f"INSERT INTO ticket ({_COLUMNS}) VALUES ({marks})", values)  # noqa: S608 - constant
+    ticket = load(transaction, wish.id)
+    pending = {**wish.head, "kind": "pending", "timestamp": iso(wish.created_ms), "approvalTicketId": wish.id}
+    pending |= {"states": [*wish.head.get("states", ()), "awaiting_approval"], "authDecision": "REQUIRES_APPROVAL"}
+    transaction.append("pending", wish.call, records.encode(pending))
+    _tell(transaction, ticket, channels)
+    return ticket
+
+
+def _tell(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
+    """Put word for the current step's approvers where the courier finds it: once per step and channel."""
+    group = ticket.chain[ticket.step].group
+    body = {
+        "ticket": ticket.id, "group": group, "step": ticket.step, "tool": ticket.ref, "caller": ticket.caller,
+        "requester": ticket.requester, "reason": ticket.reason, "params": ticket.params,
+        "impact": ticket.preview.get("impact", ""), "expires_at": iso(ticket.expires_ms),
+    }  # fmt: skip
+    for channel in channels(group):
+        transaction.execute(
+            "INSERT OR IGNORE INTO notification (id, ticket, step, channel, body, state, attempts, next_ms, owner,"
+            " error) VALUES (?, ?, ?, ?, ?, 'due', 0, ?, NULL, NULL)",
+            (f"{ticket.id}.{ticket.step}.{channel}", ticket.id, ticket.step, channel, _json(body), transaction.now_ms),
+        )
+
+
+# Deciding
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """An input as a reviewer wants it: whole, but sealed, and as it may be shown."""
+
+    sealed: bytes
+    digest: str
+    shown: Json
+
+
+def consider(ticket_id: str, by: Caller) -> Unit[Ticket | Refused]:
+    """A unit that hands a ticket to a person to decide on. Whoever may not is refused, and that is on record too."""
+
+    def unit(transaction: Transaction) -> Ticket | Refused:
+        ticket = _aged(transaction, load(transaction, ticket_id))
+        failure = _may_not(ticket, by)
+        if failure is None:
+            return ticket
+        _record(transaction, ticket, "refused", by=by.acting, why=failure.message)
+        return Refused(failure)
+
+    return unit
+
+
+def resolve(
+    ticket_id: str, by: Caller, *, approve: bool, comment: str, edit: Edit | None = None
+) -> Unit[Ticket | Refused]:
+    """A unit in which a person says yes or no."""
+
+    def unit(transaction: Transaction) -> Ticket | Refused:
+        ticket = consider(ticket_id, by)(transaction)
+        if isinstance(ticket, Refused):
+            return ticket
+        state: TicketState = "APPROVED" if approve else "DENIED"
+        facts: Json = {"by": by.acting, "comment": comment, "digest": ticket.digest}
+        if edit is not None:
+            facts |= {"user_modified": True, "edited": edit.shown, "editedDigest": edit.digest}
+        transaction.execute(
+            "UPDATE ticket SET resolved_ms = ?, resolved_by = ?, comment = ?, edited = ? WHERE id = ?",
+            (transaction.now_ms, by.acting, comment, None if edit is None else edit.sealed, ticket.id),
+        )
+        _move(transaction, ticket, state, act=state.lower(), **facts)
+        if not approve:
+            _close(transaction, ticket, f"{by.acting} said no")
+        return load(transaction, ticket.id)
+
+    return unit
+
+
+def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
+    # INVARIANT: only a person in a group that was told may decide, and never whoever asked.
+    if by.kind != "human" or by.agent not in (None, by.id):
+        return Failure("E3206", "only a person can decide on a ticket; an agent never can")
+    if by.tenant not in (ticket.tenant, "local"):
+        return Failure("E3206", f"the ticket belongs to {ticket.tenant}, and {by.id} does not")
+    if ticket.requester in (by.id, by.acting):
+        return Failure("E3206", f"{by.id} asked for this call, so somebody else must decide on it")
+    if not by.groups.intersection(ticket.approvers):
+        groups = " or ".join(ticket.approvers)
+        return Failure("E3206", f"{by.id} is not among those who were asked; a member of {groups} can decide")
+    if ticket.state == "PENDING":
+        return None
+    when = "" if ticket.resolved_ms is None else f" at {iso(ticket.resolved_ms)}"
+    words = {"AUTO_DENIED": "nobody decided in time, so it was denied", "VOID": "it is void: the call was changed"}
+    told = words.get(ticket.state, f"it is {ticket.state} already")
+    return Failure("E3411", f"ticket {ticket.id} cannot be decided on any more: {told}{when}")
+
+
+# Using
+
+
+def use(transaction: Transaction, wish: Ticket, call: str) -> None:
+    """Use up an approval inside the transaction that makes the call's intent durable. Raises when there is none."""
+    ticket = load(transaction, wish.id)
+    # INVARIANT: an approval is used once, before it expires, for exactly what was approved.
+    if ticket.state != "APPROVED" or transaction.now_ms >= ticket.expires_ms or not ticket.same_wish(wish):
+        raise rejection(_as_aged(transaction, ticket)) or Failure(
+            "E3410", f"ticket {ticket.id} is {ticket.state}; ask again", retry_after_ms=10
+        )
+    _move(transaction, ticket, "USED", act="used", used_by=call)
+
+
+def give_up(ticket_id: str, failure: Failure) -> Unit[None]:
+    """A unit that voids an approval whose call was refused for good when it was gone on with."""
+
+    def unit(transaction: Transaction) -> None:
+        ticket = _aged(transaction, load(transaction, ticket_id))
+        if ticket.state != "APPROVED":
+            return
+        _move(transaction, ticket, "VOID", act="voided", why=f"{failure.code} {failure.message}")
+        if transaction.one("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed'", (ticket.call,)) is None:
+            _close(transaction, ticket, failure.message)
+
+    return unit
+
+
+def rejection(ticket: Ticket) -> Failure | None:
+    """What a caller whose ticket ended without a yes is told."""
+    if not ticket.rejected:
+        return None
+    why = {
+        "DENIED": f"{ticket.resolved_by} said no" + (f": {ticket.comment}" if ticket.comment else ""),
+        "AUTO_DENIED": f"nobody decided before {iso(ticket.expires_ms)}",
+        "LAPSED": f"it was approved, but not run before {iso(ticket.expires_ms)}",
+    }[ticket.state]
+    details = {"ticketId": ticket.id, "status": ticket.state, "invocation_id": ticket.call}
+    return Failure("E3209", f"{ticket.ref} was not approved: {why}", details=details)
+
+
+# Time
+
+
+def sweep(channels: Channels) -> Unit[list[Happening]]:
+    """A unit that does what time has made due: expiry first, then escalation, each step once."""
+
+    def unit(transaction: Transaction) -> list[Happening]:
+        rows = transaction.execute(
+            f"SELECT {_COLUMNS} FROM ticket WHERE state IN ('PENDING', 'APPROVED') ORDER BY created_ms"  # noqa: S608 - constant
+        ).fetchall()
+        happened: list[Happening] = []
+        for ticket in map(_ticket, rows):
+            aged = _aged(transaction, ticket)
+            if aged.state != ticket.state:
+                event = "APPROVAL_AUTO_DENIED" if aged.state == "AUTO_DENIED" else "APPROVAL_LAPSED"
+                happened.append(Happening(event, aged))
+                continue
+            while ticket.state == "PENDING" and _next_step_due(ticket, transaction.now_ms):
+                ticket = _escalated(transaction, ticket, channels)
+                happened.append(Happening("APPROVAL_ESCALATED", ticket))
+        return happened
+
+    return unit
+
+
+def _next_step_due(ticket: Ticket, now_ms: int) -> bool:
+    following = ticket.step + 1
+    return following < len(ticket.chain) and now_ms > ticket.created_ms + ticket.chain[following].after_ms
+
+
+def _escalated(transaction: Transaction, ticket: Ticket, channels: Channels) -> Ticket:
+    transaction.execute("UPDATE ticket SET step = step + 1 WHERE id = ?", (ticket.id,))
+    further = load(transaction, ticket.id)
+    _record(transaction, further, "escalated", step=further.step, group=further.chain[further.step].group)
+    _tell(transaction, further, channels)
+    return further
+
+
+def _as_aged(transaction: Transaction, ticket: Ticket) -> Ticket:
+    """The ticket as time has made it, without writing that down."""
+    if ticket.state not in _OPEN or transaction.now_ms < ticket.expires_ms:
+        return ticket
+    return replace(ticket, state="AUTO_DENIED" if ticket.state == "PENDING" else "LAPSED")
+
+
+def _aged(transaction: Transaction, ticket: Ticket) -> Ticket:
+    """The ticket as time has made it, written down."""
+    aged = _as_aged(transaction, ticket)
+    if aged.state == ticket.state:
+        return ticket
+    _move(transaction, ticket, aged.state, act=aged.state.lower())
+    _close(transaction, ticket, "nobody decided in time" if aged.state == "AUTO_DENIED" else "it was not run in time")
+    return load(transaction, ticket.id)
+
+
+# Pieces
+
+
+def _move(transaction: Transaction, ticket: Ticket, state: TicketState, *, act: str, **facts: Any) -> None:
+    # What was sealed is needed no more; that the input was edited is still told.
+    wipe = ", sealed = NULL, edited = CASE WHEN edited IS NULL THEN NULL ELSE x'' END"
+    keep = "" if state in _OPEN else wipe
+    moved = transaction.execute(
+        f"UPDATE ticket SET state = ?{keep} WHERE id = ? AND state = ?",  # noqa: S608 - constant
+        (state, ticket.id, ticket.state),
+    )
+    assert moved.rowcount == 1
+    _record(transaction, ticket, act, **facts)
+
+
+def _record(transaction: Transaction, ticket: Ticket, act: str, **facts: Any) -> None:
+    body = records.plain(
+        "approval", ticket.call, transaction.now_ms, act=act, approvalTicketId=ticket.id, toolId=ticket.tool,
+        version=ticket.version, callerId=ticket.caller, agentId=ticket.head.get("agentId"), **facts,
+    )  # fmt: skip
+    transaction.append("approval", ticket.call, body)
+
+
+def _close(transaction: Transaction, ticket: Ticket, why: str) -> None:
+    """The closing record of a call that will not run."""
+    body = {
+        **ticket.head, "kind": "closed", "timestamp": iso(transaction.now_ms), "approvalTicketId": ticket.id,
+        "authDecision": "DENY", "status": "ERROR", "errorCode": "AUTHORIZATION_DENIED", "error_code": "E3209",
+        "error_class": "approval_rejected", "states": [*ticket.head.get("states", ()), "awaiting_approval", "denied"],
+        "source": "synthetic", "outputSummary": None, "sideEffects": [], "reason": why,
+    }  # fmt: skip
+    transaction.append("closed", ticket.call, records.encode(body))
+
+
+def ticket_id(now_ms: int, random: bytes) -> str:
+    """A fresh ticket id: short to say, in order of time."""
+    return f"apr_{new_id(now_ms, random)}"
+
+
+def _ticket(row: Sequence[Any]) -> Ticket:
+    values: Json = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    chain = cast("list[tuple[str, int]]", orjson.loads(values.pop("chain")))
+    documents = {name: orjson.loads(values.pop(name)) for name in ("params", "preview", "head")}
+    return Ticket(**values, **documents, chain=tuple(Step(group, after_ms) for group, after_ms in chain))
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()

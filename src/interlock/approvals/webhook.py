@@ -1,0 +1,187 @@
+"""Signed webhooks, in the form of Standard Webhooks, so that receivers can use a library they may already have.
+
+A request carries three headers:
+
+    webhook-id          the same for every attempt: whoever has seen it already may forget it
+    webhook-timestamp   when this attempt was sent, in seconds
+    webhook-signature   v1,base64(HMAC-SHA256(secret, id.timestamp.body)), one per valid secret, separated by spaces
+
+The timestamp is signed, so an old request cannot be sent again later; several signatures let a secret be changed
+without losing a request. Requests are made on httpcore itself and not on a client above it: those log addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import email.utils
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.store import addresses
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpcore
+
+TOLERANCE_S = 300
+TIMEOUT_S = 10.0
+READ_AT_MOST = 4096
+DRAIN_S = 1.0
+LONGEST_PAUSE_S = 24 * 3600
+_PREFIX = "whsec_"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one attempt. `gone`: the receiver wants no more; `wait_ms`: not sooner, it says."""
+
+    result: Literal["sent", "retry", "failed"]
+    error: str = ""
+    wait_ms: int = 0
+    gone: bool = False
+
+
+def read_secret(text: str) -> bytes:
+    """The key in a secret such as `whsec_…`: base64 of 24 to 64 bytes."""
+    try:
+        key = base64.b64decode(text.strip().removeprefix(_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not 24 <= len(key) <= 64:
+        raise Failure("E3604", "a webhook's secret is `whsec_` and the base64 of 24 to 64 random bytes")
+    return key
+
+
+def sign(secrets: Sequence[str], message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+    """The three headers of a message."""
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": " ".join(
+            _signature(read_secret(secret), message_id, timestamp_s, body) for secret in secrets
+        ),
+    }
+
+
+def verify(headers: Mapping[str, str], body: bytes, secret: str, now_s: float) -> None:
+    """For receivers: a Failure (E3201, E3202, E3203) unless this secret signed this body within five minutes."""
+    given = {name.lower(): value for name, value in headers.items()}
+    try:
+        message_id, timestamp = given["webhook-id"], int(given["webhook-timestamp"])
+        signatures = given["webhook-signature"].split()
+    except (KeyError, ValueError):
+        raise Failure("E3203", "the webhook has no id, timestamp and signature that can be read") from None
+    if abs(now_s - timestamp) > TOLERANCE_S:
+        raise Failure("E3201", "the webhook was sent too long ago, or the clocks differ")
+    expected = _signature(read_secret(secret), message_id, timestamp, body).encode()
+    # Every signature is compared, in constant time: how long it takes says nothing about which came near.
+    matches = [hmac.compare_digest(expected, signature.encode()) for signature in signatures]
+    if not any(matches):
+        raise Failure("E3202", "the webhook was not signed with this secret, or was changed on the way")
+
+
+def _signature(key: bytes, message_id: str, timestamp_s: int, body: bytes) -> str:
+    content = f"{message_id}.{timestamp_s}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
+
+
+class Webhooks:
+    """Sends signed requests over pooled connections, one pool for public receivers and one for private ones."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        resolve: addresses.Resolve = addresses.resolve_by_system,
+        dial: httpcore.AsyncNetworkBackend | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._clock = clock
+        self._resolve = resolve
+        self._dial = dial
+        self._ssl_context = ssl_context
+        self._pools: dict[bool, httpcore.AsyncConnectionPool] = {}
+
+    async def send(
+        self, url: str, body: bytes, secrets: Sequence[str], message_id: str, *, allow_private: bool = False
+    ) -> Outcome:
+        """Send once. Raises E3406 when the receiver's address is not allowed; whatever else happens is an outcome."""
+        import httpcore
+
+        headers = sign(secrets, message_id, self._clock.now_ms() // 1000, body)
+        headers |= {"content-type": "application/json", "user-agent": "interlock"}
+        limits = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
+        pool = self._pool(allow_private=allow_private)
+        try:
+            async with pool.stream(
+                "POST", url, headers=list(headers.items()), content=body, extensions={"timeout": limits}
+            ) as response:
+                outcome = self._outcome(response)
+                await _drain(response)
+                return outcome
+        except httpcore.TimeoutException:
+            return Outcome("retry", "E3704 the receiver did not answer in time")
+        except (httpcore.NetworkError, httpcore.ProtocolError):
+            return Outcome("retry", "E3704 the receiver cannot be reached")
+
+    def _outcome(self, response: httpcore.Response) -> Outcome:
+        status = response.status
+        if 200 <= status < 300:
+            return Outcome("sent")
+        error = f"E3704 the receiver answered {status}"
+        if status == 429 or status >= 500:
+            return Outcome("retry", error, wait_ms=self._pause_ms(response))
+        if 300 <= status < 400:
+            error += "; redirects are not followed, use the address it redirects to"
+        return Outcome("failed", error, gone=status == 410)
+
+    def _pause_ms(self, response: httpcore.Response) -> int:
+        """How long the receiver asks to be left alone: seconds or a date."""
+        given = _header(response, b"retry-after")
+        if given.isascii() and given.isdecimal():
+            return min(int(given[:9]), LONGEST_PAUSE_S) * 1000
+        try:
+            until_ms = int(email.utils.parsedate_to_datetime(given).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            return 0
+        return min(max(until_ms - self._clock.now_ms(), 0), LONGEST_PAUSE_S * 1000)
+
+    def _pool(self, *, allow_private: bool) -> httpcore.AsyncConnectionPool:
+        if allow_private not in self._pools:
+            self._pools[allow_private] = addresses.connection_pool(
+                allow_private=allow_private, resolve=self._resolve, dial=self._dial, ssl_context=self._ssl_context
+            )
+        return self._pools[allow_private]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            await pool.aclose()
+
+
+async def _drain(response: httpcore.Response) -> None:
+    """Read a short answer to its end, so that the connection can be used again; let go of a long or slow one."""
+    import httpcore
+
+    read = 0
+    try:
+        async with asyncio.timeout(DRAIN_S):
+            async for part in response.aiter_stream():
+                read += len(part)
+                if read > READ_AT_MOST:
+                    break
+    except (TimeoutError, httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError):
+        pass  # the status has been given; what follows it does not matter
+
+
+def _header(response: httpcore.Response, wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in response.headers if name.lower() == wanted), "")

@@ -1,0 +1,72 @@
+"""Permission decisions, read from the ledger: what was decided about a call, by whom, and why.
+
+A call's records say all there is to say about its permission, so nothing is stored twice: a `pending` record is a check
+that ended with a question to a person, a `closed` record the last check of its call. What a reviewer changed or said is
+in the ticket's `approval` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from interlock.core.canonical import digest
+from interlock.core.errors import CODES, ErrorClass
+from interlock.core.schema import Json
+
+_BEHAVIOR = {"ALLOW": "allow", "DENY": "deny", "REQUIRES_APPROVAL": "ask"}
+_DENIALS = frozenset(
+    {ErrorClass.PERMISSION_DENIED, ErrorClass.POLICY_BLOCKED, ErrorClass.HOOK_BLOCKED, ErrorClass.APPROVAL_REJECTED}
+)
+
+
+def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
+    """The tool_permission_decision of a pending or closed record; None for a call that ended before it was judged.
+
+    `approvals` are `approval` records, of which those of the call's own ticket are read.
+    """
+    behavior, source, reason = _judged(record)
+    if behavior is None:
+        return None
+    ticket = record.get("approvalTicketId")
+    agreed: Json = {}
+    if ticket is not None and record["kind"] == "closed":
+        for one in approvals:
+            if one.get("approvalTicketId") == ticket and one["act"] in ("approved", "denied"):
+                agreed = one
+    decision: Json = record.get("decision") or {}
+    return {
+        "schema_version": "0.2.0",
+        "decision_id": f"dec_{digest(record)[:32]}",
+        "invocation_id": record["call"],
+        "behavior": behavior,
+        "mode": "dry_run" if record.get("operation") == "preview" else "enforce",
+        "source": source,
+        "reason": reason,
+        "rule_refs": list(record.get("rules") or ()),
+        "policy_refs": [record["policy"]] if record.get("policy") else [],
+        "updated_input": agreed.get("edited"),
+        "user_modified": bool(agreed.get("user_modified")),
+        "suggested_updates": [],
+        "pending_classifier_check": False,
+        "blocked_path": None,
+        "content_blocks": [],
+        "accept_feedback": agreed.get("comment") or None,
+        "decided_at": record["timestamp"],
+        "expires_at": decision.get("expires_at"),
+    }
+
+
+def _judged(record: Json) -> tuple[str | None, str, str]:
+    """How a check ended, who said so, and why."""
+    decision: Json = record.get("decision") or {}
+    source, reason = decision.get("source", "policy"), decision.get("reason", "")
+    behavior = _BEHAVIOR.get(record.get("authDecision") or "")
+    error = record.get("error_class")
+    if error == ErrorClass.APPROVAL_REJECTED:
+        return "deny", "approval", record.get("reason") or CODES[record["error_code"]].title
+    if error in _DENIALS and "execute" not in record.get("phases", ()):
+        said = behavior == "deny"
+        return "deny", source if said else "gateway", reason if said else CODES[record["error_code"]].title
+    if behavior == "ask" and record["kind"] == "closed" and record.get("approvalTicketId") is not None:
+        return "allow", "approval", reason
+    return behavior, source, reason

@@ -1,0 +1,270 @@
+"""Budgets: what calls may cost together, kept whoever calls at the same time.
+
+Theory of operation. A budget's row says what is *spent* and what is *held*. Before a call runs, its estimate is held in
+every budget that covers it, in one transaction in which there is room in all of them or nothing is written; so calls
+that run side by side cannot share the same room. When the call ends, the hold goes and the actual cost is spent, more
+or less than the estimate. A call that nobody gave an estimate for holds nothing, and is refused once a budget is used
+up.
+
+    hold:    spent + held + estimate <= limit, for every budget ──► held += estimate
+    settle:  held -= estimate, spent += actual                  ──► the budgets that are overrun now
+
+A process that dies leaves its holds behind. Where a call had written its intent, it may have run and what it held
+counts as spent; where it had not, it did not run and the hold is released.
+
+INVARIANT: `held` of a budget is the sum of its holds, and as long as estimates hold, spent + held <= limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from interlock.core.allowances import MAX_AMOUNT, MILLION, Budget, millionths
+from interlock.core.context import Caller
+from interlock.core.cost import TASK_PARTS, Cost
+from interlock.core.errors import Failure
+from interlock.store import records
+from interlock.store.journal import Transaction, Unit
+
+EVICT_AT_ONCE = 1000
+# How long a budget without a period outlives the last call of its task or session.
+IDLE_MS = 90 * 86_400_000
+
+Read = Callable[[str, Sequence[Any]], list[Any]]
+
+
+class Allowance(NamedTuple):
+    """A budget as it applies to one call. A limit per call needs no row, so it has no key."""
+
+    key: str | None
+    limit: int
+    until_ms: int | None
+    name: str
+
+
+class Overrun(NamedTuple):
+    """A budget of which more is spent than it allows."""
+
+    name: str
+    limit: int
+    spent: int
+
+    def document(self) -> dict[str, Any]:
+        return {"budget": self.name, "limit": self.limit / MILLION, "spent": self.spent / MILLION}
+
+
+def budget_keys(
+    budgets: Sequence[Budget], *, caller: Caller, session: str, task: str, tool: str, now_ms: int
+) -> tuple[Allowance, ...]:
+    """Every budget that covers a call. Where rules share a row, the lowest limit counts."""
+    # INVARIANT: sessions and tasks are named by callers; whatever name they choose, they stay in their tenant.
+    subjects: dict[str, tuple[str, ...]] = {
+        "call": (),
+        "task": (caller.tenant, task),
+        "session": (caller.tenant, caller.id, session),
+        "tenant": (caller.tenant,),
+        "caller": (caller.tenant, caller.id),
+    }
+    found: dict[str, Allowance] = {}
+    for budget in budgets:
+        if not budget.covers(tool):
+            continue
+        start_ms, until_ms = _period(budget, now_ms)
+        subject = subjects[budget.per]
+        key = orjson.dumps([budget.per, budget.tools, budget.period_s, start_ms, *subject]).decode()
+        limit = millionths(budget.limit)
+        if key not in found or limit < found[key].limit:
+            found[key] = Allowance(key if subject else None, limit, until_ms, budget.name)
+    return tuple(found.values())
+
+
+def _period(budget: Budget, now_ms: int) -> tuple[int, int | None]:
+    """When the present period of a budget began and when its row may go."""
+    if budget.period_s is not None:
+        start_ms = now_ms - now_ms % (budget.period_s * 1000)
+        return start_ms, start_ms + budget.period_s * 1000
+    return 0, now_ms + IDLE_MS if budget.per in ("task", "session") else None
+
+
+def check(transaction: Transaction, allowances: Sequence[Allowance], amount: int) -> None:
+    """Refuse (E3210) what would exceed a budget, and everything once one is used up. Writes nothing."""
+    for allowance in allowances:
+        spent, held = 0, 0
+        if allowance.key is not None:
+            row = transaction.one("SELECT spent, held FROM spend WHERE budget = ?", (allowance.key,))
+            spent, held = row or (0, 0)
+        left = allowance.limit - spent - held
+        if amount > left or left <= 0:
+            raise _exceeded(allowance, spent, held, amount)
+
+
+def hold(transaction: Transaction, call_id: str, owner: str, allowances: Sequence[Allowance], amount: int) -> None:
+    """Set an estimate aside in every budget, or refuse (E3210) before anything is written. A call holds once."""
+    check(transaction, allowances, amount)
+    if not amount:
+        return
+    for key, _, until_ms, _ in allowances:
+        if key is None:
+            continue
+        _book(transaction, key, 0, amount, until_ms)
+        transaction.execute(
+            "INSERT INTO hold (call, budget, amount, owner) VALUES (?, ?, ?, ?)", (call_id, key, amount, owner)
+        )
+
+
+def settle(
+    transaction: Transaction,
+    call_id: str,
+    actual: Cost,
+    allowances: Sequence[Allowance],
+    *,
+    task: str,
+    session: str,
+    tenant: str,
+) -> tuple[Overrun, ...]:
+    """Spend what a call did cost instead of what it held, and store the cost. Returns the budgets overrun by it.
+
+    The allowances are those it was admitted under. A call is settled once: one whose cost is stored is left as it is. A
+    call that cost nothing leaves no row.
+    """
+    total = actual.total
+    if total and not _store(transaction, call_id, actual, task=task, session=session, tenant=tenant):
+        return ()
+    held = 0
+    if allowances:
+        # A call holds the same amount everywhere, so any of its rows tells it.
+        row = transaction.one("SELECT amount FROM hold WHERE call = ? LIMIT 1", (call_id,))
+        if row is not None:
+            held = row[0]
+            transaction.execute("DELETE FROM hold WHERE call = ?", (call_id,))
+    return _spend(transaction, allowances, total, held)
+
+
+def charge(
+    charge_id: str,
+    part: str,
+    amount: float,
+    allowances: Sequence[Allowance],
+    *,
+    task: str,
+    session: str,
+    tenant: str,
+    by: str,
+) -> Unit[tuple[Overrun, ...]]:
+    """A unit that adds inference or retrieval to a task, and to the budgets that cover it. The same id counts once.
+
+    It has been used already, so nothing is refused; the next call is. E3004 on another part or a negative amount.
+    """
+    if part not in TASK_PARTS:
+        raise Failure("E3004", f"`{part}` cannot be charged to a task; the parts are {', '.join(TASK_PARTS)}")
+    if not 0 <= amount <= MAX_AMOUNT:
+        raise Failure("E3004", f"a charge is an amount between 0 and {MAX_AMOUNT:.0f}")
+    cost = Cost(**{part: millionths(amount)})
+
+    def unit(transaction: Transaction) -> tuple[Overrun, ...]:
+        if not _store(transaction, charge_id, cost, task=task, session=session, tenant=tenant):
+            return ()
+        body = records.plain(
+            "authority", charge_id, transaction.now_ms, act="cost.charged", by=by, tenant=tenant, task=task, part=part,
+            millionths=cost.total,
+        )  # fmt: skip
+        transaction.append("authority", charge_id, body)
+        return _spend(transaction, [one for one in allowances if one.key is not None], cost.total, 0)
+
+    return unit
+
+
+def release_orphans(alive: Callable[[str], bool]) -> Unit[list[str]]:
+    """A unit that ends the holds of dead processes: as spent where the call may have run, else as never held."""
+
+    def unit(transaction: Transaction) -> list[str]:
+        rows = transaction.execute("SELECT call, budget, amount, owner FROM hold").fetchall()
+        living = {owner: alive(owner) for owner in {row[3] for row in rows}}
+        orphans = [row for row in rows if not living[row[3]]]
+        for call, key, amount, _ in orphans:
+            began = transaction.one("SELECT 1 FROM journal WHERE call = ? AND kind = 'intent'", (call,))
+            transaction.execute(
+                "UPDATE spend SET spent = spent + ?, held = held - ? WHERE budget = ?",
+                (0 if began is None else amount, amount, key),
+            )
+            transaction.execute("DELETE FROM hold WHERE call = ? AND budget = ?", (call, key))
+        return sorted({row[0] for row in orphans})
+
+    return unit
+
+
+def evict(transaction: Transaction) -> int:
+    """Remove budgets whose period is over and in which nothing is held, a bounded number at a time."""
+    return transaction.execute(
+        "DELETE FROM spend WHERE budget IN (SELECT budget FROM spend WHERE until_ms <= ? AND held = 0 LIMIT ?)",
+        (transaction.now_ms, EVICT_AT_ONCE),
+    ).rowcount
+
+
+def call_cost(read: Read, call_id: str) -> Cost | None:
+    """What one call cost; None when nothing was stored of it."""
+    rows = read("SELECT parts FROM cost WHERE call = ?", (call_id,))
+    return Cost(**orjson.loads(rows[0][0])) if rows else None
+
+
+def task_cost(read: Read, task: str, *, tenant: str) -> Cost:
+    """What a task has cost: every call made for it, nested ones included, and what was charged to it."""
+    rows = read(
+        "SELECT part.key, SUM(part.value) FROM cost, json_each(cost.parts) AS part"
+        " WHERE cost.task = ? AND cost.tenant = ? GROUP BY part.key",
+        (task, tenant),
+    )
+    return Cost(**dict(rows))
+
+
+def _store(tx: Transaction, call_id: str, cost: Cost, *, task: str, session: str, tenant: str) -> bool:
+    """Store a cost under its id; False when there is one already."""
+    return bool(
+        tx.execute(
+            "INSERT INTO cost (call, task, session, tenant, total, parts) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING",
+            (call_id, task, session, tenant, cost.total, orjson.dumps(cost.parts).decode()),
+        ).rowcount
+    )
+
+
+def _book(tx: Transaction, key: str, spent: int, held: int, until_ms: int | None) -> None:
+    tx.execute(
+        "INSERT INTO spend (budget, spent, held, until_ms) VALUES (?, ?, ?, ?) ON CONFLICT (budget) DO UPDATE SET"
+        " spent = spent + excluded.spent, held = held + excluded.held, until_ms = max(until_ms, excluded.until_ms)",
+        (key, spent, held, until_ms),
+    )
+
+
+def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: int) -> tuple[Overrun, ...]:
+    """Spend an amount in place of what was held; returns the budgets of which too much is spent now."""
+    overrun: list[Overrun] = []
+    if not amount and not held:
+        return ()
+    for key, limit, until_ms, name in allowances:
+        spent = amount
+        if key is not None:
+            _book(tx, key, amount, -held, until_ms)
+            spent = tx.one("SELECT spent FROM spend WHERE budget = ?", (key,))[0]
+        if spent > limit:
+            overrun.append(Overrun(name, limit, spent))
+    return tuple(overrun)
+
+
+def _exceeded(allowance: Allowance, spent: int, held: int, amount: int) -> Failure:
+    limit = allowance.limit / MILLION
+    facts = {"limit": limit, "spent": spent / MILLION, "held": held / MILLION, "needed": amount / MILLION}
+    if allowance.key is None:
+        words = f"this call would cost {facts['needed']:g}"
+    elif amount:
+        words = f"{facts['spent']:g} is spent and {facts['held']:g} set aside, and this call needs {facts['needed']:g}"
+    else:
+        words = f"{facts['spent']:g} is spent and {facts['held']:g} set aside, so it is used up"
+    return Failure(
+        "E3210",
+        f"the budget of {allowance.name} does not allow it: {words}",
+        details={"budget": allowance.name, **facts},
+    )

@@ -1,0 +1,463 @@
+"""Cedar: policy text to rules, rules to answers, and a check of both against what tools take.
+
+Theory of operation. A text is parsed once. Cedar looks at every policy on every question, so a question is put only to
+the *slice* of rules whose scope can match the tool; tools with the same slice share one parsed set. Of each slice it
+is known which parts of the context its rules read: only those are worked out, sent, and made part of a cache key.
+
+A person's agreement is an attribute like any other: `context.approved`. A question is asked with false first. If the
+answer is no, it is asked again with true; if that turns it into a yes, a person's agreement is what is missing, and the
+outcome is `ask`. That deny beats ask beats allow follows from Cedar's own "a forbid beats every permit".
+
+Cedar skips a policy that fails while it is evaluated. INVARIANT: here any such failure denies, or a forbid that reads
+a missing attribute would open what it guards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import orjson
+
+from interlock.core.contract import Contract
+from interlock.core.errors import Failure
+from interlock.core.phases import Behavior
+from interlock.core.schema import Json, properties_of, resolve_ref
+
+if TYPE_CHECKING:
+    from cedarpy import Entities, PolicySet
+
+Effect = Literal["permit", "forbid"]
+# An entity's type and id.
+Uid = tuple[str, str]
+# A part of the context: ("time", "hour"), ("arguments",) for all of them, () for everything.
+Read = tuple[str, ...]
+
+HERE = Path(__file__).parent
+DEFAULT = (HERE / "default.cedar").read_text()
+INVOKE = "tool.invoke"
+
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|;', re.DOTALL)
+_IGNORED = re.compile(r"(?:\s|//[^\n]*)*")
+_APPROVED: Read = ("approved",)
+# From so many rules on it pays to find out once which of them have nothing to say about a caller and a tool.
+MANY = 8
+_NAMED = re.compile(r"`(policy\d+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One policy of a text: its `@id`, where it stands, and which parts of the context it reads."""
+
+    key: str
+    id: str
+    named: bool
+    effect: Effect
+    line: int
+    text: str
+    est: Json
+    reads: frozenset[Read]
+    # Whether it speaks of a person's agreement.
+    asks: bool
+    # Entities of which the request must be about one; None: any will do.
+    scope: tuple[frozenset[Uid] | None, ...]
+
+    def may_apply(self, about: frozenset[Uid]) -> bool:
+        """Whether the rule's scope can match a request about these entities, or in them."""
+        return all(named is None or not named.isdisjoint(about) for named in self.scope)
+
+
+class Answer(NamedTuple):
+    """What the rules say: the outcome, the rules that decided, and what could not be evaluated."""
+
+    behavior: Behavior
+    rules: tuple[str, ...]
+    errors: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        if self.errors:
+            return self.errors[0]
+        return f"rule {', '.join(self.rules)}" if self.rules else "no rule allows it"
+
+
+class Slice:
+    """The rules that can apply to a tool, parsed together, and what they read."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = rules
+        self.reads: frozenset[Read] = frozenset(read for rule in rules for read in rule.reads)
+        # By the part's first name: the names below it that are read, None for all of it. No mapping: all there is.
+        self.parts: Mapping[str, frozenset[str] | None] | None = None if () in self.reads else _parts(self.reads)
+        self._set = _policy_set({rule.key: rule.est for rule in rules})
+        self._names = {rule.key: rule.id for rule in rules}
+
+    def ask(self, entities: Entities, request: Json, context: bytes) -> Answer:
+        """The outcome for a request. `context` is JSON without `approved`."""
+        first = self._evaluate(entities, request, context, approved=False)
+        if first.errors or first.behavior == "allow":
+            return first
+        second = self._evaluate(entities, request, context, approved=True)
+        if second.errors or second.behavior == "deny":
+            return second if second.errors or second.rules else first
+        # The rules that agreement lifted; where nothing forbade, those that it brought in.
+        return Answer("ask", first.rules or second.rules)
+
+    def _evaluate(self, entities: Entities, request: Json, context: bytes, *, approved: bool) -> Answer:
+        import cedarpy
+
+        comma = "" if context == b"{}" else ","
+        text = f'{{"approved":{"true" if approved else "false"}{comma}{context[1:].decode()}'
+        question = {**request, "context": text}
+        result = cedarpy.is_authorized(question, self._set, entities)  # pyright: ignore[reportUnknownMemberType] - its types leave dicts open
+        keys: Sequence[str] = sorted(result.diagnostics.reasons, key=_position)
+        errors = tuple(sorted(_NAMED.sub(self._name, error) for error in result.diagnostics.errors))
+        names = tuple(self._names[key] for key in keys)
+        return Answer("allow" if result.allowed and not errors else "deny", names, errors)
+
+    def silent(self, entities: Entities, request: Json) -> frozenset[str]:
+        """The rules that read nothing of a call and do not hold for this caller and tool: they never will."""
+        import cedarpy
+
+        if self._fixed is None:
+            return frozenset()
+        keys, as_permits = self._fixed
+        found = cedarpy.is_authorized({**request, "context": "{}"}, as_permits, entities).diagnostics  # pyright: ignore[reportUnknownMemberType] - as below
+        return frozenset() if found.errors else keys - frozenset(found.reasons)
+
+    @cached_property
+    def _fixed(self) -> tuple[frozenset[str], PolicySet] | None:
+        """The rules that read nothing of a call, as permits: every one that holds is then named as a reason."""
+        fixed = [rule for rule in self.rules if not rule.reads and not rule.asks]
+        if len(fixed) < MANY:
+            return None
+        return frozenset(rule.key for rule in fixed), _policy_set({rule.key: _as_permit(rule).est for rule in fixed})
+
+    def _name(self, match: re.Match[str]) -> str:
+        return f"`{self._names.get(match.group(1), match.group(1))}`"
+
+    def holds(self, rule: Rule, entities: Entities, request: Json, context: bytes, *, approved: bool) -> str:
+        """Whether one rule's scope and conditions are met: yes, no, or what went wrong."""
+        alone = Slice([_as_permit(rule)])
+        answer = alone._evaluate(entities, request, context, approved=approved)
+        return answer.errors[0] if answer.errors else "yes" if answer.behavior == "allow" else "no"
+
+
+class Rules:
+    """A policy text, parsed. Raises E3205 with what is wrong and on which line."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self.version = f"local:{self.digest[:16]}"
+        self.rules = _parse(text)
+        self._slices: dict[tuple[str, ...], Slice] = {}
+        # Each rule under the entities that one part of its scope names, or under None.
+        self._index: dict[Uid | None, list[Rule]] = {}
+        for rule in self.rules:
+            principal, action, resource = rule.scope
+            for named in action or resource or principal or (None,):
+                self._index.setdefault(named, []).append(rule)
+
+    def slice(self, principal: Uid, groups: Iterable[Uid], contract: Contract) -> Slice:
+        """The rules that can apply when a principal calls a tool."""
+        address = str(contract.id)
+        tool = (("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", contract.id.namespace))
+        about = frozenset((principal, *groups, *tool))
+        near = {rule.key: rule for named in (None, *about) for rule in self._index.get(named, ())}
+        rules = sorted((rule for rule in near.values() if rule.may_apply(about)), key=lambda rule: _position(rule.key))
+        return self._slice(rules)
+
+    def narrowed(self, within: Slice, entities: Entities, request: Json) -> Slice:
+        """The rules of a slice that may yet have a say about a caller and a tool, whatever the call."""
+        silent = within.silent(entities, request)
+        return within if not silent else self._slice([rule for rule in within.rules if rule.key not in silent])
+
+    def _slice(self, rules: Sequence[Rule]) -> Slice:
+        keys = tuple(rule.key for rule in rules)
+        found = self._slices.get(keys)
+        if found is None:
+            if len(self._slices) > 1000:
+                self._slices.clear()
+            found = self._slices[keys] = Slice(rules)
+        return found
+
+    def rule(self, name: str) -> Rule | None:
+        return next((rule for rule in self.rules if rule.id == name), None)
+
+
+# Parsing
+
+
+class Statement(NamedTuple):
+    line: int
+    text: str
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """The policies of a text, each with the line it begins on. A `;` in a string or a comment ends nothing."""
+    ends = [token.end() for token in _TOKEN.finditer(text) if token.group() == ";"]
+    line, counted = 1, 0
+    for start, end in zip((0, *ends), (*ends, len(text)), strict=True):
+        ignored = _IGNORED.match(text, start, end)
+        begin = ignored.end() if ignored is not None else start
+        if begin == end:
+            continue
+        line, counted = line + text.count("\n", counted, begin), begin
+        yield Statement(line, text[begin:end].rstrip())
+
+
+def _parse(text: str) -> tuple[Rule, ...]:
+    import cedarpy
+
+    listed = list(statements(text))
+    try:
+        document: Json = orjson.loads(cedarpy.policies_to_json_str(text))
+    except ValueError as error:
+        line, why = _first_fault(listed, str(error))
+        raise Failure("E3205", f"the policy cannot be used: line {line}: {why}") from None
+    if document["templates"]:
+        line = listed[min(map(_position, document["templates"]))].line
+        raise Failure(
+            "E3205", f"the policy cannot be used: line {line}: a template decides nothing; name the principal"
+        )
+    policies: dict[str, Json] = document["staticPolicies"]
+    return tuple(_rule(key, policies[key], listed[_position(key)]) for key in sorted(policies, key=_position))
+
+
+def _first_fault(listed: Sequence[Statement], otherwise: str) -> tuple[int, str]:
+    import cedarpy
+
+    for statement in listed:
+        try:
+            cedarpy.PolicySet.from_str(statement.text)
+        except ValueError as error:
+            return statement.line, str(error).splitlines()[0]
+    return 1, otherwise.splitlines()[0]
+
+
+def _rule(key: str, est: Json, statement: Statement) -> Rule:
+    said: str | None = est.get("annotations", {}).get("id")
+    mentions = frozenset(_reads(est["conditions"]))
+    reads, asks = mentions - {_APPROVED}, _APPROVED in mentions or () in mentions
+    scope = (_scope(est["principal"]), _scope(est["action"]), _scope(est["resource"]))
+    return Rule(key, said or key, bool(said), est["effect"], statement.line, statement.text, est, reads, asks, scope)
+
+
+def _scope(part: Json) -> frozenset[Uid] | None:
+    """The entities that a part of a rule's scope names. What is said in other words may match anything."""
+    within: Json = part.get("in") or part
+    named: list[Json] = within.get("entities") or ([within["entity"]] if "entity" in within else [])
+    return frozenset((one["type"], one["id"]) for one in named) or None
+
+
+def _position(key: str) -> int:
+    return int(key.removeprefix("policy"))
+
+
+def _reads(node: Any) -> Iterator[Read]:
+    """Every part of the context that an expression mentions, two names deep at most."""
+    if isinstance(node, dict):
+        chain = _chain(cast("Json", node))
+        if chain is not None:
+            yield chain[:2]
+            return
+        for child in cast("Json", node).values():
+            yield from _reads(child)
+    elif isinstance(node, list):
+        for child in cast("list[Any]", node):
+            yield from _reads(child)
+
+
+def _chain(node: Json) -> Read | None:
+    """The names in `context.a.b` or `context.a has b`; None for any other expression."""
+    if node.get("Var") == "context":
+        return ()
+    step: Any = node.get(".", node.get("has"))
+    if len(node) != 1 or not isinstance(step, dict) or not isinstance(cast("Json", step).get("left"), dict):
+        return None
+    left, name = _chain(cast("Json", step)["left"]), cast("Json", step).get("attr")
+    if left is None:
+        return None
+    return (*left, name) if isinstance(name, str) else left
+
+
+def _parts(reads: Iterable[Read]) -> dict[str, frozenset[str] | None]:
+    parts: dict[str, frozenset[str] | None] = {}
+    for first, *below in sorted(reads):
+        known = parts.get(first, frozenset())
+        parts[first] = None if known is None or not below else known | {below[0]}
+    return parts
+
+
+def _policy_set(policies: Mapping[str, Json]) -> PolicySet:
+    import cedarpy
+
+    document: Json = {"staticPolicies": policies, "templates": {}, "templateLinks": []}
+    return cedarpy.PolicySet.from_json_str(orjson.dumps(document).decode())
+
+
+def _as_permit(rule: Rule) -> Rule:
+    est = {**rule.est, "effect": "permit"}
+    return replace(rule, effect="permit", est=est)
+
+
+# Checking
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something about a policy text: where, in which rule, and whether the text can be used all the same."""
+
+    line: int
+    rule: str
+    message: str
+    grave: bool = True
+
+
+def check(text: str, contracts: Iterable[Contract], groups: Collection[str] | None = None) -> list[Fault]:
+    """Everything wrong with a text, measured against the tools there are; raises nothing."""
+    try:
+        rules = _parse(text)
+    except Failure as failure:
+        line = re.search(r"line (\d+): (.*)", failure.message, re.DOTALL)
+        return [Fault(int(line.group(1)), "", line.group(2)) if line else Fault(1, "", failure.message)]
+    tools: dict[str, list[Contract]] = {}
+    for contract in contracts:
+        tools.setdefault(str(contract.id), []).append(contract)
+    faults = [*_name_faults(rules), *_type_faults(text, rules, tools), *_reach_faults(rules, tools, groups)]
+    # What follows from another fault of the same rule comes after it.
+    return sorted(faults, key=lambda fault: (fault.line, not fault.grave, fault.message.startswith("unable to")))
+
+
+def _name_faults(rules: Sequence[Rule]) -> Iterator[Fault]:
+    first: dict[str, Rule] = {}
+    for rule in rules:
+        if not rule.named:
+            yield Fault(rule.line, rule.id, 'has no name; write @id("…") above it', grave=False)
+        earlier = first.setdefault(rule.id, rule)
+        if earlier is not rule:
+            yield Fault(rule.line, rule.id, f"has the name of the rule on line {earlier.line}")
+
+
+def _type_faults(text: str, rules: Sequence[Rule], tools: Mapping[str, Sequence[Contract]]) -> Iterator[Fault]:
+    import cedarpy
+
+    by_key = {rule.key: rule for rule in rules}
+    # Told once: a fault is found again for every tool and kind of caller that the rule may meet.
+    told: set[tuple[str, str]] = set()
+    result = cedarpy.validate_policies(text, schema(tools))  # pyright: ignore[reportUnknownMemberType] - its types leave dicts open
+    for error in result.errors:
+        rule = by_key.get(error.policy_id)
+        message = re.sub(r"^for policy `policy\d+`, ", "", error.error)
+        same = (error.policy_id, re.sub(r'Action::"[^"]*"', "", message))
+        if same not in told:
+            told.add(same)
+            yield Fault(rule.line if rule else 1, rule.id if rule else "", message)
+
+
+def _reach_faults(
+    rules: Sequence[Rule], tools: Mapping[str, Sequence[Contract]], groups: Collection[str] | None
+) -> Iterator[Fault]:
+    namespaces = {address.partition(".")[0] for address in tools}
+    known: dict[str, Collection[str]] = {"Tool": tools, "Namespace": namespaces}
+    if groups is not None:
+        known["Group"] = groups
+    for rule in rules:
+        for kind, name in sorted(set(_entities(rule.est))):
+            if kind in known and name not in known[kind]:
+                yield Fault(rule.line, rule.id, f'names {kind}::"{name}", which does not exist', grave=False)
+
+
+def _entities(node: Any) -> Iterator[tuple[str, str]]:
+    """Every entity that a policy names."""
+    if isinstance(node, dict):
+        known = cast("Json", node)
+        kind, name = known.get("type"), known.get("id")
+        if isinstance(kind, str) and isinstance(name, str):
+            yield kind, name
+        for child in known.values():
+            yield from _entities(child)
+    elif isinstance(node, list):
+        for child in cast("list[Any]", node):
+            yield from _entities(child)
+
+
+def schema(tools: Mapping[str, Sequence[Contract]]) -> str:
+    """The shipped schema and one action per tool, with the tool's own parameters."""
+    shipped = (HERE / "interlock.cedarschema").read_text()
+    # The general action is the last declaration; each tool's is like it, but for the arguments.
+    general = shipped[shipped.rindex("appliesTo {") :].rstrip()
+    actions = [
+        f'action {_quoted(address)} in ["{INVOKE}"] '
+        + general.replace("arguments: {}", f"arguments: {_arguments(versions)}", 1)
+        for address, versions in sorted(tools.items())
+    ]
+    return "\n".join([shipped, *actions])
+
+
+def _arguments(versions: Sequence[Contract]) -> str:
+    """A record of the parameters that all versions of a tool agree on."""
+    attributes = [_attributes(one.input.document, one.input.document, dict(one.input.defaults), ()) for one in versions]
+    shared: list[str] = []
+    for name in sorted({name for one in attributes for name in one}):
+        said = [one.get(name) for one in attributes]
+        types = {one[0] for one in said if one is not None}
+        if len(types) == 1:
+            always = all(one is not None and one[1] for one in said)
+            shared.append(f"{_quoted(name)}{'' if always else '?'}: {types.pop()}")
+    return f"{{{', '.join(shared)}}}"
+
+
+def _attributes(
+    node: Json, root: Json, defaults: Mapping[str, Any], above: tuple[str, ...]
+) -> dict[str, tuple[str, bool]]:
+    required: Any = node.get("required") or []
+    found: dict[str, tuple[str, bool]] = {}
+    for name, part in properties_of(node).items():
+        kind, nullable = _type(part, root, above)
+        if kind not in (None, "null") and name.isprintable():
+            found[name] = (kind, (name in required or name in defaults) and not nullable)
+    return found
+
+
+_TYPES = {"string": "String", "integer": "Long", "boolean": "Bool", "number": "decimal"}
+
+
+def _type(part: Json, root: Json, above: tuple[str, ...]) -> tuple[str | None, bool]:
+    """The Cedar type of a JSON schema and whether null is allowed; None for what Cedar's types cannot hold."""
+    ref = str(part.get("$ref", ""))
+    if ref and ref in above:
+        return None, False  # Cedar knows no recursive types
+    above = (*above, ref) if ref else above
+    part = resolve_ref(root, part)
+    choices: Any = part.get("anyOf") or part.get("oneOf")
+    if isinstance(choices, list):
+        kinds = [_type(cast("Json", one), root, above) for one in cast("list[Any]", choices) if isinstance(one, dict)]
+        known = {kind for kind, _ in kinds if kind != "null"}
+        return (known.pop() if len(known) == 1 else None), any(kind == "null" or empty for kind, empty in kinds)
+    said: Any = part.get("type")
+    if isinstance(said, list):
+        rest = [one for one in cast("list[str]", said) if one != "null"]
+        kind = _type({**part, "type": rest[0]}, root, above)[0] if len(rest) == 1 else None
+        return kind, "null" in said
+    if said is None and isinstance(values := part.get("enum", [part.get("const")]), list):
+        texts = all(isinstance(value, str) for value in cast("list[Any]", values))
+        return ("String" if texts else None), False
+    if said == "array":
+        inner = _type(cast("Json", part.get("items")), root, above)[0] if isinstance(part.get("items"), dict) else None
+        return (None if inner in (None, "null") else f"Set<{inner}>"), False
+    if said == "object":
+        inside = _attributes(part, root, {}, above)
+        listed = ", ".join(f"{_quoted(name)}{'' if must else '?'}: {kind}" for name, (kind, must) in inside.items())
+        return f"{{{listed}}}", False
+    return ("null" if said == "null" else _TYPES.get(str(said))), False
+
+
+def _quoted(name: str) -> str:
+    return orjson.dumps(name).decode()

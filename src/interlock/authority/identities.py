@@ -1,0 +1,183 @@
+"""Who is known: people, agents and services by their DID, and what the operator says of them.
+
+A token says who holds it; what that holder *is* (its kind, tenant, trust and groups) only the operator says, here or in
+a registry of his own behind `DidRegistry`. Whoever is not known, or no longer, is refused whatever he presents.
+
+A revoked identity does not come back: its row stays, and a row among the revocations voids every token that it holds or
+that was delegated through it. Every change raises `identity_epoch`, so that each process on the home notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from interlock.core.capability import is_did, scope_fault
+from interlock.core.context import CallerKind
+from interlock.core.errors import Failure
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction
+
+KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
+
+_COLUMNS = "did, kind, name, tenant, trust, groups, state"
+_BUMP = (
+    "INSERT INTO fact (name, value) VALUES ('identity_epoch', '1')"
+    " ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Somebody who may hold a token. Trust runs from 0 to 100."""
+
+    did: str
+    kind: CallerKind = "agent"
+    name: str = ""
+    tenant: str = "local"
+    trust: int = 0
+    groups: frozenset[str] = frozenset()
+    state: Literal["active", "revoked"] = "active"
+
+
+class DidRegistry(Protocol):
+    """Where identities are looked up. One that cannot be reached raises E3001."""
+
+    async def look_up(self, did: str) -> Identity | None: ...
+
+
+class LocalIdentities:
+    """The identities of this home."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def look_up(self, did: str) -> Identity | None:
+        rows = self._journal.read(f"SELECT {_COLUMNS} FROM identity WHERE did = ?", (did,))  # noqa: S608 - a constant
+        return _identity(rows[0]) if rows else None
+
+    def find(self, name_or_did: str) -> Identity | None:
+        """An identity by its DID, or the active one of this name; E3004 where several bear it."""
+        rows = self._journal.read(
+            f"SELECT {_COLUMNS} FROM identity WHERE did = ? OR (name = ? AND state = 'active')",  # noqa: S608 - a constant
+            (name_or_did, name_or_did),
+        )
+        if len(rows) > 1:
+            raise Failure("E3004", f"several identities are named `{name_or_did}`; say which by its DID")
+        return _identity(rows[0]) if rows else None
+
+    def all(self) -> list[Identity]:
+        """Everybody, in the order of registration."""
+        return [
+            _identity(row)
+            for row in self._journal.read(f"SELECT {_COLUMNS} FROM identity ORDER BY registered_ms, did")  # noqa: S608 - a constant
+        ]
+
+    async def register(self, identity: Identity, *, by: str) -> Identity:
+        """Make somebody known; E3004 for what cannot be an identity, E3103 if the DID is known already."""
+        _check(identity)
+
+        def unit(transaction: Transaction) -> Identity:
+            if transaction.one("SELECT 1 FROM identity WHERE did = ?", (identity.did,)) is not None:
+                raise Failure("E3103", f"`{identity.did}` is registered already, or was and is revoked")
+            transaction.execute(
+                f"INSERT INTO identity ({_COLUMNS}, registered_ms) VALUES (?, ?, ?, ?, ?, ?, 'active', ?)",  # noqa: S608 - a constant
+                (*_row(identity), transaction.now_ms),
+            )
+            _note(transaction, "identity.registered", identity, by)
+            return identity
+
+        return await self._journal.commit(unit)
+
+    async def update(self, identity: Identity, *, by: str) -> Identity:
+        """Say something else of somebody who is known; E3207 if he is not, or no longer."""
+        _check(identity)
+
+        def unit(transaction: Transaction) -> Identity:
+            _active(transaction, identity.did)
+            transaction.execute(
+                "UPDATE identity SET kind = ?, name = ?, tenant = ?, trust = ?, groups = ? WHERE did = ?",
+                (*_row(identity)[1:], identity.did),
+            )
+            _note(transaction, "identity.updated", identity, by)
+            return identity
+
+        return await self._journal.commit(unit)
+
+    async def revoke(self, did: str, *, reason: str, by: str) -> None:
+        """Void an identity and every token that it holds or passed on, for good; E3207 if it is not known."""
+
+        def unit(transaction: Transaction) -> None:
+            _active(transaction, did)
+            void_identity(transaction, did, reason=reason, by=by)
+
+        await self._journal.commit(unit)
+
+
+def void_identity(transaction: Transaction, did: str, *, reason: str, by: str) -> None:
+    """Void whatever a DID holds or passed on; the identity too, if it is one of this home."""
+    transaction.execute("UPDATE identity SET state = 'revoked' WHERE did = ?", (did,))
+    transaction.execute(_BUMP)
+    void(transaction, "did", did, reason=reason, by=by)
+    body = records.plain("authority", did, transaction.now_ms, act="identity.revoked", by=by, reason=reason)
+    transaction.append("authority", did, body)
+
+
+def void(transaction: Transaction, kind: Literal["jti", "did", "key"], ref: str, *, reason: str, by: str) -> None:
+    """Add a row to what is void. The first reason given is the one that stays."""
+    transaction.execute(
+        'INSERT OR IGNORE INTO revocation (kind, ref, at_ms, "by", reason) VALUES (?, ?, ?, ?, ?)',
+        (kind, ref, transaction.now_ms, by, reason),
+    )
+
+
+def _check(identity: Identity) -> None:
+    faults = [fault for group in sorted(identity.groups) if (fault := scope_fault(group)) is not None]
+    if not is_did(identity.did):
+        faults.append(f"`{identity.did[:200]}` is not a DID, as in did:key:z6Mk…")
+    if identity.kind not in KINDS:
+        faults.append(f"the kind is one of {', '.join(KINDS)}")
+    if not 0 <= identity.trust <= 100:
+        faults.append("trust is a whole number from 0 to 100")
+    if not identity.tenant or len(identity.name) > 200:
+        faults.append("a tenant is needed, and a name has at most 200 characters")
+    if faults:
+        raise Failure("E3004", f"the identity cannot be registered: {'; '.join(faults)}")
+
+
+def _active(transaction: Transaction, did: str) -> None:
+    row = transaction.one("SELECT state FROM identity WHERE did = ?", (did,))
+    if row != ("active",):
+        raise Failure("E3207", f"`{did}` is not registered" if row is None else f"`{did}` is revoked")
+
+
+def _note(transaction: Transaction, act: str, identity: Identity, by: str) -> None:
+    transaction.execute(_BUMP)
+    body = records.plain(
+        "authority",
+        identity.did,
+        transaction.now_ms,
+        act=act,
+        by=by,
+        identityKind=identity.kind,
+        name=identity.name,
+        tenant=identity.tenant,
+        trust=identity.trust,
+        groups=sorted(identity.groups),
+    )
+    transaction.append("authority", identity.did, body)
+
+
+def _row(identity: Identity) -> tuple[Any, ...]:
+    groups = orjson.dumps(sorted(identity.groups)).decode()
+    return identity.did, identity.kind, identity.name, identity.tenant, identity.trust, groups
+
+
+def _identity(row: Iterable[Any]) -> Identity:
+    did, kind, name, tenant, trust, groups, state = row
+    return Identity(
+        did=did, kind=kind, name=name, tenant=tenant, trust=trust, groups=frozenset(orjson.loads(groups)), state=state
+    )

@@ -1,0 +1,484 @@
+"""The keys that sign our tokens, and the keys of others that are trusted to sign theirs.
+
+A public key verifies exactly one algorithm, the one that belongs to its type: RSA of 2048 bits or more RS256, Ed25519
+EdDSA, P-256 ES256. What a token's header says can therefore only agree or be refused; it chooses nothing.
+
+Our own keys are files that only their owner can read, named by the time they were made and by their thumbprint
+(RFC 7638), which is their `kid`. The newest signs; the older ones go on verifying until they are retired, which removes
+them. Other issuers are named one by one by the operator, each with its audience, its algorithms and where its key set
+is: a file, read again when it changes, or an https address, fetched when a key is not known yet and otherwise now and
+then. An address that does not answer leaves the last keys in force for an hour; after that nothing verifies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+Algorithm = Literal["RS256", "EdDSA", "ES256"]
+ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "EdDSA", "ES256")
+
+RSA_BITS = 2048
+FETCH_S = 5.0
+FETCH_BYTES = 65_536
+REFETCH_S = 30.0  # at the soonest, whoever asks for keys that do not exist
+FRESH_S = 300.0
+KEEP_S = 3600.0
+MOST_KEYS = 32
+
+_MEMBERS = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}
+_KEY_FILE = re.compile(r"([0-9]{15})\.([A-Za-z0-9_-]{43})\.pem\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """A key, its name, and the one algorithm it verifies."""
+
+    kid: str
+    algorithm: Algorithm
+    key: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A private key of ours."""
+
+    kid: str
+    algorithm: Algorithm
+    private: Any
+    created_ms: int
+
+    @property
+    def public(self) -> PublicKey:
+        return PublicKey(self.kid, self.algorithm, self.private.public_key())
+
+
+# Forms of keys
+
+
+def algorithm_of(key: Any) -> Algorithm:
+    """The one algorithm that a key, public or private, is good for; E3202 for a key of another or a weaker type."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+    if isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey) and key.key_size >= RSA_BITS:
+        return "RS256"
+    if isinstance(key, ed25519.Ed25519PublicKey | ed25519.Ed25519PrivateKey):
+        return "EdDSA"
+    if isinstance(key, ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
+        return "ES256"
+    raise Failure("E3202", f"a key must be RSA of {RSA_BITS} bits or more, Ed25519 or P-256")
+
+
+def make_private(algorithm: Algorithm) -> Any:
+    """A new private key for an algorithm."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+    if algorithm == "RS256":
+        return rsa.generate_private_key(public_exponent=65537, key_size=RSA_BITS)
+    if algorithm == "EdDSA":
+        return ed25519.Ed25519PrivateKey.generate()
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def to_jwk(public: Any) -> dict[str, str]:
+    """The members that make up a public key, in RFC 7517's form."""
+    from jwt import algorithms
+
+    forms: dict[Algorithm, Any] = {
+        "RS256": algorithms.RSAAlgorithm,
+        "EdDSA": algorithms.OKPAlgorithm,
+        "ES256": algorithms.ECAlgorithm,
+    }
+    document = cast("dict[str, str]", forms[algorithm_of(public)].to_jwk(public, as_dict=True))
+    return {name: document[name] for name in _MEMBERS[document["kty"]]}
+
+
+def from_jwk(jwk: Any, kid: str | None = None) -> PublicKey:
+    """A public key from RFC 7517's form; E3202 for what is not one that may verify tokens."""
+    from jwt import algorithms
+    from jwt.exceptions import PyJWTError
+
+    forms: dict[Any, Any] = {
+        "RSA": algorithms.RSAAlgorithm,
+        "OKP": algorithms.OKPAlgorithm,
+        "EC": algorithms.ECAlgorithm,
+    }
+    document = cast("dict[str, Any]", jwk) if isinstance(jwk, dict) else {}
+    form = forms.get(document.get("kty")) if isinstance(document.get("kty"), str) else None
+    if form is None or "d" in document or document.get("use", "sig") != "sig":
+        raise Failure("E3202", "a JWK must be a public RSA, EC or OKP key for signatures")
+    members = {name: document.get(name) for name in _MEMBERS[document["kty"]]}
+    if not all(isinstance(member, str) for member in members.values()):
+        raise Failure("E3202", "a JWK lacks one of its members")
+    try:
+        key = form.from_jwk(members)
+    except (PyJWTError, ValueError):
+        raise Failure("E3202", "a JWK is no valid key") from None
+    algorithm = algorithm_of(key)
+    if document.get("alg", algorithm) != algorithm:
+        raise Failure("E3202", f"a JWK is for another algorithm than {algorithm}")
+    return PublicKey(kid or str(document.get("kid") or thumbprint(key)), algorithm, key)
+
+
+def thumbprint(public: Any) -> str:
+    """The name of a key that follows from the key itself (RFC 7638)."""
+    members = json.dumps(to_jwk(public), sort_keys=True, separators=(",", ":"))
+    return base64.urlsafe_b64encode(hashlib.sha256(members.encode()).digest()).rstrip(b"=").decode()
+
+
+def read_jwks(document: Any) -> tuple[PublicKey, ...]:
+    """The keys of a key set that may verify tokens. Those of other kinds are left out; E3001 if it is no key set."""
+    keys: Any = cast("dict[str, Any]", document).get("keys") if isinstance(document, dict) else None
+    if not isinstance(keys, list):
+        raise Failure("E3001", "the issuer's key set is not a JWKS document")
+    found: dict[str, PublicKey] = {}
+    for jwk in cast("list[Any]", keys)[:MOST_KEYS]:
+        try:
+            key = from_jwk(jwk)
+        except Failure:
+            continue  # an encryption key, an algorithm we do not use: no business of ours
+        if found.setdefault(key.kid, key) is not key:
+            raise Failure("E3001", f"the issuer's key set names `{key.kid}` twice")
+    return tuple(found.values())
+
+
+def strict_json(raw: bytes) -> Any:
+    """JSON that says everything once and in UTF-8; ValueError for the rest."""
+    try:
+        return json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a name appears twice")
+    return members
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+# Private keys on disk
+
+
+def to_pem(private: Any) -> bytes:
+    """A private key as PKCS #8."""
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    pem: bytes = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return pem
+
+
+def load_private(path: Path) -> Any:
+    """A private key from a file that only its owner can read; E3804 when others can, or when it is damaged."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        if path.stat().st_mode & 0o077:
+            raise Failure("E3804", f"the key `{path.name}` can be read by others; chmod 600 it")
+        # The checks of RSA's arithmetic take longer than a signature, and whoever can edit the file holds the key.
+        private = load_pem_private_key(path.read_bytes(), None, unsafe_skip_rsa_key_validation=True)
+    except OSError as error:
+        raise Failure("E3801", f"the key `{path.name}` cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise Failure("E3804", f"the key `{path.name}` is damaged") from None
+    algorithm_of(private)
+    return private
+
+
+def keep_private(path: Path, private: Any) -> None:
+    """Write a private key where only its owner can read it: whole, or not at all."""
+    staged = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(to_pem(private))
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise Failure("E3801", f"the key `{path.name}` cannot be made: {error.strerror}") from None
+
+
+class IssuerKeys:
+    """The keys of this home's issuer."""
+
+    def __init__(self, directory: Path, *, clock: Clock) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._seen: tuple[str, ...] = ()
+        self._keys: tuple[SigningKey, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """The key files there are, oldest first. A changed answer means changed keys."""
+        try:
+            return tuple(sorted(filter(_KEY_FILE.match, os.listdir(self._directory))))
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise Failure("E3801", f"the issuer's keys cannot be read: {error.strerror}") from None
+
+    def all(self) -> tuple[SigningKey, ...]:
+        """Every key that is not retired, oldest first; the last one signs."""
+        names = self.names()
+        if names != self._seen:
+            self._keys = tuple(self._load(name) for name in names)
+            self._seen = names
+        return self._keys
+
+    def _load(self, name: str) -> SigningKey:
+        private = load_private(self._directory / name)
+        made, kid, _ = name.split(".")
+        if kid != thumbprint(private.public_key()):
+            raise Failure("E3804", f"the key `{name}` is not the key that its name says")
+        return SigningKey(kid, algorithm_of(private), private, int(made))
+
+    def active(self) -> SigningKey:
+        """The key that signs; the first one is made when it is first needed."""
+        keys = self.all()
+        return keys[-1] if keys else self.rotate("RS256")
+
+    def find(self, kid: str) -> PublicKey | None:
+        return next((key.public for key in self.all() if key.kid == kid), None)
+
+    def init(self, algorithm: Algorithm = "RS256") -> SigningKey:
+        """The first key; E3411 if there is one already."""
+        if self.all():
+            raise Failure("E3411", "the issuer has keys already; rotate makes a new one")
+        return self.rotate(algorithm)
+
+    def rotate(self, algorithm: Algorithm | None = None) -> SigningKey:
+        """A new key that signs from now on. Tokens of the older ones stay good until their keys are retired."""
+        keys = self.all()
+        chosen: Algorithm = algorithm or (keys[-1].algorithm if keys else "RS256")
+        private = make_private(chosen)
+        made = max(self._clock.now_ms(), keys[-1].created_ms + 1 if keys else 0)
+        kid = thumbprint(private.public_key())
+        keep_private(self._directory / f"{made:015d}.{kid}.pem", private)
+        return SigningKey(kid, chosen, private, made)
+
+    def retirable(self, kid: str) -> SigningKey:
+        """A key that may be retired: one of ours (E3004) that no longer signs (E3411)."""
+        keys = self.all()
+        found = next((key for key in keys if key.kid == kid), None)
+        if found is None:
+            raise Failure("E3004", f"the issuer has no key `{kid}`; interlock keys list shows them")
+        if found is keys[-1]:
+            raise Failure("E3411", f"`{kid}` is the key that signs; rotate first, then retire it")
+        return found
+
+    def retire(self, kid: str) -> None:
+        """Remove a key: what it signed is void from now on."""
+        found = self.retirable(kid)
+        (self._directory / f"{found.created_ms:015d}.{kid}.pem").unlink(missing_ok=True)
+
+    def jwks(self) -> dict[str, Any]:
+        """The public halves, for whoever wants to verify our tokens."""
+        return {
+            "keys": [
+                {**to_jwk(key.public.key), "kid": key.kid, "alg": key.algorithm, "use": "sig"} for key in self.all()
+            ]
+        }
+
+
+# Keys of others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustedIssuer:
+    """Another issuer whose tokens count here. `jwks` is a path or an https address."""
+
+    iss: str
+    audience: str
+    algorithms: tuple[Algorithm, ...]
+    jwks: str
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> TrustedIssuer:
+        """An issuer as the settings state it; E3004 for what is left out or not known."""
+        texts = {name: entry.get(name) for name in ("iss", "audience", "jwks")}
+        listed: Any = entry.get("algorithms", ("RS256",))
+        algorithms = tuple(cast("Iterable[Any]", listed)) if isinstance(listed, list | tuple) else ()
+        known = {*texts, "algorithms"}
+        if not all(isinstance(text, str) and text for text in texts.values()) or not entry.keys() <= known:
+            raise Failure("E3004", f"a trusted issuer is stated by {', '.join(sorted(known))}, and nothing else")
+        if not algorithms or not set(algorithms) <= set(ALGORITHMS):
+            raise Failure("E3004", f"a trusted issuer's algorithms are some of {', '.join(ALGORITHMS)}")
+        iss = str(texts["iss"])
+        if iss.startswith("did:"):
+            raise Failure("E3004", f"`{iss}` is a DID; a trusted issuer has a name or an address of its own")
+        return cls(iss=iss, audience=str(texts["audience"]), algorithms=algorithms, jwks=str(texts["jwks"]))
+
+
+class TrustedIssuers:
+    """The issuers an operator trusts besides our own, and their keys."""
+
+    def __init__(self, issuers: Sequence[TrustedIssuer], *, clock: Clock, loopback_http: bool = False) -> None:
+        self._issuers = {issuer.iss: issuer for issuer in issuers}
+        if len(self._issuers) != len(issuers):
+            raise Failure("E3004", "a trusted issuer is stated twice")
+        self._sources: dict[str, KeyFile | FetchedKeys] = {
+            issuer.iss: _source(issuer.jwks, clock, loopback_http) for issuer in issuers
+        }
+
+    def get(self, iss: str) -> TrustedIssuer | None:
+        return self._issuers.get(iss)
+
+    async def find(self, iss: str, kid: str) -> PublicKey | None:
+        """The issuer's key of this name; E3001 when its keys are not to be had."""
+        keys = await self._sources[iss].keys(kid)
+        return next((key for key in keys if key.kid == kid), None)
+
+
+def _source(jwks: str, clock: Clock, loopback_http: bool) -> KeyFile | FetchedKeys:
+    if "://" not in jwks:
+        return KeyFile(Path(jwks))
+
+    async def fetch() -> tuple[PublicKey, ...]:
+        return read_jwks(await fetch_json(jwks, loopback_http=loopback_http))
+
+    return FetchedKeys(fetch, clock)
+
+
+class KeyFile:
+    """A key set in a file, read again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._keys: tuple[PublicKey, ...] = ()
+
+    async def keys(self, kid: str | None = None) -> tuple[PublicKey, ...]:
+        try:
+            status = self._path.stat()
+            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if seen != self._seen:
+                self._keys = read_jwks(strict_json(self._path.read_bytes()))
+                self._seen = seen
+        except (OSError, ValueError):
+            raise Failure("E3001", f"the issuer's key set `{self._path.name}` cannot be read") from None
+        return self._keys
+
+
+class FetchedKeys:
+    """Keys behind an address: fetched when one is missing or they have grown old, and at most every 30 seconds."""
+
+    def __init__(self, fetch: Callable[[], Awaitable[tuple[PublicKey, ...]]], clock: Clock) -> None:
+        self._fetch = fetch
+        self._monotonic = clock.monotonic
+        self._lock = asyncio.Lock()
+        self._keys: tuple[PublicKey, ...] = ()
+        self._fetched = self._tried = float("-inf")
+        self._why = ""
+
+    async def keys(self, kid: str | None = None) -> tuple[PublicKey, ...]:
+        """The keys, fetched again if one of this name is not among them."""
+        async with self._lock:
+            now = self._monotonic()
+            wanted = kid is not None and all(key.kid != kid for key in self._keys)
+            if (wanted or now - self._fetched > FRESH_S) and now - self._tried >= REFETCH_S:
+                self._tried = now
+                try:
+                    self._keys, self._fetched = await self._fetch(), now
+                except Failure as failure:
+                    self._why = failure.message
+            if now - self._fetched > KEEP_S:
+                raise Failure("E3001", self._why)
+            return self._keys
+
+
+async def fetch_json(url: str, *, public_only: bool = False, loopback_http: bool = False) -> Any:
+    """A small JSON document over https, without redirects; E3001 for whatever keeps it from coming.
+
+    With `public_only` the host must have public addresses only, and the connection goes to the very address that was
+    checked: a name that changes its mind in between leads nowhere else. `loopback_http` is for tests.
+    """
+    import httpx
+
+    try:
+        target = httpx.URL(url)
+        local = loopback_http and target.scheme == "http" and target.host in ("127.0.0.1", "localhost")
+        if (target.scheme != "https" and not local) or not target.host or target.userinfo:
+            raise Failure("E3001", "keys are fetched from https addresses only")
+        async with asyncio.timeout(FETCH_S):
+            headers, extensions = {"Accept-Encoding": "identity"}, dict[str, Any]()
+            if public_only and not local:
+                headers["Host"], extensions["sni_hostname"] = target.netloc.decode(), target.host
+                target = target.copy_with(host=await _public_address(target.host, target.port or 443))
+            async with (
+                httpx.AsyncClient(
+                    verify=_tls(), timeout=FETCH_S, follow_redirects=False, trust_env=not public_only
+                ) as client,
+                client.stream("GET", target, headers=headers, extensions=extensions) as response,
+            ):
+                return strict_json(await _body(response))
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError):
+        raise Failure("E3001", "the address that keys are fetched from does not answer") from None
+    except ValueError:
+        raise Failure("E3001", "the address that keys are fetched from does not answer with JSON") from None
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    """The certificates that are trusted; reading them takes longer than a fetch."""
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+async def _body(response: httpx.Response) -> bytes:
+    if response.status_code != 200 or "content-encoding" in response.headers:
+        raise Failure("E3001", f"the address that keys are fetched from answers {response.status_code}")
+    body = bytearray()
+    async for part in response.aiter_raw():
+        body += part
+        if len(body) > FETCH_BYTES:
+            raise Failure("E3001", f"the address that keys are fetched from sends more than {FETCH_BYTES} bytes")
+    return bytes(body)
+
+
+async def _public_address(host: str, port: int) -> str:
+    """An address of a host none of whose addresses is private, local or reserved."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]) for entry in found]
+    if not addresses or not all(map(is_public, addresses)):
+        raise Failure("E3001", "keys of a DID are fetched from public addresses only")
+    return addresses[0]
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the open Internet, also when it is wrapped in an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address):
+        wrapped = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
+        if wrapped is not None:
+            return is_public(str(wrapped))
+        if parsed in ipaddress.ip_network("64:ff9b::/96"):
+            return False
+    return parsed.is_global and not parsed.is_multicast

@@ -1,0 +1,94 @@
+"""Who people, agents and services are: `principals.toml` of the home.
+
+    [[principal]]
+    id = "local:*"            # a caller's id or DID; `*` and `?` match
+    kind = "human"            # human, agent or service
+    trust = 100               # 0 to 100
+    groups = ["approvers"]
+    scopes = ["audit:read"]
+
+Groups and scopes of all entries that match add up; of kind and trust the first entry that says them decides, so put
+the particular before the general. Whom no entry matches has no trust, no groups and no scopes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+
+import pydantic
+
+from interlock.core.context import Caller, CallerKind
+from interlock.core.errors import Failure
+
+DEFAULT = """\
+# Who callers are: kind, trust (0 to 100), groups and scopes. Policy rules and approvals read them.
+# Groups and scopes of all matching entries add up; the first that says kind or trust decides it.
+
+[[principal]]
+id = "local:*"
+kind = "human"
+trust = 100
+groups = ["approvers", "managers", "admins"]
+scopes = [
+  "audit:read", "calls:reconcile", "tools:admin", "tokens:issue", "secrets:admin", "policy:admin", "pii:read",
+]
+"""
+
+
+class Principal(pydantic.BaseModel):
+    """One entry: what is said of everybody whose id matches."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    id: str = pydantic.Field(min_length=1)
+    kind: CallerKind | None = None
+    trust: int | None = pydantic.Field(None, ge=0, le=100)
+    groups: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+
+
+class _File(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    principal: tuple[Principal, ...] = ()
+
+
+class Principals:
+    """The entries, and the caller that each id stands for: always the same object, so that caches can key on it."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self.entries = _File.model_validate(tomllib.loads(text)).principal
+        except tomllib.TOMLDecodeError as error:
+            raise _broken(str(error)) from None
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise _broken(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+        self.groups = frozenset(group for entry in self.entries for group in entry.groups)
+        self._callers: dict[str, Caller] = {}
+
+    def caller(self, caller_id: str) -> Caller:
+        """The caller with this id, acting for itself."""
+        known = self._callers.get(caller_id)
+        if known is None:
+            if len(self._callers) > 10_000:
+                self._callers.clear()
+            known = self._callers[caller_id] = self._caller(caller_id)
+        return known
+
+    def _caller(self, caller_id: str) -> Caller:
+        matching = [entry for entry in self.entries if fnmatch.fnmatchcase(caller_id, entry.id)]
+        kinds: list[CallerKind] = [entry.kind for entry in matching if entry.kind is not None]
+        trusts = [entry.trust for entry in matching if entry.trust is not None]
+        return Caller(
+            id=caller_id,
+            kind=kinds[0] if kinds else "human",
+            trust=trusts[0] if trusts else 0,
+            groups=frozenset(group for entry in matching for group in entry.groups),
+            scopes=frozenset(scope for entry in matching for scope in entry.scopes),
+        )
+
+
+def _broken(why: str) -> Failure:
+    return Failure("E3205", f"principals.toml cannot be used: {why}")

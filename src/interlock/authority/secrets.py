@@ -1,0 +1,518 @@
+"""Credentials: kept encrypted, lent to one call at a time, void and wiped when it ends.
+
+Theory of operation. A tool's manifest names the credentials it needs (`credentials:github/token`). When a call of it
+starts, `open_lease` fetches just these from a source, and the call holds them in a `Lease` no longer than it may run.
+What is rotated meanwhile reaches the next call, never a running one. `close` zeroes the values and, where they
+were issued for this call alone, has the issuer revoke them. Whoever uses one later is told E3603.
+
+Two sources exist: the embedded store below (one encrypted row per credential) and Vault (`vault`). Both answer in the
+same four ways: E3601 unreachable, E3602 absent, E3603 expired, E3604 cannot be decrypted. Several slots under one name
+form a pool: the first that is not resting is used, and one that met a rate limit rests for a while.
+
+A value is shown by `reveal` and by nothing else: not by repr, format, JSON, copying or pickling. The bytes Interlock
+holds are zeroed at the end; text that `reveal` handed out belongs to whoever asked for it, so results and messages
+go through `scrub` before they leave the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
+from urllib.parse import quote, quote_plus
+
+import orjson
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.core.patterns import REDACTED
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction
+from interlock.store.sealing import Box, key_id_of, keys_in_use
+
+_log = logging.getLogger("interlock.secrets")
+
+PERMISSION = "credentials:"
+MAX_VALUE = 65_536
+LONGEST_REST_MS = 86_400_000
+
+# No part may begin with a dot: a name is also a path at a vault.
+_NAME = re.compile(r"(?=.{1,200}\Z)[a-z0-9_-][a-z0-9_.-]*(/[a-z0-9_-][a-z0-9_.-]*)*", re.ASCII)
+_SLOT = re.compile(r"[a-z0-9_-]{1,50}", re.ASCII)
+
+
+class Credential:
+    """One secret value, for as long as it is valid. Only `reveal` shows it."""
+
+    __slots__ = ("_clock", "_ends", "_value", "_wiped", "expires_ms", "issued", "name", "slot", "version")
+
+    def __init__(
+        self,
+        value: bytes,
+        *,
+        name: str,
+        slot: str,
+        version: str,
+        clock: Clock,
+        expires_ms: int | None = None,
+        issued: str | None = None,
+    ) -> None:
+        """`issued` is the issuer's own reference where the credential was made for one call."""
+        self.name = name
+        self.slot = slot
+        self.version = version
+        self.expires_ms = expires_ms
+        self.issued = issued
+        self._clock = clock
+        self._value = bytearray(value)
+        self._ends = float("inf")
+        self._wiped = False
+
+    def reveal(self) -> str:
+        """The value; E3603 once its call has ended or its time is over."""
+        if self._clock.monotonic() >= self._ends:
+            raise Failure("E3603", f"the credential `{self.name}` was lent to a call whose time is over")
+        if self.expires_ms is not None and self._clock.now_ms() >= self.expires_ms:
+            raise Failure("E3603", f"the credential `{self.name}` has expired; store a new one")
+        return self._text()
+
+    def texts(self) -> list[str]:
+        """What must not be seen in any output: the value, and each field where an issuer gave several."""
+        value = self._text()
+        if self.issued is None or not value.startswith("{"):
+            return [value]
+        fields = cast("dict[str, Any]", orjson.loads(value))
+        return [value, *(field for field in fields.values() if isinstance(field, str))]
+
+    def end_at(self, monotonic: float) -> None:
+        """Make it void at a point in time, if it is not void sooner."""
+        self._ends = min(self._ends, monotonic)
+
+    def wipe(self) -> None:
+        """Zero the value, for good."""
+        # INVARIANT: the mark comes first, so that a thread that reads meanwhile never takes zeros for the value.
+        self._wiped = True
+        self._value[:] = bytes(len(self._value))
+
+    def _text(self) -> str:
+        text = self._value.decode()
+        if self._wiped:
+            raise Failure("E3603", f"the credential `{self.name}` was lent to a call that has ended")
+        return text
+
+    def __repr__(self) -> str:
+        return f"<credential {self.name} [{self.slot}]>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a credential can be neither copied nor stored")
+
+
+class SecretSource(Protocol):
+    """Where credentials come from."""
+
+    async def fetch(self, name: str) -> Credential:
+        """The credential that is in force now; E3601 unreachable, E3602 absent, E3603 expired, E3604 undecryptable."""
+        ...
+
+    async def rest(self, name: str, slot: str, ms: int) -> None:
+        """Leave one of a pool alone for a while: its service limits its rate."""
+        ...
+
+    async def release(self, credential: Credential) -> None:
+        """Have a credential that was issued for one call revoked."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# What a call gets
+
+
+async def open_lease(source: SecretSource, names: Sequence[str], *, lifetime_s: float, clock: Clock) -> Lease:
+    """Fetch credentials for one call that may take so long. Whatever keeps one from being had, none is kept."""
+    lease = Lease(source, clock.monotonic() + lifetime_s)
+    try:
+        for name in dict.fromkeys(names):
+            check_name(name)
+            lease.add(await source.fetch(name))
+    except BaseException:
+        await lease.close()
+        raise
+    return lease
+
+
+class Lease:
+    """The credentials of one call, and of no other."""
+
+    __slots__ = ("_closed", "_credentials", "_ends", "_files", "_source")
+
+    def __init__(self, source: SecretSource, ends: float) -> None:
+        self._source = source
+        self._ends = ends
+        self._credentials: dict[str, Credential] = {}
+        self._files: dict[str, int] = {}
+        self._closed = False
+
+    def add(self, credential: Credential) -> None:
+        credential.end_at(self._ends)
+        self._credentials[credential.name] = credential
+
+    def __getitem__(self, name: str) -> Credential:
+        credential = self._credentials.get(name)
+        if credential is None:
+            raise Failure("E3206", f"the tool's manifest does not name the credential; add `{PERMISSION}{name}` to it")
+        return credential
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._credentials)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its credentials are void: what its call says from now on cannot be scrubbed any more."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        return f"<lease of {', '.join(self._credentials) or 'nothing'}>"
+
+    def values(self) -> list[str]:
+        """Every text to be scrubbed from what leaves the call. Also after its time is over, but not once it is closed:
+        nobody may take an empty list for "nothing to hide"."""
+        return [text for credential in self._credentials.values() for text in credential.texts()]
+
+    def as_file(self, name: str) -> int:
+        """A descriptor of a file in memory that holds the value, to be handed to a child process.
+
+        When the lease is closed the file is emptied, also for a child that still holds it.
+        """
+        if name not in self._files:
+            value = self[name].reveal().encode()
+            descriptor = self._files[name] = os.memfd_create("credential", os.MFD_CLOEXEC)
+            os.pwrite(descriptor, value, 0)
+        return self._files[name]
+
+    async def rate_limited(self, name: str, ms: int) -> None:
+        """Let the credential this call was lent rest: its service answered that the rate limit is reached."""
+        await self._source.rest(name, self[name].slot, ms)
+
+    def wipe(self) -> None:
+        """Void and zero everything at once."""
+        for credential in self._credentials.values():
+            credential.wipe()
+        while self._files:
+            descriptor = self._files.popitem()[1]
+            os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+    async def close(self) -> None:
+        """Wipe, then have revoked what was issued for this call alone. An issuer that fails does not fail the call."""
+        self.wipe()
+        issued = [] if self._closed else [one for one in self._credentials.values() if one.issued is not None]
+        self._closed = True
+        if issued:
+            # A call that is cancelled at this very moment must not leave a credential valid behind it.
+            await asyncio.shield(self._release(issued))
+
+    async def _release(self, issued: list[Credential]) -> None:
+        for credential in issued:
+            try:
+                await self._source.release(credential)
+            except Failure as failure:
+                _log.warning("the credential %s could not be revoked and ends by itself: %s", credential.name, failure)
+
+
+# The embedded store
+
+
+class Kept(NamedTuple):
+    """What may be known of a stored credential: everything but its value."""
+
+    name: str
+    slot: str
+    created_ms: int
+    expires_ms: int | None
+    resting_until_ms: int
+
+
+class Secrets:
+    """The embedded store: one encrypted row per name and slot."""
+
+    def __init__(self, journal: Journal, box: Box, clock: Clock) -> None:
+        self._journal = journal
+        self._box = box
+        self._clock = clock
+
+    async def set(self, name: str, value: str, *, by: str, slot: str = "main", expires_ms: int | None = None) -> None:
+        """Store a credential, in the place of one that is there. `expires_ms` is a point in time."""
+        check_name(name)
+        if not _SLOT.fullmatch(slot):
+            raise Failure("E3004", "a slot is named by up to 50 of the characters `a-z 0-9 _ -`")
+        plain = _plain(value)
+
+        def unit(transaction: Transaction) -> None:
+            now_ms = transaction.now_ms
+            if expires_ms is not None and expires_ms <= now_ms:
+                raise Failure("E3004", f"the credential `{name}` would have expired before it is stored")
+            sealed = self._box.seal(plain, purpose="secret", about=_place(name, slot, now_ms, expires_ms))
+            transaction.execute(_SET, (name, slot, key_id_of(sealed), sealed, now_ms, expires_ms))
+            _note(transaction, "secret.set", by, name=name, slot=slot, expires_ms=expires_ms)
+
+        await self._journal.commit(unit)
+
+    async def remove(self, name: str, *, by: str, slot: str | None = None) -> int:
+        """Forget a credential, or one slot of it; returns how many slots went. E3602 when there is none."""
+
+        def unit(transaction: Transaction) -> int:
+            rows = transaction.execute("SELECT slot FROM secret WHERE name = ?", (name,)).fetchall()
+            gone = [found for (found,) in rows if slot is None or found == slot]
+            if not gone:
+                raise _absent(name, slot)
+            for found in gone:
+                transaction.execute("DELETE FROM secret WHERE name = ? AND slot = ?", (name, found))
+                _note(transaction, "secret.removed", by, name=name, slot=found)
+            return len(gone)
+
+        return await self._journal.commit(unit)
+
+    def names(self) -> list[Kept]:
+        """Every stored credential, without its value."""
+        rows = self._journal.read(
+            "SELECT name, slot, created_ms, expires_ms, resting_until_ms FROM secret ORDER BY name, slot"
+        )
+        return [Kept(*row) for row in rows]
+
+    async def fetch(self, name: str) -> Credential:
+        """The first slot that neither rests nor has expired."""
+        try:
+            rows = self._journal.read(_FETCH, (name,))
+        except Failure as failure:
+            raise Failure("E3601", f"the store of credentials cannot be read: {failure.message}") from None
+        if not rows:
+            raise _absent(name)
+        slot = first_ready(name, [Slot(row[0], row[3], row[4]) for row in rows], self._clock.now_ms())
+        sealed, created_ms, expires_ms = next(row[1:4] for row in rows if row[0] == slot)
+        try:
+            value = self._box.open(sealed, purpose="secret", about=_place(name, slot, created_ms, expires_ms))
+        except Failure as failure:
+            raise Failure(failure.code, f"the credential `{name}` [{slot}]: {failure.message}") from None
+        return Credential(
+            value, name=name, slot=slot, version=str(created_ms), expires_ms=expires_ms, clock=self._clock
+        )
+
+    async def rest(self, name: str, slot: str, ms: int) -> None:
+        """Pass a slot over until so many milliseconds have gone by, in every process."""
+
+        def unit(transaction: Transaction) -> None:
+            until_ms = transaction.now_ms + min(ms, LONGEST_REST_MS)
+            transaction.execute(
+                "UPDATE secret SET resting_until_ms = ? WHERE name = ? AND slot = ? AND resting_until_ms < ?",
+                (until_ms, name, slot, until_ms),
+            )
+            _note(transaction, "secret.resting", "interlock", name=name, slot=slot, until_ms=until_ms)
+
+        await self._journal.commit(unit)
+
+    async def release(self, credential: Credential) -> None:
+        """Nothing to revoke: what is stored here outlives the call."""
+
+    async def close(self) -> None:
+        """Nothing is held open: the journal is somebody else's."""
+
+    async def rotate_key(self, *, by: str) -> list[Kept]:
+        """Seal everything under a new key and drop the old one. Returns what could not be opened and stays as it was.
+
+        Killed at any moment, everything is readable as before; rotating again finishes the work.
+        """
+        await asyncio.to_thread(self._box.rotate)
+        left = await self.reseal_all(by=by)
+        await self._journal.commit(lambda transaction: self._box.retire(keys_in_use(transaction)))
+        return left
+
+    async def reseal_all(self, *, by: str) -> list[Kept]:
+        """Seal everything that is under an older key under the current one. Returns what could not be opened."""
+
+        def unit(transaction: Transaction) -> list[Kept]:
+            current = self._box.current
+            left: list[Kept] = []
+            sealed_anew: list[tuple[str, bytes, str, str]] = []
+            for name, slot, sealed, created_ms, expires_ms, resting in transaction.execute(_OUTDATED, (current,)):
+                place = _place(name, slot, created_ms, expires_ms)
+                try:
+                    value = self._box.open(sealed, purpose="secret", about=place)
+                except Failure:
+                    left.append(Kept(name, slot, created_ms, expires_ms, resting))
+                    continue
+                anew = self._box.seal(value, purpose="secret", about=place)
+                sealed_anew.append((key_id_of(anew), anew, name, slot))
+            for row in sealed_anew:
+                transaction.execute("UPDATE secret SET key_id = ?, sealed = ? WHERE name = ? AND slot = ?", row)
+            _note(transaction, "secret.key_rotated", by, key_id=current, sealed=len(sealed_anew), left=len(left))
+            return left
+
+        return await self._journal.commit(unit)
+
+
+_SET = (
+    "INSERT OR REPLACE INTO secret (name, slot, key_id, sealed, created_ms, expires_ms, resting_until_ms)"
+    " VALUES (?, ?, ?, ?, ?, ?, 0)"
+)
+_FETCH = "SELECT slot, sealed, created_ms, expires_ms, resting_until_ms FROM secret WHERE name = ? ORDER BY slot"
+_OUTDATED = "SELECT name, slot, sealed, created_ms, expires_ms, resting_until_ms FROM secret WHERE key_id <> ?"
+
+
+class Slot(NamedTuple):
+    """One of a pool, as far as choosing goes."""
+
+    slot: str
+    expires_ms: int | None
+    resting_until_ms: int
+
+
+def first_ready(name: str, pool: Sequence[Slot], now_ms: int) -> str:
+    """The first slot that can be used; E3603 when all have expired, E3504 when the others all rest."""
+    live = [one for one in pool if one.expires_ms is None or one.expires_ms > now_ms]
+    if not live:
+        raise Failure("E3603", f"the credential `{name}` has expired; store a new one")
+    ready = [one.slot for one in live if one.resting_until_ms <= now_ms]
+    if ready:
+        return ready[0]
+    soonest = min(one.resting_until_ms for one in live)
+    raise Failure("E3504", f"every credential `{name}` is rate-limited", retry_after_ms=soonest - now_ms)
+
+
+def check_name(name: str) -> None:
+    """Refuse (E3004) what cannot be a credential's name."""
+    if not _NAME.fullmatch(name):
+        raise Failure(
+            "E3004", "a credential is named like `github/token`: `a-z 0-9 _ . -` in parts that do not begin with a dot"
+        )
+
+
+def _plain(value: str) -> bytes:
+    # The words never quote the value.
+    try:
+        plain = value.encode()
+    except UnicodeEncodeError:
+        plain = b""
+    if not plain or len(plain) > MAX_VALUE:
+        raise Failure("E3004", f"a credential is text of 1 to {MAX_VALUE} bytes")
+    return plain
+
+
+def _place(name: str, slot: str, created_ms: int, expires_ms: int | None) -> str:
+    """What a sealed value is bound to: moved to another row or given a longer life, it does not open."""
+    return f"{name} {slot} {created_ms} {expires_ms}"
+
+
+def _absent(name: str, slot: str | None = None) -> Failure:
+    which = f"`{name}`" if slot is None else f"`{name}` [{slot}]"
+    return Failure("E3602", f"there is no credential {which}; store it with `interlock secrets set {name}`")
+
+
+def _note(transaction: Transaction, act: str, by: str, **facts: Any) -> None:
+    ref = f"secret:{facts['name']}" if "name" in facts else "secret"
+    transaction.append("authority", ref, records.plain("authority", ref, transaction.now_ms, act=act, by=by, **facts))
+
+
+# Taking secrets out of what leaves a call
+
+
+SHORT = 4
+
+
+def scrub(value: Any, secrets: Sequence[str], keep: Collection[str] = ()) -> tuple[Any, bool]:
+    """Replace secrets in the strings, keys and numbers of JSON-like data; whether there were any is the second answer.
+
+    Keys that are in `keep` stay: they are known beforehand, so they give nothing away.
+
+    Found plain, in base64 (also within longer base64), URL-quoted, JSON-escaped and in hex. Those of fewer than four
+    characters would be found everywhere; they count as whole values only.
+    """
+    if not secrets:
+        return value, False
+    scrubber = _Scrubber(secrets, keep)
+    try:
+        scrubbed = scrubber.visit(value)
+    except RecursionError:
+        raise Failure("E3304") from None
+    return (scrubbed, True) if scrubber.found else (value, False)
+
+
+class _Scrubber:
+    """Looks for one set of secrets. Nothing here is remembered past the call: the forms are secrets as well."""
+
+    def __init__(self, secrets: Sequence[str], keep: Collection[str]) -> None:
+        self._keep = keep
+        self._whole = frozenset(secrets)
+        forms = {form for secret in self._whole if len(secret) >= SHORT for form in _forms(secret)}
+        # What could be found in the marker itself is replaced before there are markers; otherwise the longest first.
+        self._forms = sorted(forms, key=lambda form: (form not in REDACTED, -len(form)))
+        self.found = False
+
+    def visit(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            return self._members(cast("dict[Any, Any]", value))
+        if isinstance(value, list | tuple):
+            return [self.visit(item) for item in cast("Sequence[Any]", value)]
+        if isinstance(value, int | float) and str(value) in self._whole:
+            self.found = True
+            return REDACTED
+        return value
+
+    def _members(self, members: dict[Any, Any]) -> dict[Any, Any]:
+        scrubbed: dict[Any, Any] = {}
+        for key, item in members.items():
+            name = unique = key if key in self._keep else self.visit(key)
+            while unique in scrubbed:  # two keys that were secrets must not become one
+                unique = f"{name} {len(scrubbed)}"
+            scrubbed[unique] = self.visit(item)
+        return scrubbed
+
+    def _text(self, text: str) -> str:
+        if text not in self._whole and not any(form in text for form in self._forms):
+            return text
+        self.found = True
+        if text in self._whole:
+            return REDACTED
+        for form in self._forms:
+            text = text.replace(form, REDACTED)
+        # INVARIANT: what still shows a form, because it grew together around a marker, is withheld whole.
+        return REDACTED if any(form in text for form in self._forms if form not in REDACTED) else text
+
+
+def _forms(secret: str) -> set[str]:
+    """Every way in which a secret is looked for."""
+    raw = secret.encode(errors="surrogatepass")
+    quoted = {quote(raw, safe=""), quote(raw), quote_plus(raw)}
+    escaped = json.dumps(secret)[1:-1]
+    return {
+        secret,
+        raw.hex(),
+        raw.hex().upper(),
+        *quoted,
+        *(_PERCENT.sub(lambda match: match[0].lower(), one) for one in quoted),
+        escaped,
+        _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}", escaped),
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        *_base64(raw),
+    }
+
+
+_PERCENT = re.compile(r"%[0-9A-F]{2}")
+_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
+
+
+def _base64(raw: bytes) -> Iterator[str]:
+    """The bytes in base64: alone, and the letters that they alone decide at each of three places within more."""
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        alone = encode(raw).decode()
+        yield alone
+        yield alone.rstrip("=")
+        for before, first in ((0, 0), (1, 2), (2, 3)):
+            yield encode(bytes(before) + raw).decode()[first : (before + len(raw)) * 8 // 6]

@@ -1,0 +1,718 @@
+"""Capability tokens: issued, delegated, verified, revoked.
+
+A token is a JWT. Its own claims state the last link of a delegation chain, and `act` states the links above it, nearest
+first (core/capability has the algebra):
+
+    iss aud iat │ sub jti nbf exp tools scopes resources constraints │ act {sub jti nbf exp tools … act {…}}
+
+Two kinds of hands may sign one. Our issuer, or one that the operator trusts, answers for the whole chain; where it
+passes a token on, `via` names the keys that vouched for that one. Or the holder of a token passes it on by himself,
+without asking anybody: then `iss` is his DID, the signature is by that DID's key, and `proof` is the token he holds.
+The proof is verified first, by the same rules; only what an issuer once signed leads to a key, so nobody unknown can
+make us fetch anything.
+
+    issuer ─signs─► token of A ─A signs, with it as proof─► token of B ─B signs, …─► token of C
+
+INVARIANT: whatever the path, every link is within the one above it, every subject is known, and nothing on the path
+(link, subject, key) is revoked.
+
+Verifying costs some hundred microseconds, so the outcome is remembered by the token's digest for a minute at most. What
+is revoked is a set in memory. Before it is used, and at most every 40 ms, the store is asked whether anything changed:
+a revocation, an identity, a key. If so, the set grows and everything remembered is forgotten.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, cast
+
+from interlock.authority.dids import DidResolver, keys_within
+from interlock.authority.identities import DidRegistry, Identity, void, void_identity
+from interlock.authority.keys import (
+    ALGORITHMS,
+    Algorithm,
+    IssuerKeys,
+    PublicKey,
+    SigningKey,
+    TrustedIssuers,
+    algorithm_of,
+    strict_json,
+)
+from interlock.core.capability import (
+    DEEPEST,
+    Capability,
+    Link,
+    ToolGrant,
+    is_did,
+    link_faults,
+    read_above,
+    read_link,
+    widenings,
+    write_above,
+    write_link,
+)
+from interlock.core.clock import Clock, iso, new_id
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction
+
+LARGEST = 16_384  # bytes
+MAX_TTL_S = 86_400
+LOOK_EVERY_S = 0.04
+REMEMBER_S = 60.0
+REMEMBERED = 10_000
+ISSUE_SCOPE = "tokens:issue"
+
+_FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
+# `x5t` only names a certificate. Whatever brings a key along, or changes what a signature means, is refused.
+_HEADERS = {"alg", "typ", "kid", "x5t", "x5t#S256"}
+_TYPES = {"JWT", "at+jwt"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A token that has the form of one. Nothing in it is believed yet."""
+
+    algorithm: Algorithm
+    kid: str | None
+    claims: Mapping[str, Any]
+    iss: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proven:
+    """A chain that an issuer answers for, and whom it is for."""
+
+    issuer: str
+    audience: str
+    links: tuple[Link, ...]
+    keys: tuple[str, ...]
+
+
+class Tokens:
+    """The issuer and verifier of a home."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        clock: Clock,
+        keys: IssuerKeys,
+        registry: DidRegistry,
+        trusted: TrustedIssuers | None = None,
+        resolver: DidResolver | None = None,
+        issuer: str = "interlock",
+        audience: str = "interlock",
+        max_ttl_s: int = MAX_TTL_S,
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._keys = keys
+        self._registry = registry
+        self._trusted = trusted or TrustedIssuers((), clock=clock)
+        self._resolver = resolver or DidResolver(clock=clock)
+        self._issuer = issuer
+        self._audience = audience
+        self._max_ttl_s = max_ttl_s
+        if is_did(issuer) or self._trusted.get(issuer) is not None:
+            raise Failure("E3004", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
+        self._remembered: dict[bytes, tuple[Caller, float]] = {}
+        self._void_links: set[str] = set()
+        self._void_subjects: set[str] = set()
+        self._void_keys: set[str] = set()
+        self._through = 0
+        self._seen: object = None
+        self._epoch = 0
+        self._looked = float("-inf")
+
+    # Verifying
+
+    def known(self, token: str) -> Caller | None:
+        """The caller of a token that was verified a moment ago; None where `verify` has to look at it."""
+        now = self._clock.monotonic()
+        if now - self._looked >= LOOK_EVERY_S:
+            self._look()
+        found = self._remembered.get(hashlib.sha256(token.encode(errors="replace")).digest())
+        return found[0] if found is not None and now < found[1] else None
+
+    async def verify(self, token: str) -> Caller:
+        """The caller that a token speaks for.
+
+        E3201 expired, not valid yet or revoked; E3202 signature, algorithm or key; E3203 malformed, or wider than the
+        link above it; E3207 a subject that nobody knows; E3001 keys or identities that are not to be had.
+        """
+        self._look()
+        epoch = self._epoch
+        proven = await self._prove(token)
+        digest = hashlib.sha256(token.encode())
+        capability = Capability(digest=digest.hexdigest(), issuer=proven.issuer, links=proven.links, keys=proven.keys)
+        caller = await self.renew(capability)
+        if epoch == self._epoch:
+            self._remember(digest.digest(), caller, proven.links[-1].expires)
+        return caller
+
+    async def renew(self, capability: Capability) -> Caller:
+        """The caller of a capability that was verified before, as things stand now."""
+        # Before the registry is asked, so that what is revoked says so; and after it, since it may have taken time.
+        self.check(capability)
+        caller = _caller(capability, await self._identities(capability.links))
+        self._look()
+        self.check(capability)
+        return caller
+
+    def check(self, capability: Capability) -> None:
+        """Refuse (E3201) a capability whose time is not now, or that hangs on anything revoked. For every call."""
+        if self._clock.monotonic() - self._looked >= LOOK_EVERY_S:
+            self._look()
+        # The last link has the narrowest time of all.
+        leaf, now_ms = capability.links[-1], self._clock.now_ms()
+        if now_ms >= leaf.expires * 1000:
+            raise Failure("E3201", f"the token expired at {iso(leaf.expires * 1000)}")
+        if now_ms < leaf.not_before * 1000:
+            raise Failure("E3201", f"the token is not valid before {iso(leaf.not_before * 1000)}")
+        for link in capability.links:
+            if link.jti in self._void_links:
+                raise Failure("E3201", f"the token is revoked: its link `{link.jti}` is")
+            if link.subject in self._void_subjects:
+                raise Failure("E3201", f"the token is revoked: the identity `{link.subject}` is")
+        for key in capability.keys:
+            if key in self._void_keys:
+                raise Failure("E3201", f"the token is revoked: the key `{key}` that signed it is")
+
+    def _remember(self, digest: bytes, caller: Caller, expires: int) -> None:
+        if len(self._remembered) >= REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        left_s = expires - self._clock.now_ms() / 1000
+        self._remembered[digest] = (caller, self._clock.monotonic() + min(REMEMBER_S, left_s))
+
+    def _look(self) -> None:
+        """See whether anything changed, here or in another process. A store that cannot be read raises."""
+        now = self._clock.monotonic()
+        rows = self._journal.read(
+            "SELECT (SELECT max(seq) FROM revocation), (SELECT value FROM fact WHERE name = 'identity_epoch')"
+        )
+        seen = (*rows[0], self._keys.names())
+        if seen != self._seen:
+            sets = {"jti": self._void_links, "did": self._void_subjects, "key": self._void_keys}
+            for seq, kind, ref in self._journal.read(
+                "SELECT seq, kind, ref FROM revocation WHERE seq > ? ORDER BY seq", (self._through,)
+            ):
+                sets[kind].add(ref)
+                self._through = seq
+            self._remembered.clear()
+            self._epoch += 1
+            self._seen = seen
+        self._looked = now
+
+    async def _prove(self, token: str, depth: int = 1) -> _Proven:
+        """The chain a token states, once signatures, claims and narrowing have been checked all the way up."""
+        opened = _open(token)
+        claims = opened.claims
+        above = read_above(claims.get("act"))
+        if is_did(opened.iss):
+            parent = await self._parent(opened, above, depth)
+            key = await self._holder_key(opened)
+            proven = replace(parent, keys=(*parent.keys, key.kid))
+        else:
+            if "proof" in claims:
+                raise Failure("E3203", "the token is malformed: only a token signed by a DID has a `proof`")
+            key, proven = await self._issuer_key(opened)
+        _verify_signature(token, opened, key)
+        link = self._link(claims, proven.audience)
+        if is_did(opened.iss) and not link.jti.startswith(f"{above[-1].jti}/"):
+            # Otherwise a holder could take another link's id, and with it its count of uses.
+            raise Failure("E3203", "the token is malformed: its `jti` must be its parent's, a slash and more")
+        links = (*above, link)
+        if len(links) > DEEPEST:
+            raise Failure("E3203", f"the delegation chain is deeper than {DEEPEST} links")
+        self._check_chain(links)
+        return replace(proven, links=links)
+
+    async def _parent(self, opened: _Opened, above: tuple[Link, ...], depth: int) -> _Proven:
+        """The proof of a token that its holder signed himself: it must be the holder's, and the chain above it."""
+        proof = opened.claims.get("proof")
+        if not isinstance(proof, str):
+            raise Failure("E3203", "the token is malformed: one that is signed by a DID needs the `proof` it hangs on")
+        if depth >= DEEPEST:
+            raise Failure("E3203", f"the delegation chain is deeper than {DEEPEST} links")
+        parent = await self._prove(proof, depth + 1)
+        if parent.links[-1].subject != opened.iss:
+            raise Failure("E3203", "the token's proof belongs to somebody else than who signed it")
+        if parent.links != above:
+            raise Failure("E3203", "the token's `act` does not say what its proof says")
+        return parent
+
+    async def _holder_key(self, opened: _Opened) -> PublicKey:
+        keys = await self._resolver.resolve(opened.iss, opened.kid)
+        fitting = [key for key in keys if opened.kid is None or opened.kid == key.kid]
+        if len(fitting) != 1:
+            raise Failure("E3202", "the token's `kid` names no single key of the DID that signed it")
+        return fitting[0]
+
+    async def _issuer_key(self, opened: _Opened) -> tuple[PublicKey, _Proven]:
+        iss, kid = opened.iss, opened.kid
+        if kid is None:
+            raise Failure("E3202", "the token's header names no key (`kid`)")
+        if iss == self._issuer:
+            key, name, audience = self._keys.find(kid), kid, self._audience
+        else:
+            issuer = self._trusted.get(iss)
+            if issuer is None:
+                raise Failure("E3202", f"the token's issuer `{iss[:200]}` is not trusted here")
+            key, name, audience = await self._trusted.find(iss, kid), f"{iss}#{kid}", issuer.audience
+            if key is not None and key.algorithm not in issuer.algorithms:
+                raise Failure("E3202", f"`{key.algorithm}` is not among the algorithms of the issuer `{iss}`")
+        if key is None:
+            raise Failure("E3202", "the token is signed by a key that its issuer does not have, or has retired")
+        return key, _Proven(issuer=iss, audience=audience, links=(), keys=(*_via(opened.claims), name))
+
+    def _link(self, claims: Mapping[str, Any], audience: str) -> Link:
+        """The token's own link, once the claims around it are in order."""
+        link = read_link(claims)
+        if claims.get("aud") not in (audience, [audience]):
+            raise Failure("E3203", f"the token is for another audience than `{audience}`")
+        issued: Any = claims.get("iat")
+        if issued.__class__ is not int:
+            raise Failure("E3203", "the token is malformed: `iat` must be a whole number of seconds")
+        if issued * 1000 > self._clock.now_ms():
+            raise Failure("E3201", "the token is not valid yet: it was issued in the future")
+        if link.expires - issued > self._max_ttl_s:
+            raise Failure("E3203", f"the token lives longer than the {self._max_ttl_s} seconds that are allowed")
+        return link
+
+    def _check_chain(self, links: Sequence[Link]) -> None:
+        for link in links:
+            if link.expires - link.not_before > self._max_ttl_s:
+                raise Failure("E3203", f"a link lives longer than the {self._max_ttl_s} seconds that are allowed")
+        for parent, child in pairwise(links):
+            more = widenings(parent, child)
+            if more:
+                raise Failure(
+                    "E3203", f"the link of `{child.subject}` holds more than the one above it: {'; '.join(more)}"
+                )
+
+    async def _identities(self, links: Sequence[Link]) -> list[Identity]:
+        """Everybody on the chain, root first; E3207 for one who is not known, or no longer."""
+        found = [await self._known(link.subject) for link in links]
+        if len({identity.tenant for identity in found}) > 1:
+            raise Failure("E3206", "the delegation chain leads from one tenant into another")
+        return found
+
+    async def _known(self, did: str) -> Identity:
+        identity = await self._registry.look_up(did)
+        if identity is None:
+            raise Failure("E3207", f"the identity `{did}` is not registered here")
+        if identity.state != "active":
+            raise Failure("E3207", f"the identity `{did}` is revoked")
+        return identity
+
+    # Issuing
+
+    async def issue(
+        self,
+        *,
+        subject: str,
+        by: Caller,
+        user: str | None = None,
+        scopes: Sequence[str] = (),
+        tools: Sequence[ToolGrant] = (ToolGrant("*"),),
+        ttl_s: int = 3600,
+        resources: Sequence[str] | None = None,
+        constraints: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A new token for a subject, on behalf of a user where one is named. Needs the scope `tokens:issue`.
+
+        Whoever issues on the strength of a token of his own passes that token on: the new one hangs below it and may
+        hold no more.
+        """
+        _require(by)
+        above: tuple[Link, ...] = ()
+        via: tuple[str, ...] = ()
+        if by.capability is not None:
+            self.check(by.capability)
+            above, via = by.capability.links, by.capability.keys
+        now_s = self._clock.now_ms() // 1000
+        link = Link(
+            jti=self._new_id(),
+            subject=subject,
+            scopes=frozenset(scopes),
+            tools=tuple(tools),
+            not_before=now_s,
+            expires=now_s + ttl_s,
+            resources=None if resources is None else tuple(resources),
+            constraints=dict(constraints or {}),
+        )
+        users = () if user is None or user == subject else (replace(link, jti=self._new_id(), subject=user),)
+        return await self._sign((*above, *users, link), via, "token.issued", by)
+
+    async def delegate(
+        self,
+        parent_token: str,
+        *,
+        subject: str,
+        by: Caller,
+        scopes: Sequence[str] | None = None,
+        tools: Sequence[ToolGrant] | None = None,
+        resources: Sequence[str] | None = None,
+        constraints: Mapping[str, Any] | None = None,
+        ttl_s: int | None = None,
+    ) -> str:
+        """Pass a token on to a subject, narrowed. What is not said stays as it is; more than it holds is E3206.
+
+        Holding the token is the right to pass it on.
+        """
+        parent = (await self.verify(parent_token)).capability
+        assert parent is not None
+        link = narrowed(
+            parent.leaf,
+            subject=subject,
+            jti=self._new_id(),
+            now_s=self._clock.now_ms() // 1000,
+            scopes=scopes,
+            tools=tools,
+            resources=resources,
+            constraints=constraints,
+            ttl_s=ttl_s,
+        )
+        return await self._sign((*parent.links, link), parent.keys, "token.delegated", by)
+
+    async def _sign(self, links: tuple[Link, ...], via: tuple[str, ...], act: str, by: Caller) -> str:
+        """The token of a chain, after the same checks that verifying it will make, and on record."""
+        _check_new(links, self._max_ttl_s)
+        await self._identities(links)
+        key = self._keys.active()
+        leaf = links[-1]
+        claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **_chain_claims(links)}
+        if via:
+            claims["via"] = list(dict.fromkeys(via))
+        token = _encode(claims, key.private, key.kid)
+
+        def unit(transaction: Transaction) -> None:
+            body = records.plain(
+                "authority",
+                leaf.jti,
+                transaction.now_ms,
+                act=act,
+                by=by.id,
+                subject=leaf.subject,
+                chain=[{"subject": link.subject, "jti": link.jti} for link in links[:-1]],
+                tools=[str(grant) for grant in leaf.tools],
+                scopes=sorted(leaf.scopes),
+                resources=None if leaf.resources is None else list(leaf.resources),
+                constraints=dict(leaf.constraints),
+                expires=iso(leaf.expires * 1000),
+                key=key.kid,
+            )
+            transaction.append("authority", leaf.jti, body)
+
+        await self._journal.commit(unit)
+        return token
+
+    def _new_id(self) -> str:
+        return new_id(self._clock.now_ms(), self._clock.random_bytes(8))
+
+    # Revoking
+
+    async def revoke(self, ref: str, *, reason: str, by: Caller) -> str:
+        """Void a token, a link (`jti`), an identity (DID) or a key (`kid`) and everything that hangs on it.
+
+        Needs the scope `tokens:issue`. Returns what was revoked, in words.
+        """
+        _require(by)
+        if is_did(ref):
+            await self._journal.commit(lambda tx: void_identity(tx, ref, reason=reason, by=by.id))
+            self._look()
+            return f"identity {ref}"
+        if ref.startswith("ey") and _FORM.match(ref):
+            ref = await self._jti_of(ref)
+        own = self._keys.find(ref)
+        if own is not None or "#" in ref:
+            await self._void_key(ref, reason, by)
+            return f"key {ref}"
+
+        def unit(transaction: Transaction) -> None:
+            void(transaction, "jti", ref, reason=reason, by=by.id)
+            body = records.plain("authority", ref, transaction.now_ms, act="token.revoked", by=by.id, reason=reason)
+            transaction.append("authority", ref, body)
+
+        await self._journal.commit(unit)
+        self._look()
+        return f"link {ref}"
+
+    async def _jti_of(self, token: str) -> str:
+        """The id of a token that is, or was, a good one: nobody gets another's revoked by a forgery."""
+        try:
+            await self.verify(token)
+        except Failure as failure:
+            if failure.code not in ("E3201", "E3207"):
+                raise
+        return str(_open(token).claims["jti"])
+
+    async def rotate_key(self, algorithm: Algorithm | None = None, *, by: Caller, first: bool = False) -> SigningKey:
+        """A new key that signs from now on; with `first`, only if there is none yet. Needs the scope `tokens:issue`."""
+        _require(by)
+        key = self._keys.init(algorithm or "RS256") if first else self._keys.rotate(algorithm)
+
+        def unit(transaction: Transaction) -> None:
+            body = records.plain(
+                "authority", key.kid, transaction.now_ms, act="key.made", by=by.id, algorithm=key.algorithm
+            )
+            transaction.append("authority", key.kid, body)
+
+        await self._journal.commit(unit)
+        self._look()
+        return key
+
+    async def retire_key(self, kid: str, *, reason: str, by: Caller) -> None:
+        """Retire a key of ours that signs no longer; what it signed is void. Needs the scope `tokens:issue`."""
+        _require(by)
+        self._keys.retirable(kid)
+        await self._void_key(kid, reason, by)
+
+    async def _void_key(self, kid: str, reason: str, by: Caller) -> None:
+        """Void a key. One of ours that still signs is replaced first: there is always a key that signs."""
+        own = self._keys.all()
+        if own and own[-1].kid == kid:
+            await self.rotate_key(by=by)
+
+        def unit(transaction: Transaction) -> None:
+            void(transaction, "key", kid, reason=reason, by=by.id)
+            body = records.plain("authority", kid, transaction.now_ms, act="key.revoked", by=by.id, reason=reason)
+            transaction.append("authority", kid, body)
+
+        await self._journal.commit(unit)
+        if self._keys.find(kid) is not None:
+            self._keys.retire(kid)
+        self._look()
+
+    # Looking
+
+    async def inspect(self, token: str) -> dict[str, Any]:
+        """What a token says, for people: whether it holds and why not, its chain, what it grants, the time left."""
+        code, why = "", ""
+        try:
+            await self.verify(token)
+        except Failure as failure:
+            code, why = failure.code, failure.message
+        picture: dict[str, Any] = {"valid": not code, "code": code or None, "why": why or None, "chain": []}
+        try:
+            opened = _open(token)
+            links = (*read_above(opened.claims.get("act")), read_link(opened.claims))
+        except Failure:
+            return picture
+        leaf = links[-1]
+        return picture | {
+            "issuer": opened.iss,
+            "algorithm": opened.algorithm,
+            "kid": opened.kid,
+            "seconds_left": max(0, leaf.expires - self._clock.now_ms() // 1000),
+            "chain": [await self._picture(link) for link in links],
+        }
+
+    async def _picture(self, link: Link) -> dict[str, Any]:
+        try:
+            identity = await self._registry.look_up(link.subject)
+        except Failure:
+            identity = None
+        return {
+            "subject": link.subject,
+            "name": None if identity is None else identity.name,
+            "kind": None if identity is None else identity.kind,
+            "jti": link.jti,
+            "revoked": link.jti in self._void_links or link.subject in self._void_subjects,
+            "tools": [str(grant) for grant in link.tools],
+            "scopes": sorted(link.scopes),
+            "resources": None if link.resources is None else list(link.resources),
+            "constraints": dict(link.constraints),
+            "not_before": iso(link.not_before * 1000),
+            "expires": iso(link.expires * 1000),
+        }
+
+
+# Delegating
+
+
+def narrowed(
+    parent: Link,
+    *,
+    subject: str,
+    jti: str,
+    now_s: int,
+    scopes: Sequence[str] | None = None,
+    tools: Sequence[ToolGrant] | None = None,
+    resources: Sequence[str] | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    ttl_s: int | None = None,
+) -> Link:
+    """A link below another: as it is, but for what is said. Whether it is narrower is not decided here."""
+    return Link(
+        jti=jti,
+        subject=subject,
+        scopes=parent.scopes if scopes is None else frozenset(scopes),
+        tools=parent.tools if tools is None else tuple(tools),
+        not_before=max(now_s, parent.not_before),
+        expires=parent.expires if ttl_s is None else now_s + ttl_s,
+        resources=parent.resources if resources is None else tuple(resources),
+        constraints={**parent.constraints, **(constraints or {})},
+    )
+
+
+def delegate_offline(
+    parent_token: str,
+    *,
+    private: Any,
+    subject: str,
+    clock: Clock,
+    scopes: Sequence[str] | None = None,
+    tools: Sequence[ToolGrant] | None = None,
+    resources: Sequence[str] | None = None,
+    constraints: Mapping[str, Any] | None = None,
+    ttl_s: int | None = None,
+) -> str:
+    """Pass on a token that one holds, signed with one's own key, without asking its issuer.
+
+    `private` is the key of the DID that holds the token. More than the token holds is refused (E3206).
+    """
+    opened = _open(parent_token)
+    parent = read_link(opened.claims)
+    links = (*read_above(opened.claims.get("act")), parent)
+    now_ms = clock.now_ms()
+    link = narrowed(
+        parent,
+        subject=subject,
+        jti=f"{parent.jti}/{new_id(now_ms, clock.random_bytes(8))}",
+        now_s=now_ms // 1000,
+        scopes=scopes,
+        tools=tools,
+        resources=resources,
+        constraints=constraints,
+        ttl_s=ttl_s,
+    )
+    _check_new((*links, link), None)
+    held = keys_within(parent.subject)
+    if held is not None and held[0].key != private.public_key():
+        raise Failure("E3206", f"the key is not the key of `{parent.subject}`, who holds the token")
+    claims = {"iss": parent.subject, "aud": opened.claims.get("aud"), "iat": now_ms // 1000, "proof": parent_token}
+    return _encode(claims | _chain_claims((*links, link)), private, None if held is None else held[0].kid)
+
+
+def _check_new(links: tuple[Link, ...], max_ttl_s: int | None) -> None:
+    """Refuse to issue what would not verify: E3004 for what makes no sense, E3206 for what is wider."""
+    faults = [fault for link in links for fault in link_faults(link)]
+    if len(links) > DEEPEST:
+        faults.append(f"the delegation chain would be deeper than {DEEPEST} links")
+    if max_ttl_s is not None and links[-1].expires - links[-1].not_before > max_ttl_s:
+        faults.append(f"a token lives {max_ttl_s} seconds at most")
+    if faults:
+        raise Failure("E3004", f"the token cannot be issued: {'; '.join(faults)}", details={"faults": faults})
+    more = [words for parent, child in pairwise(links) for words in widenings(parent, child)]
+    if more:
+        raise Failure("E3206", f"a token may only be passed on narrower: {'; '.join(more)}", details={"wider": more})
+
+
+def _require(by: Caller) -> None:
+    if ISSUE_SCOPE not in by.scopes:
+        raise Failure("E3206", f"issuing and revoking tokens needs the scope `{ISSUE_SCOPE}`")
+
+
+def _caller(capability: Capability, identities: Sequence[Identity]) -> Caller:
+    acting = identities[-1]
+    alone = len(identities) == 1 and acting.kind == "human"
+    return Caller(
+        id=capability.root.subject,
+        tenant=acting.tenant,
+        agent=None if alone else acting.did,
+        scopes=capability.leaf.scopes,
+        kind=acting.kind,
+        trust=acting.trust,
+        groups=acting.groups,
+        capability=capability,
+    )
+
+
+# The wire
+
+
+def _open(token: str) -> _Opened:
+    """Take a token apart; E3203 if it is none, E3202 if its header asks for what is never done."""
+    if len(token) > LARGEST or not _FORM.match(token):
+        raise Failure("E3203", f"that is not a token: three parts in base64url, {LARGEST} bytes at most")
+    header, claims = (_object(part) for part in token.split(".")[:2])
+    algorithm, kid = header.get("alg"), header.get("kid")
+    if steering := sorted(header.keys() - _HEADERS):
+        raise Failure("E3202", f"the header `{steering[0][:40]}` is not accepted: keys come from known issuers only")
+    if algorithm not in ALGORITHMS:
+        raise Failure("E3202", f"the algorithm `{str(algorithm)[:40]}` is not accepted; {', '.join(ALGORITHMS)} are")
+    if header.get("typ") not in _TYPES or not (kid is None or isinstance(kid, str)):
+        raise Failure("E3203", "the token is malformed: `typ` must be JWT, and `kid` a name")
+    iss = claims.get("iss")
+    if not isinstance(iss, str):
+        raise Failure("E3203", "the token is malformed: `iss` must name its issuer")
+    return _Opened(algorithm=algorithm, kid=kid, claims=claims, iss=iss)
+
+
+def _via(claims: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys that vouched for a token which its issuer passed on. They can only void it, never make it good."""
+    names: Any = claims.get("via", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in cast("list[Any]", names)):
+        raise Failure("E3203", "the token is malformed: `via` must be a list of names of keys")
+    return tuple(cast("list[str]", names))
+
+
+def _object(part: str) -> dict[str, Any]:
+    try:
+        value = strict_json(_bytes(part))
+    except ValueError as error:
+        raise Failure("E3203", f"the token is malformed: {str(error)[:80]}") from None
+    if not isinstance(value, dict):
+        raise Failure("E3203", "the token is malformed: header and claims are objects")
+    return cast("dict[str, Any]", value)
+
+
+def _bytes(part: str) -> bytes:
+    raw = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
+    if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != part:
+        raise ValueError("a part of it is not in base64url")
+    return raw
+
+
+def _verify_signature(token: str, opened: _Opened, key: PublicKey) -> None:
+    """Check a signature (E3202) under the one algorithm that the key is for."""
+    if opened.algorithm != key.algorithm:
+        raise Failure("E3202", f"the token says `{opened.algorithm}`, but its key is for {key.algorithm} only")
+    signed, _, signature = token.rpartition(".")
+    try:
+        good = _algorithm(key.algorithm).verify(signed.encode(), key.key, _bytes(signature))
+    except ValueError:
+        good = False
+    if good is not True:
+        raise Failure("E3202", "the token's signature is wrong")
+
+
+@lru_cache(maxsize=len(ALGORITHMS))
+def _algorithm(name: Algorithm) -> Any:
+    import jwt
+
+    return jwt.get_algorithm_by_name(name)
+
+
+def _chain_claims(links: Sequence[Link]) -> dict[str, Any]:
+    act = write_above(links[:-1])
+    return write_link(links[-1]) | ({} if act is None else {"act": act})
+
+
+def _encode(claims: Mapping[str, Any], private: Any, kid: str | None) -> str:
+    import jwt
+
+    headers = {"typ": "JWT"} | ({} if kid is None else {"kid": kid})
+    token = jwt.encode(dict(claims), private, algorithm=algorithm_of(private), headers=headers)
+    if len(token) > LARGEST:
+        raise Failure("E3004", f"the token would be larger than {LARGEST} bytes; grant less, or by patterns")
+    return token

@@ -1,0 +1,363 @@
+"""`interlock approvals`: what waits for a person, what it would do, and the person's word on it.
+
+Whoever decides is the local user, or the holder of the token that is given. With a token one sees the tickets that are
+one's own affair: those one asked for, and those one's groups were asked about.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, acting, as_holder, name_of, over_home, parse_json, parse_span
+from interlock.cli.tickets import asker, concerns, decided, document, effects, parse_changes, refusal, show_ticket
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.approvals.standing import Standing
+    from interlock.approvals.tickets import Ticket
+    from interlock.cli.render import Cell, Page
+
+Json = dict[str, Any]
+
+
+@click.group()
+def approvals() -> None:
+    """Calls that wait for a person: see what they would do, then agree, change or refuse.
+
+    IDs may be shortened to a beginning or an ending, as long as only one ticket fits.
+
+    \b
+    interlock approvals list
+    interlock approvals show 7859c2
+    interlock approvals approve 7859c2 --comment 'as agreed'
+    """
+
+
+# Looking
+
+
+async def _found(lock: Interlock, ticket_id: str, token: str | None) -> Ticket:
+    ticket = await lock.approvals.show(ticket_id)
+    if token is not None and not concerns(ticket, await acting(lock, token)):
+        from interlock.core.errors import Failure
+
+        raise Failure("E3702", f"no ticket has the id `{ticket_id}`; see interlock approvals list")
+    return ticket
+
+
+@approvals.command("list")
+@click.option("--all", "every", is_flag=True, help="Those that were decided too, newest first.")
+@as_holder
+@over_home
+async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str | None) -> int:
+    """What waits for a person, the oldest first.
+
+    \b
+    interlock approvals list
+    interlock approvals list --all --json
+    """
+    who = None if token is None else await acting(lock, token)
+    found = [one for one in lock.approvals.list(every=every) if who is None or concerns(one, who)]
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import span
+
+        now_ms = lock.clock.now_ms()
+        rows = [
+            (
+                one.id,
+                asker(lock, one),
+                one.ref,
+                one.state if one.state != "PENDING" else f"{span(one.expires_ms - now_ms)} left",
+                str(one.preview.get("impact") or effects(one)),
+            )
+            for one in found
+        ]
+        if rows:
+            page.table(rows, ("ticket", "who asks", "tool", "state", "impact"))
+        else:
+            page.line("nobody has asked for anything yet" if every else "nothing waits for a person")
+
+    out.answer({"tickets": [one.document() for one in found]}, show)
+    return 0
+
+
+@approvals.command()
+@click.argument("ticket_id", metavar="ID")
+@as_holder
+@over_home
+async def show(lock: Interlock, out: Output, /, ticket_id: str, token: str | None) -> int:
+    """One ticket: who asks, with which input, what it would change, who was told, and what was decided.
+
+    \b
+    interlock approvals show 7859c2
+    """
+    ticket = await _found(lock, ticket_id, token)
+    out.answer(document(lock, ticket), lambda page: show_ticket(lock, page, ticket))
+    return 0
+
+
+# Deciding
+
+
+def _edit(_: click.Context, __: click.Parameter, value: str | None) -> Json | None:
+    return None if value is None else parse_changes(parse_json(value, "edit"))
+
+
+@approvals.command()
+@click.argument("ticket_id", metavar="ID")
+@click.option("--comment", default="", help="What you have to say about it; it goes on record.")
+@click.option("--edit", metavar="JSON", callback=_edit, help="Agree with these arguments changed; null takes one out.")
+@as_holder
+@over_home
+async def approve(
+    lock: Interlock, out: Output, /, ticket_id: str, comment: str, edit: Json | None, token: str | None
+) -> int:
+    """Agree to one call, once: to the very input that was shown, or to the input as you change it.
+
+    \b
+    interlock approvals approve 7859c2
+    interlock approvals approve 7859c2 --edit '{"to": "desk@example.org"}' --comment 'internally first'
+    """
+    by = await acting(lock, token)
+    ticket = await decided(lock, ticket_id, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
+    out.answer(document(lock, ticket), lambda page: _show_decision(lock, page, ticket))
+    return 0
+
+
+@approvals.command()
+@click.argument("ticket_id", metavar="ID")
+@click.option("--comment", default="", help="Why; whoever asked is told.")
+@as_holder
+@over_home
+async def deny(lock: Interlock, out: Output, /, ticket_id: str, comment: str, token: str | None) -> int:
+    """Say no. The call ends and nothing is run.
+
+    \b
+    interlock approvals deny 7859c2 --comment 'not before Monday'
+    """
+    by = await acting(lock, token)
+    ticket = await decided(lock, ticket_id, lock.approvals.deny(ticket_id, by=by, comment=comment))
+    out.answer(document(lock, ticket), lambda page: _show_decision(lock, page, ticket))
+    return 0
+
+
+def _show_decision(lock: Interlock, page: Page, ticket: Ticket) -> None:
+    from interlock.cli.render import GOOD, Text
+
+    word = "approved" if ticket.state == "APPROVED" else "denied"
+    changed = ", with the input edited" if ticket.edited is not None else ""
+    by = name_of(lock, ticket.resolved_by or "")
+    page.line(GOOD, " ", Text(ticket.ref, "bold"), f"   {word} by {by}{changed}", right=ticket.comment or "")
+    if ticket.state == "APPROVED":
+        from interlock.cli.render import span
+
+        left = span(ticket.expires_ms - lock.clock.now_ms())
+        page.facts([("next", f"the same call again within {left}, or: interlock calls resume {ticket.id}")])
+
+
+# In advance
+
+
+def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    for name, equals, _pattern in pairs:
+        if not name or not equals:
+            raise click.BadParameter("write NAME=PATTERN")
+    return {name: pattern for name, _equals, pattern in pairs}
+
+
+@approvals.command()
+@click.argument("tool")
+@click.option("--caller", required=True, metavar="WHO", help="Whose calls: a name, a DID or an id such as local:bob.")
+@click.option(
+    "--arg", "patterns", multiple=True, callback=_patterns, metavar="NAME=PATTERN",
+    help="What an argument may be; * and ? match in texts. An argument that is not named is not covered.",
+)  # fmt: skip
+@click.option("--uses", type=click.IntRange(1), required=True, help="How many calls.")
+@click.option("--expires", "lifetime_ms", required=True, callback=parse_span, metavar="SPAN", help="7d, 12h, 30m.")
+@click.option("--versions", metavar="RANGE", help="Of which versions [default: the present one].")
+@as_holder
+@over_home
+async def grant(
+    lock: Interlock,
+    out: Output,
+    /,
+    tool: str,
+    caller: str,
+    patterns: dict[str, str],
+    uses: int,
+    lifetime_ms: int,
+    versions: str | None,
+    token: str | None,
+) -> int:
+    """Agree in advance to calls of one tool by one caller, within bounds. Whatever goes beyond them is still asked.
+
+    \b
+    interlock approvals grant demo.mail_statement --caller research-7 \\
+        --arg account=cash --arg 'to=*@example.org' --uses 5 --expires 7d
+    """
+    from interlock.core.errors import Failure
+
+    by = await acting(lock, token)
+    contract = lock.catalog.resolve(tool, versions).contract
+    try:
+        standing = await lock.approvals.agree_in_advance(
+            str(contract.id),
+            by=by,
+            caller=_caller_id(lock, caller),
+            arguments=_arguments(contract.input.document, patterns, contract.ref),
+            uses=uses,
+            expires_ms=lock.clock.now_ms() + lifetime_ms,
+            versions=versions,
+        )
+    except Failure as failure:
+        if failure.code != "E3206":
+            raise
+        approval = contract.manifest.approval or lock.settings.approval
+        raise refusal(lock, failure, tuple(step.group for step in approval.chain)) from None
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        page.line(GOOD, f" {standing.id}", right=f"interlock approvals revoke {standing.id}")
+        page.facts(_bounds(lock, standing))
+
+    out.answer(standing.document(), show)
+    return 0
+
+
+def _caller_id(lock: Interlock, who: str) -> str:
+    """The id that a caller of this name has."""
+    from interlock.core.errors import Failure
+
+    known = lock.identities.find(who)
+    if known is None and ":" not in who:
+        raise Failure("E3207", f"nobody is known as `{who}`; see interlock identities list, or write local:{who}")
+    return who if known is None else known.did
+
+
+def _arguments(schema: Json, patterns: dict[str, str], tool: str) -> Json:
+    """Patterns as the tool's schema means them: text for text, JSON for everything else."""
+    from interlock.core.errors import Failure
+
+    properties: dict[str, Any] = schema.get("properties") or {}
+    unknown = [name for name in patterns if name not in properties]
+    if unknown:
+        raise Failure("E3004", f"{tool} takes no `{unknown[0]}`; it takes {', '.join(properties) or 'no arguments'}")
+    return {
+        name: text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
+        for name, text in patterns.items()
+    }
+
+
+def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
+    from interlock.cli.render import span, value_text
+
+    within = ", ".join(f"{name}={value_text(pattern)}" for name, pattern in standing.arguments.items())
+    return [
+        ("tool", f"{standing.tool} {standing.versions}"),
+        ("caller", name_of(lock, standing.caller)),
+        ("with", within or "no arguments"),
+        ("uses", f"{standing.uses - standing.used} of {standing.uses} left"),
+        ("until", f"{span(standing.expires_ms - lock.clock.now_ms())} from now"),
+        ("given by", name_of(lock, standing.granted_by)),
+    ]
+
+
+def _outcome(lock: Interlock, standing: Standing) -> str:
+    from interlock.cli.render import span
+
+    if standing.revoked_ms is not None:
+        return "taken back"
+    left_ms = standing.expires_ms - lock.clock.now_ms()
+    if left_ms <= 0:
+        return "expired"
+    return "used up" if standing.used >= standing.uses else f"{span(left_ms)} left"
+
+
+@approvals.command("standing")
+@as_holder
+@over_home
+async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> int:
+    """What was agreed to in advance, and how much of it is left.
+
+    \b
+    interlock approvals standing
+    """
+    who = None if token is None else await acting(lock, token)
+    found = [one for one in lock.approvals.standing() if who is None or who.acting in (one.caller, one.granted_by)]
+
+    def show(page: Page) -> None:
+        rows = [
+            (one.id, _outcome(lock, one), *(str(said) for name, said in _bounds(lock, one) if name != "until"))
+            for one in found
+        ]
+        if rows:
+            page.table(rows, ("standing", "state", "tool", "caller", "with", "uses", "given by"))
+        else:
+            page.line("nothing was agreed to in advance; interlock approvals grant does")
+
+    out.answer({"standing": [one.document() for one in found]}, show)
+    return 0
+
+
+@approvals.command()
+@click.argument("standing_id", metavar="ID")
+@as_holder
+@over_home
+async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str | None) -> int:
+    """Take back what was agreed to in advance. It counts at once.
+
+    \b
+    interlock approvals revoke sta_01JC…
+    """
+    by = await acting(lock, token)
+    taken = await lock.approvals.take_back(_standing_id(lock, standing_id), by=by)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        page.line(GOOD, f" {taken.id} is taken back", right=f"used {taken.used} of {taken.uses} times")
+
+    out.answer(taken.document(), show)
+    return 0
+
+
+def _standing_id(lock: Interlock, given: str) -> str:
+    """The id of the only standing approval that begins or ends so; what is none is left as it is."""
+    part = given.strip("#…. ").upper().removeprefix("STA_")
+    ids = [one.id for one in lock.approvals.standing()]
+    fitting = [one for one in ids if one[4:].startswith(part) or one.endswith(part)] if len(part) >= 4 else []
+    return fitting[0] if len(fitting) == 1 and given not in ids else given
+
+
+# watch
+
+
+def _patience(_: click.Context, __: click.Parameter, value: float | None) -> float:
+    if value is not None and not value > 0:
+        raise click.BadParameter("must be a number of seconds above 0")
+    return math.inf if value is None else value
+
+
+@approvals.command()
+@click.option("--for", "for_s", type=float, callback=_patience, metavar="S", help="Stop after so many seconds.")
+@as_holder
+@over_home
+async def watch(lock: Interlock, out: Output, /, for_s: float, token: str | None) -> int:
+    """Show tickets as they come and what becomes of them, until interrupted. On a terminal, keys decide.
+
+    With --json, one document on a line for each thing that happens.
+
+    \b
+    interlock approvals watch
+    interlock approvals watch --for 60 --json
+    """
+    from interlock.cli.watch import watch as keep_watch
+
+    await keep_watch(lock, out, await acting(lock, token), everything=token is None, for_s=for_s)
+    return 0

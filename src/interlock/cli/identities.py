@@ -1,0 +1,134 @@
+"""`interlock identities`: who is known here, by their DID, and what the operator says of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, over_home, require
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.authority.identities import Identity
+    from interlock.cli.render import Page
+    from interlock.core.context import CallerKind
+
+
+@click.group()
+def identities() -> None:
+    """People, agents and services that may hold tokens. Whoever is not known is refused, whatever they present.
+
+    \b
+    interlock identities add --name researcher --kind agent --trust 60
+    interlock identities list
+    """
+
+
+@identities.command()
+@click.argument("did", metavar="[DID]", required=False)
+@click.option("--name", default="", help="What people call it.")
+@click.option("--kind", type=click.Choice(["agent", "human", "service"]), default="agent", show_default=True)
+@click.option("--trust", type=click.IntRange(0, 100), default=0, show_default=True, help="Your word; policies read it.")
+@click.option("--group", "groups", multiple=True, metavar="G", help="A group it belongs to; may be repeated.")
+@click.option("--tenant", default="local", show_default=True, help="The tenant it belongs to.")
+@over_home
+async def add(
+    lock: Interlock,
+    out: Output,
+    /,
+    did: str | None,
+    name: str,
+    kind: CallerKind,
+    trust: int,
+    groups: tuple[str, ...],
+    tenant: str,
+) -> int:
+    """Make somebody known. Without a DID a did:key is made, whose private key stays in the home.
+
+    \b
+    interlock identities add did:web:example.com:agents:a1 --name a1 --trust 40
+    interlock identities add --name researcher --group readers
+    """
+    from interlock.authority.identities import Identity
+
+    require(lock.caller.scopes, "tokens:issue", "registering an identity")
+    told: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
+    if did is None:
+        identity = await make_identity(lock, **told)
+    else:
+        identity = await lock.identities.register(Identity(did=did, **told), by=lock.caller.id)
+
+    def show(page: Page) -> None:
+        page.line(identity.did)
+
+    out.answer(_document(identity), show)
+    return 0
+
+
+async def make_identity(lock: Interlock, **told: Any) -> Identity:
+    """Register somebody under a fresh did:key and keep its private key in the home."""
+    from interlock.authority.dids import make_did_key
+    from interlock.authority.identities import Identity
+    from interlock.authority.keys import keep_private, make_private
+
+    private = make_private("EdDSA")
+    did = make_did_key(private.public_key())
+    keep_private(lock.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
+    return await lock.identities.register(Identity(did=did, **told), by=lock.caller.id)
+
+
+@identities.command("list")
+@over_home
+async def list_identities(lock: Interlock, out: Output, /) -> int:
+    """Everybody who is known, or was."""
+    documents = [_document(one) for one in lock.identities.all()]
+
+    def show(page: Page) -> None:
+        rows = [
+            (one["name"], one["kind"], str(one["trust"]), ", ".join(one["groups"]), one["state"], one["did"])
+            for one in documents
+        ]
+        if rows:
+            page.table(rows, ("name", "kind", "trust", "groups", "state", "did"))
+        else:
+            page.line("nobody yet; interlock identities add --name NAME, or issue a token to a new name")
+
+    out.answer({"identities": documents}, show)
+    return 0
+
+
+@identities.command()
+@click.argument("who", metavar="DID|NAME")
+@click.option("--reason", required=True, help="Why, for the record.")
+@over_home
+async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
+    """Void an identity for good, with every token that it holds or that was passed on through it.
+
+    \b
+    interlock identities revoke researcher --reason 'its machine was lost'
+    """
+    require(lock.caller.scopes, "tokens:issue", "revoking an identity")
+    known = lock.identities.find(who)
+    did = who if known is None else known.did
+    await lock.identities.revoke(did, reason=reason, by=lock.caller.id)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        page.line(GOOD, f" {did} is revoked, and every token that hangs on it")
+
+    out.answer({"did": did, "state": "revoked"}, show)
+    return 0
+
+
+def _document(identity: Identity) -> dict[str, Any]:
+    return {
+        "did": identity.did,
+        "name": identity.name,
+        "kind": identity.kind,
+        "tenant": identity.tenant,
+        "trust": identity.trust,
+        "groups": sorted(identity.groups),
+        "state": identity.state,
+    }

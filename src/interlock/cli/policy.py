@@ -1,0 +1,396 @@
+"""`interlock policy`: what calls may do, tried out and explained before anything depends on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from interlock.cli.command import Output, over_home, parse_json, require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock.app import Interlock
+    from interlock.authority.cedar import Fault
+    from interlock.authority.identities import LocalIdentities
+    from interlock.authority.policy import Explanation
+    from interlock.authority.questions import Question
+    from interlock.cli.render import Page
+    from interlock.core.context import Caller
+    from interlock.core.contract import Contract
+    from interlock.core.phases import Decision
+
+Json = dict[str, Any]
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def policy() -> None:
+    """The rules by which calls are allowed, asked about or denied: Cedar, in policy.cedar of the home.
+
+    \b
+    interlock policy explain me demo.post '{"account": "cash", "cents": 250}'
+    interlock policy check new.cedar
+    interlock policy apply new.cedar
+    """
+
+
+# show
+
+
+@policy.command()
+@over_home
+async def show(lock: Interlock, out: Output, /) -> int:
+    """The rules in force, as they are written.
+
+    \b
+    interlock policy show
+    """
+    rules = lock.policy.rules
+    document = {
+        "version": rules.version,
+        "digest": rules.digest,
+        "rules": [{"id": rule.id, "effect": rule.effect, "line": rule.line, "text": rule.text} for rule in rules.rules],
+    }
+    out.answer(document, lambda page: page.console.print(_plain(rules.text.rstrip())))
+    return 0
+
+
+# check
+
+
+@policy.command()
+@click.argument("file", type=_FILE, required=False)
+@over_home
+async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
+    """Check FILE, or the policy in force, against the registered tools and what they take. Exits 1 if it has faults.
+
+    A rule that reads a tool's own arguments must name the tool: action == Action::"demo.post".
+
+    \b
+    interlock policy check
+    interlock policy check new.cedar
+    """
+    path = file or lock.policy.path
+    faults = _faults(lock, _read(path))
+    grave = [fault for fault in faults if fault.grave]
+    document = {"file": str(path), "usable": not grave, "faults": [_fault_document(fault) for fault in faults]}
+    out.answer(document, lambda page: _show_faults(page, path.name, faults))
+    return 1 if grave else 0
+
+
+def _faults(lock: Interlock, text: str) -> list[Fault]:
+    from interlock.authority.cedar import check as examine
+
+    groups = lock.policy.groups | {group for identity in _identities(lock).all() for group in identity.groups}
+    return examine(text, _contracts(lock), groups)
+
+
+def _contracts(lock: Interlock) -> list[Contract]:
+    now_ms = lock.clock.now_ms()
+    versions = [version for address in lock.catalog.addresses() for version in lock.catalog.versions(address).values()]
+    return [version.contract for version in versions if not version.gone(now_ms)]
+
+
+def _fault_document(fault: Fault) -> Json:
+    return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
+
+
+def _show_faults(page: Page, name: str, faults: Sequence[Fault]) -> None:
+    from interlock.cli.render import BAD, GOOD, MAYBE
+
+    if not any(fault.grave for fault in faults):
+        page.line(GOOD, f" {name} can be used")
+    page.table(
+        [(BAD if fault.grave else MAYBE, f"line {fault.line}", fault.rule or "-", fault.message) for fault in faults]
+    )
+
+
+# test
+
+
+@policy.command()
+@click.argument("file", type=_FILE)
+@over_home
+async def test(lock: Interlock, out: Output, /, file: Path) -> int:
+    """Put every case of FILE to the policy in force. Exits 1 if an answer differs from what the case expects.
+
+    \b
+    [[case]]
+    principal = "me"
+    tool = "demo.post"
+    arguments = { account = "cash", cents = 250000 }
+    expect = "ask"
+    rule = "large-bookings"
+    """
+    rows = [_try(lock, case) for case in _cases(file)]
+    failed = [row for row in rows if not row["passed"]]
+
+    def show_rows(page: Page) -> None:
+        from interlock.cli.render import BAD, GOOD
+
+        columns = ("principal", "tool", "expect", "answer", "why")
+        cells = [[GOOD if row["passed"] else BAD, *(str(row[column]) for column in columns)] for row in rows]
+        page.table(cells, ("", *columns))
+        page.line(f"{len(rows) - len(failed)} of {len(rows)} cases as expected")
+
+    out.answer({"cases": rows, "failed": len(failed)}, show_rows)
+    return 1 if failed else 0
+
+
+def _cases(file: Path) -> list[Json]:
+    import tomllib
+
+    from interlock.core.errors import Failure
+
+    try:
+        cases: Any = tomllib.loads(_read(file)).get("case")
+    except tomllib.TOMLDecodeError as error:
+        raise Failure("E3004", f"`{file.name}` cannot be read: {error}") from None
+    if not isinstance(cases, list) or not cases:
+        raise Failure("E3004", f"`{file.name}` has no [[case]]")
+    for at, case in enumerate(cast("list[Json]", cases), 1):
+        unknown = case.keys() - {"principal", "tool", "arguments", "operation", "expect", "rule"}
+        if unknown or "tool" not in case or case.get("expect") not in ("allow", "ask", "deny"):
+            words = f"case {at} of `{file.name}` needs a tool and expect = allow, ask or deny"
+            raise Failure("E3004", f"{words}; it may not say {', '.join(sorted(unknown))}" if unknown else words)
+    return cast("list[Json]", cases)
+
+
+def _try(lock: Interlock, case: Json) -> Json:
+    who = str(case.get("principal", "me"))
+    question = _question(lock, who, str(case["tool"]), case.get("arguments", {}), str(case.get("operation", "invoke")))
+    decision = lock.policy.judge(question)
+    passed = decision.behavior == case["expect"] and case.get("rule") in (None, *decision.rules)
+    wanted = case["expect"] + (f" by {case['rule']}" if case.get("rule") else "")
+    return {
+        "principal": who,
+        "tool": case["tool"],
+        "expect": wanted,
+        "answer": decision.behavior,
+        "why": decision.reason,
+        "rules": decision.rules,
+        "passed": passed,
+    }
+
+
+# explain
+
+
+@policy.command()
+@click.argument("who")
+@click.argument("tool", metavar="TOOL[@RANGE]")
+@click.argument("arguments", default="{}")
+@over_home
+async def explain(lock: Interlock, out: Output, /, who: str, tool: str, arguments: str) -> int:
+    """Why WHO may call TOOL with ARGUMENTS, or may not: which rule decides, and what would have to change.
+
+    WHO is `me`, a DID, the name of a registered identity, or a local user (local:alice). Nothing is called.
+
+    \b
+    interlock policy explain me demo.post '{"account": "cash", "cents": 250}'
+    interlock policy explain did:web:agents.example:clerk demo.mail_statement
+    """
+    given = parse_json(arguments, "ARGUMENTS")
+    if not isinstance(given, dict):
+        raise click.UsageError("ARGUMENTS: write a JSON object")
+    question = _question(lock, who, tool, cast("Json", given), "invoke")
+    explanation = lock.policy.explain(question)
+    decision = explanation.decision
+    asked = _gate(lock, question, decision)
+    document = {
+        "principal": question.caller.acting,
+        "tool": question.contract.ref,
+        "decision": decision.behavior,
+        "reason": decision.reason,
+        "rules": decision.rules,
+        "policy": decision.policy,
+        "would_have_to_change": explanation.advice,
+        "gate": asked,
+        "considered": [
+            {
+                "id": view.rule.id,
+                "effect": view.rule.effect,
+                "line": view.rule.line,
+                "holds": view.holds,
+                "holds_when_approved": view.holds_approved,
+            }
+            for view in explanation.rules
+        ],
+    }
+    out.answer(document, lambda page: _show_explanation(page, question, explanation, asked))
+    return 0
+
+
+def _gate(lock: Interlock, question: Question, decision: Decision) -> str | None:
+    """Why a person is asked although no rule says so."""
+    from interlock.authority.gate import Gate, gate
+
+    settings = lock.settings
+    thresholds = Gate(
+        environment=settings.environment,
+        theta_auto=settings.theta_auto,
+        sigma_critical=settings.sigma_critical,
+        otherwise=settings.approval_otherwise,
+        ask_all_writes=settings.ask_all_writes,
+    )
+    stricter = gate(decision, question.contract, trust=question.caller.trust, settings=thresholds)
+    return None if stricter is None else stricter.reason
+
+
+def _show_explanation(page: Page, question: Question, explanation: Explanation, asked: str | None) -> None:
+    from interlock.cli.render import BAD, GOOD, MAYBE, Text
+
+    decision = explanation.decision
+    mark = {"allow": GOOD, "ask": MAYBE}.get(decision.behavior, BAD)
+    word = {"allow": "allowed", "ask": "a person decides", "deny": "denied"}.get(decision.behavior, decision.behavior)
+    page.line(mark, " ", Text(word, "bold"), f"  {question.caller.acting} calls {question.contract.ref}")
+    page.line(f"  {decision.reason}")
+    if asked is not None:
+        page.line("  ", MAYBE, f" a person is asked all the same: {asked}")
+    for view in explanation.rules:
+        if view.rule.id in decision.rules:
+            page.line("")
+            for number, line in enumerate(view.rule.text.splitlines(), view.rule.line):
+                page.line(Text(f"  {number:>4}  ", "dim"), line)
+    others = [view for view in explanation.rules if view.rule.id not in decision.rules]
+    if others:
+        page.line("")
+        words = {"yes": "applies", "no": "does not apply"}
+        page.table([(f"  {view.rule.effect}", view.rule.id, words.get(view.holds, view.holds)) for view in others])
+    if explanation.advice:
+        page.line("")
+        page.line("  for this call to be allowed:")
+        for advice in explanation.advice:
+            page.line(f"  - {advice}")
+
+
+def _question(lock: Interlock, who: str, tool: str, arguments: Json, operation: str) -> Question:
+    from interlock.authority.questions import Question
+
+    name, _, spec = tool.partition("@")
+    version = lock.catalog.resolve(name, spec or None)
+    filled = {**dict(version.contract.input.defaults), **arguments}
+    return Question(
+        _caller(lock, who), version.contract, version.row.digest, filled, operation, "", "cli", None, (0, 0),
+        lock.clock.now_ms(),
+    )  # fmt: skip
+
+
+def _caller(lock: Interlock, who: str) -> Caller:
+    from interlock.core.context import Caller
+
+    if who == "me":
+        return lock.caller
+    known = _identities(lock).find(who)
+    if known is None:
+        return lock.policy.principal(who)
+    return Caller(id=known.did, tenant=known.tenant, kind=known.kind, trust=known.trust, groups=known.groups)
+
+
+def _identities(lock: Interlock) -> LocalIdentities:
+    from interlock.authority.identities import LocalIdentities
+
+    return LocalIdentities(lock.journal)
+
+
+# apply
+
+
+@policy.command()
+@click.argument("file", type=_FILE)
+@over_home
+async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
+    """Make FILE the policy, if it has no faults. Shows what changes, keeps the former one, and puts it on record.
+
+    \b
+    interlock policy apply new.cedar
+    """
+    require(lock.caller.scopes, "policy:admin", "changing the policy")
+    text, before = _read(file), _former(lock.policy.path)
+    faults = _faults(lock, text)
+    if any(fault.grave for fault in faults):
+        document = {"applied": False, "faults": [_fault_document(fault) for fault in faults]}
+        out.answer(document, lambda page: _show_faults(page, file.name, faults))
+        return 1
+    changes = _diff(before, text)
+    await _put_on_record(lock, before, text)
+    _replace(lock.policy.path, before, text)
+
+    def show_changes(page: Page) -> None:
+        from interlock.cli.render import GOOD, Text
+
+        for line in changes:
+            page.line(Text(line, {"+": "green", "-": "red"}.get(line[:1], "dim")))
+        page.line(
+            GOOD, " applied; the former policy is kept in policy.cedar.previous" if changes else " nothing to change"
+        )
+
+    out.answer({"applied": True, "diff": changes, "faults": [_fault_document(fault) for fault in faults]}, show_changes)
+    return 0
+
+
+def _diff(before: str, after: str) -> list[str]:
+    import difflib
+
+    return list(difflib.unified_diff(before.splitlines(), after.splitlines(), "in force", "new", lineterm=""))
+
+
+async def _put_on_record(lock: Interlock, before: str, after: str) -> None:
+    """The record comes first: a policy in force that nobody can be named for must not happen."""
+    import hashlib
+
+    from interlock.core.clock import new_id
+    from interlock.store import records
+    from interlock.store.journal import Transaction
+
+    ref, by = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8)), lock.caller.id
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (before, after)]
+
+    def unit(transaction: Transaction) -> None:
+        body = records.plain(
+            "authority", ref, transaction.now_ms, act="policy.applied", by=by, before=digests[0], after=digests[1]
+        )
+        transaction.append("authority", ref, body)
+
+    await lock.journal.commit(unit)
+
+
+def _replace(path: Path, before: str, after: str) -> None:
+    _write(path.with_name(f"{path.name}.previous"), before)
+    _write(path, after)
+
+
+def _write(path: Path, text: str) -> None:
+    """A file that is the old or the new one at every moment, also after a power cut."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _former(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _read(path: Path) -> str:
+    from interlock.core.errors import Failure
+
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        raise Failure("E3004", f"`{path.name}` cannot be read as text") from None
+
+
+def _plain(text: str) -> Any:
+    from interlock.cli.render import Text, clean
+
+    return Text(clean(text))

@@ -1,0 +1,166 @@
+"""`interlock secrets`: store credentials for tools, see which there are, change the key they are sealed with."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from interlock.cli.command import Output, over_home, require
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.authority.secrets import Kept
+    from interlock.cli.render import Page
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SPAN = re.compile(r"([0-9]{1,6})([smhdw])")
+
+
+@click.group()
+def secrets() -> None:
+    """Credentials that tools use and nobody sees.
+
+    \b
+    interlock secrets set github/token
+    interlock secrets list
+    """
+
+
+# set
+
+
+def _value(_: click.Context, __: click.Parameter, given: str | None) -> str:
+    """The value, from a prompt or from stdin; it is asked for before anything is opened."""
+    if given == "-":
+        try:
+            return sys.stdin.buffer.read().decode().removesuffix("\n")
+        except UnicodeDecodeError:
+            raise click.UsageError("what came on stdin is not text in UTF-8") from None
+    if given is not None:
+        raise click.UsageError(
+            "a secret is not given as an argument, where others can read it; leave it out, or give -"
+        )
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on; give - and send the value on stdin")
+    value: str = click.prompt("Value (not shown)", hide_input=True, confirmation_prompt="Once more", err=True)
+    return value
+
+
+def _span(_: click.Context, __: click.Parameter, given: str | None) -> int | None:
+    if given is None:
+        return None
+    match = _SPAN.fullmatch(given)
+    if match is None or not int(match[1]):
+        raise click.BadParameter("write a number and a unit: 30d, 12h, 90m")
+    return int(match[1]) * _UNITS_S[match[2]] * 1000
+
+
+@secrets.command(name="set")
+@click.argument("name")
+@click.argument("value", metavar="[-]", required=False, callback=_value)
+@click.option("--slot", default="main", show_default=True, help="Which of several credentials under this name.")
+@click.option("--expires", "lifetime_ms", metavar="SPAN", callback=_span, help="How long it is valid: 30d, 12h.")
+@over_home
+async def set_(lock: Interlock, out: Output, /, name: str, value: str, slot: str, lifetime_ms: int | None) -> int:
+    """Store a credential. Its value is asked for without being shown, or read from stdin with -.
+
+    \b
+    interlock secrets set github/token
+    pass show github | interlock secrets set github/token - --expires 30d
+    """
+    require(lock.caller.scopes, "secrets:admin", "storing a credential")
+    expires_ms = None if lifetime_ms is None else lock.clock.now_ms() + lifetime_ms
+    await lock.secrets.set(name, value, by=lock.caller.id, slot=slot, expires_ms=expires_ms)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        page.line(GOOD, f" {name} [{slot}] is stored", right=f"a tool asks for it by credentials:{name}")
+
+    out.answer({"name": name, "slot": slot, "expires_ms": expires_ms}, show)
+    return 0
+
+
+# list
+
+
+@secrets.command(name="list")
+@over_home
+async def list_(lock: Interlock, out: Output, /) -> int:
+    """Which credentials there are: name, slot, age and expiry, never a value."""
+    require(lock.caller.scopes, "secrets:admin", "listing credentials")
+    now_ms, kept = lock.clock.now_ms(), lock.secrets.names()
+
+    def show(page: Page) -> None:
+        if not kept:
+            page.line("no credentials yet; store one with interlock secrets set NAME")
+            return
+        rows = [(one.name, one.slot, _words(now_ms - one.created_ms), _outlook(one, now_ms)) for one in kept]
+        page.table(rows, head=("name", "slot", "age", "expires"))
+
+    out.answer([one._asdict() for one in kept], show)
+    return 0
+
+
+def _outlook(one: Kept, now_ms: int) -> str:
+    if one.expires_ms is not None and one.expires_ms <= now_ms:
+        return "has expired"
+    words = "never" if one.expires_ms is None else f"in {_words(one.expires_ms - now_ms)}"
+    rests_ms = one.resting_until_ms - now_ms
+    return words if rests_ms <= 0 else f"{words}; rests for {_words(rests_ms)}"
+
+
+def _words(ms: int) -> str:
+    """A span, to the nearest of its largest unit."""
+    seconds = max(ms, 0) // 1000
+    unit = next((unit for unit in "dhm" if seconds >= _UNITS_S[unit]), "s")
+    return f"{round(seconds / _UNITS_S[unit])} {unit}"
+
+
+# remove
+
+
+@secrets.command()
+@click.argument("name")
+@click.option("--slot", help="Only this one of several.")
+@over_home
+async def remove(lock: Interlock, out: Output, /, name: str, slot: str | None) -> int:
+    """Forget a credential. Calls that hold it now keep it until they end."""
+    require(lock.caller.scopes, "secrets:admin", "removing a credential")
+    count = await lock.secrets.remove(name, by=lock.caller.id, slot=slot)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        page.line(GOOD, f" {name} is forgotten", right=f"{count} slot{'' if count == 1 else 's'}")
+
+    out.answer({"name": name, "removed": count}, show)
+    return 0
+
+
+# rotate-key
+
+
+@secrets.command(name="rotate-key")
+@over_home
+async def rotate_key(lock: Interlock, out: Output, /) -> int:
+    """Seal every credential under a new key and drop the old one. Exits 1 if one could not be opened and was left.
+
+    Interrupted, it loses nothing; run it again to finish.
+    """
+    require(lock.caller.scopes, "secrets:admin", "changing the key")
+    left = await lock.secrets.rotate_key(by=lock.caller.id)
+    sealed = len(lock.secrets.names()) - len(left)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import BAD, GOOD
+
+        page.line(GOOD, f" {sealed} credential{'' if sealed == 1 else 's'} sealed under a new key")
+        for one in left:
+            page.line(BAD, f" {one.name} [{one.slot}] cannot be opened; set it again or remove it")
+
+    out.answer({"sealed": sealed, "left": [{"name": one.name, "slot": one.slot} for one in left]}, show)
+    return 1 if left else 0

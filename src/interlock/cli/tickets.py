@@ -1,0 +1,218 @@
+"""Tickets as people read them, and what a refusal to let somebody decide tells them to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import name_of
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.approvals.tickets import Ticket
+    from interlock.cli.render import Cell, Page
+    from interlock.core.context import Caller
+    from interlock.core.errors import Failure
+
+Json = dict[str, Any]
+
+
+def short(ticket: Ticket) -> str:
+    return f"#{ticket.id[-6:].lower()}"
+
+
+def asker(lock: Interlock, ticket: Ticket) -> str:
+    """Who asks, and for whom."""
+    agent = name_of(lock, ticket.requester)
+    return agent if ticket.requester == ticket.caller else f"{agent} for {name_of(lock, ticket.caller)}"
+
+
+def outlook(lock: Interlock, ticket: Ticket) -> str:
+    """What becomes of it if nobody does anything."""
+    from interlock.cli.render import span
+
+    left = f"expires in {span(ticket.expires_ms - lock.clock.now_ms())}"
+    return f"{left}, then denied" if ticket.state == "PENDING" else left
+
+
+def _lasting(ticket: Ticket) -> str:
+    return "cannot be undone" if ticket.head.get("mutationClass") == "write_irreversible" else "can be undone"
+
+
+def show_waiting(lock: Interlock, page: Page, ticket: Ticket) -> None:
+    """A call that waits, for whoever made it: who was asked, until when, and what to do next."""
+    from interlock.cli.render import WAITS, Text
+
+    groups = " or ".join(ticket.approvers)
+    page.line(
+        WAITS, " ", Text("APPROVAL_REQUIRED", "bold yellow"), f"  {ticket.ref} waits for a person",
+        right=outlook(lock, ticket),
+    )  # fmt: skip
+    facts: list[tuple[str, Cell]] = [("ticket", ticket.id), ("because", ticket.reason)]
+    if ticket.state == "PENDING":
+        but = " other than you" if ticket.requester == lock.caller.acting else ""
+        facts += [("next", f"somebody in {groups}{but}: interlock approvals approve {ticket.id}")]
+    page.facts([*facts, ("then", f"send the same call again, or: interlock calls resume {ticket.id}")])
+
+
+def show_brief(lock: Interlock, page: Page, ticket: Ticket) -> None:
+    """What a reviewer needs at a glance."""
+    from interlock.cli.render import Text, value_text
+
+    who = f"  {asker(lock, ticket)}   {ticket.ref}"
+    page.line(Text(short(ticket), "bold cyan"), who, right=outlook(lock, ticket))
+    page.facts([(name, value_text(value)) for name, value in ticket.params.items()], indent="       ")
+    page.facts([("effect", f"{effects(ticket)} · {_lasting(ticket)}")], indent="       ")
+
+
+def effects(ticket: Ticket) -> str:
+    listed: list[Json] = ticket.preview.get("predicted_effects") or []
+    return ", ".join(f"{one['operation']} {one['resource']}" for one in listed) or "not said"
+
+
+def show_ticket(lock: Interlock, page: Page, ticket: Ticket) -> None:
+    """Everything a person should know before deciding."""
+    from interlock.cli.render import Text, value_text
+
+    is_open = ticket.state in ("PENDING", "APPROVED")
+    page.line(
+        Text(ticket.id, "bold"), "   ", Text(ticket.state, "yellow" if is_open else "bold"),
+        right=outlook(lock, ticket) if is_open else "",
+    )  # fmt: skip
+    facts: list[tuple[str, Cell]] = [
+        ("call", f"{ticket.ref}   {ticket.call}"),
+        ("asked by", asker(lock, ticket)),
+        ("because", ticket.reason),
+    ]
+    if ticket.operation != "invoke":
+        facts.append(("to", f"{ticket.operation} an earlier call"))
+    page.facts(facts)
+    page.line("  the input")
+    page.facts([(name, value_text(value)) for name, value in ticket.params.items()], indent="    ")
+    page.line("  what it would do", right=_lasting(ticket))
+    _show_preview(page, ticket.preview)
+    page.facts(_people(lock, ticket))
+
+
+def _show_preview(page: Page, preview: Json) -> None:
+    from interlock.cli.render import BAD, GOOD, change_lines
+
+    effects: list[Json] = preview.get("predicted_effects") or []
+    for effect in effects:
+        for line in change_lines(effect):
+            page.line(f"    {line}")
+    conditions: dict[str, bool] = preview.get("preconditions") or {}
+    for name, holds in conditions.items():
+        page.line("    ", GOOD if holds else BAD, f" {name}")
+    if preview.get("impact"):
+        page.line(f"    {preview['impact']}")
+    if preview.get("estimated_cost") is not None:
+        page.line(f"    costs about {preview['estimated_cost']}")
+
+
+def _people(lock: Interlock, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
+    """Who was told, who will be, who was not reached, what was decided, and what to do now."""
+    from interlock.cli.render import clock_time, span
+    from interlock.core.clock import iso
+
+    by_channel = ", ".join(_sent(lock, ticket))
+    yield "told", " and ".join(ticket.approvers) + (f", by {by_channel}" if by_channel else "")
+    if ticket.state == "PENDING":
+        now_ms = lock.clock.now_ms()
+        due = [(step.group, ticket.created_ms + step.after_ms) for step in ticket.chain[ticket.step + 1 :]]
+        later = [f"{group} in {span(at_ms - now_ms)}" for group, at_ms in due if at_ms < ticket.expires_ms]
+        if later:
+            yield "then", ", ".join(later)
+    for one in _undelivered(lock, ticket):
+        again = f"; again at {clock_time(one['next_attempt_at'])}" if one["next_attempt_at"] else ""
+        yield "not told", f"by {one['channel']}, {one['attempts']} times: {one['error']}{again}"
+    if ticket.resolved_ms is not None:
+        said = "agreed" if ticket.state != "DENIED" else "said no"
+        changed = ", with the input edited" if ticket.edited is not None else ""
+        comment = f": {ticket.comment}" if ticket.comment else ""
+        who = name_of(lock, ticket.resolved_by or "")
+        yield "decided", f"{who} {said} at {clock_time(iso(ticket.resolved_ms))}{changed}{comment}"
+    if ticket.state == "PENDING":
+        yield "decide", f"interlock approvals approve {ticket.id}"
+        yield "", f"interlock approvals deny {ticket.id} --comment 'why'"
+    elif ticket.state == "APPROVED":
+        yield "next", f"the same call again, or: interlock calls resume {ticket.id}"
+
+
+def _sent(lock: Interlock, ticket: Ticket) -> list[str]:
+    rows = lock.journal.read(
+        "SELECT DISTINCT channel FROM notification WHERE ticket = ? AND state = 'sent' ORDER BY 1", (ticket.id,)
+    )
+    return [channel for (channel,) in rows]
+
+
+def _undelivered(lock: Interlock, ticket: Ticket) -> list[Json]:
+    from interlock.approvals.notify import undelivered
+    from interlock.core.clock import iso
+
+    return [
+        {
+            "channel": one.channel,
+            "step": one.step,
+            "state": one.state,
+            "attempts": one.attempts,
+            "next_attempt_at": None if one.state == "failed" else iso(one.next_ms),
+            "error": one.error,
+        }
+        for one in undelivered(lock.journal, ticket=ticket.id)
+    ]
+
+
+def document(lock: Interlock, ticket: Ticket) -> Json:
+    return {
+        **ticket.document(),
+        "mutation_class": ticket.head.get("mutationClass"),
+        "told": _sent(lock, ticket),
+        "undelivered": _undelivered(lock, ticket),
+    }
+
+
+def concerns(ticket: Ticket, who: Caller) -> bool:
+    """Whether a ticket is somebody's affair: they asked for it, or may decide on it."""
+    return ticket.requester == who.acting or ticket.caller == who.acting or bool(who.groups & {*ticket.approvers})
+
+
+# Deciding
+
+
+def parse_changes(given: Any) -> Json:
+    """The arguments that a reviewer wants changed."""
+    if not isinstance(given, dict) or not given:
+        raise click.UsageError("""edit: write the arguments to change as a JSON object: '{"to": "…"}'""")
+    return given  # pyright: ignore[reportUnknownVariableType] - what JSON holds
+
+
+async def decided(lock: Interlock, ticket_id: str, decision: Awaitable[Ticket]) -> Ticket:
+    """The ticket as decided; a refusal says who can decide instead."""
+    from interlock.core.errors import Failure
+
+    try:
+        return await decision
+    except Failure as failure:
+        if failure.code != "E3206":
+            raise
+        raise refusal(lock, failure, (await lock.approvals.show(ticket_id)).approvers) from None
+
+
+def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...]) -> Failure:
+    from interlock.core.errors import Failure
+
+    members = "; ".join(f"in {group}: {', '.join(_members(lock, group)) or 'nobody yet'}" for group in groups)
+    return Failure(failure.code, f"{failure.message} ({members})", details=failure.details)
+
+
+def _members(lock: Interlock, group: str) -> list[str]:
+    """Who is in a group: entries of principals.toml, then people that tokens are issued to."""
+    from interlock.authority.principals import Principals
+
+    entries = Principals(lock.home.principals.read_text()).entries if lock.home.principals.exists() else ()
+    listed = [entry.id for entry in entries if group in entry.groups and entry.kind in (None, "human")]
+    people = [one for one in lock.identities.all() if one.kind == "human" and one.state == "active"]
+    return [*listed, *(one.name or one.did for one in people if group in one.groups)]

@@ -1,0 +1,310 @@
+"""`interlock token`: give out authority, pass it on narrower, look at it, take it back."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from interlock.cli.command import Output, over_home, require
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.authority.identities import Identity
+    from interlock.cli.render import Cell, Page
+    from interlock.core.capability import ToolGrant
+    from interlock.core.context import CallerKind
+
+Json = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@click.group()
+def token() -> None:
+    """Capability tokens: what an agent may call, with which scopes, on what, until when, and on whose behalf.
+
+    \b
+    TOKEN=$(interlock token issue --agent researcher --tool 'demo.*@^1.0.0' --ttl 1h)
+    interlock token inspect "$TOKEN"
+    interlock token revoke "$TOKEN" --reason 'done'
+    """
+
+
+# What narrows a token
+
+
+def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
+    if match is None or int(match[1]) == 0:
+        raise click.BadParameter("say a time such as 90s, 15m, 1h or 1d")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _grants(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[ToolGrant] | None:
+    from interlock.core.capability import ToolGrant
+
+    pairs = [value.partition("@") for value in values]
+    return [ToolGrant(name, within if at else "*") for name, at, within in pairs] or None
+
+
+_NARROWING = (
+    click.option(
+        "--tool",
+        "tools",
+        multiple=True,
+        callback=_grants,
+        metavar="TOOL[@RANGE]",
+        help="A tool, ns.* or *; repeat.",
+    ),
+    click.option("--scope", "scopes", multiple=True, metavar="S", help="A scope it holds; repeat."),
+    click.option("--resource", "resources", multiple=True, metavar="R", help="A resource, or a prefix ending in *."),
+    click.option("--max-uses", type=click.IntRange(1), metavar="N", help="How many calls it is good for."),
+    click.option("--max-cost", type=click.FloatRange(0), metavar="X", help="What a call may cost at most."),
+    click.option(
+        "--max-class",
+        "mutation_class",
+        type=click.Choice(["read_only", "write_reversible", "write_irreversible"]),
+        help="The strongest kind of tool it may call.",
+    ),
+    click.option("--environment", "environments", multiple=True, metavar="E", help="Where it counts; repeat."),
+)
+
+
+def _narrowing(command: F) -> F:
+    for option in reversed(_NARROWING):
+        command = option(command)
+    return command
+
+
+def _constraints(given: Json) -> Json:
+    named = {name: given[name] for name in ("max_uses", "max_cost", "mutation_class") if given[name] is not None}
+    return named | ({"environments": list(given["environments"])} if given["environments"] else {})
+
+
+# issue
+
+
+@token.command()
+@click.option("--agent", metavar="NAME|DID", help="The agent that holds it; a new name is registered.")
+@click.option("--person", metavar="NAME|DID", help="The person that holds it, instead of an agent.")
+@click.option("--for", "user", metavar="NAME|DID", help="The person on whose behalf the agent acts.")
+@click.option(
+    "--ttl", "ttl_s", default="1h", show_default=True, callback=_seconds, metavar="TIME", help="90s, 15m, 1h, 1d."
+)
+@_narrowing
+@over_home
+async def issue(
+    lock: Interlock, out: Output, /, agent: str | None, person: str | None, user: str | None, ttl_s: int, **given: Any
+) -> int:
+    """Issue a token and print it, and nothing else, on stdout. Unsaid: every tool, no scopes, one hour.
+
+    What the token grants is an upper bound: the policy still decides every call.
+
+    \b
+    TOKEN=$(interlock token issue --agent researcher --for alice --tool 'demo.*@^1.0.0' --scope files:read)
+    interlock token issue --person alice --max-class read_only --ttl 15m
+    """
+    from interlock.core.capability import ToolGrant
+
+    if (agent is None) == (person is None):
+        raise click.UsageError("say who holds it: --agent NAME or --person NAME")
+    require(lock.caller.scopes, "tokens:issue", "issuing a token")
+    holder = await _somebody(lock, agent, "agent") if agent else await _somebody(lock, cast("str", person), "human")
+    behalf = None if user is None else await _somebody(lock, user, "human")
+    text = await lock.tokens.issue(
+        subject=holder.did,
+        user=None if behalf is None else behalf.did,
+        scopes=given["scopes"],
+        tools=given["tools"] or [ToolGrant("*")],
+        resources=given["resources"] or None,
+        constraints=_constraints(given),
+        ttl_s=ttl_s,
+        by=lock.caller,
+    )
+    return await _hand_out(lock, out, text)
+
+
+async def _somebody(lock: Interlock, who: str, kind: CallerKind) -> Identity:
+    """An identity by name or DID. A new name gets a did:key of its own; a new DID has to be registered first."""
+    from interlock.cli.identities import make_identity
+    from interlock.core.capability import is_did
+    from interlock.core.errors import Failure
+
+    known = lock.identities.find(who)
+    if known is not None:
+        return known
+    if is_did(who):
+        raise Failure("E3207", f"`{who}` is not registered; interlock identities add {who}")
+    return await make_identity(lock, name=who, kind=kind)
+
+
+async def _hand_out(lock: Interlock, out: Output, text: str) -> int:
+    picture = await lock.tokens.inspect(text)
+    if not out.as_json:
+        click.echo(text)
+        out.page(error=True).line(_summary(picture))
+        return 0
+    out.write({"token": text, **picture})
+    return 0
+
+
+def _summary(picture: Json) -> str:
+    chain: list[Json] = picture["chain"]
+    leaf = chain[-1]
+    behalf = "" if len(chain) == 1 else f" for {_called(chain[0])}"
+    scopes = ", ".join(leaf["scopes"]) or "no scopes"
+    return (
+        f"{_called(leaf)}{behalf} · {', '.join(leaf['tools']) or 'no tools'} · {scopes}"
+        f" · {_span(picture['seconds_left'])} · {leaf['jti']}"
+    )
+
+
+# delegate
+
+
+@token.command()
+@click.option(
+    "--token", "parent", envvar="INTERLOCK_TOKEN", help="The token to pass on [env: INTERLOCK_TOKEN; or stdin]."
+)
+@click.option("--to", "to", required=True, metavar="NAME|DID", help="Who is to hold it; a new name is registered.")
+@click.option(
+    "--ttl", "ttl_s", callback=_seconds, metavar="TIME", help="90s, 15m, 1h, 1d [default: as long as it has]."
+)
+@click.option(
+    "--key",
+    "key_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Sign with the holder's own private key instead of this home's.",
+)
+@_narrowing
+@over_home
+async def delegate(
+    lock: Interlock, out: Output, /, parent: str | None, to: str, ttl_s: int | None, key_file: Path | None, **given: Any
+) -> int:
+    """Pass a token on, narrowed. What is not said stays as it is; nothing can become more.
+
+    \b
+    interlock token delegate --token "$TOKEN" --to summarizer --tool demo.balance --ttl 5m --max-uses 1
+    """
+    from interlock.authority.keys import load_private
+    from interlock.authority.tokens import delegate_offline
+
+    require(lock.caller.scopes, "tokens:issue", "passing on a token from here")
+    held = _text(parent or "-")
+    narrowing: Json = {
+        "subject": (await _somebody(lock, to, "agent")).did,
+        "scopes": given["scopes"] or None,
+        "tools": given["tools"],
+        "resources": given["resources"] or None,
+        "constraints": _constraints(given),
+        "ttl_s": ttl_s,
+    }
+    if key_file is None:
+        text = await lock.tokens.delegate(held, by=lock.caller, **narrowing)
+    else:
+        text = delegate_offline(held, private=load_private(key_file), clock=lock.clock, **narrowing)
+    return await _hand_out(lock, out, text)
+
+
+def _text(given: str) -> str:
+    """A token from the command line, or from stdin for `-`."""
+    if given != "-":
+        return given.strip()
+    if sys.stdin.isatty():
+        raise click.UsageError("give a token, or send one on stdin")
+    return sys.stdin.read(65_536).strip()
+
+
+# inspect
+
+
+@token.command()
+@click.argument("text", metavar="[TOKEN | -]", default="-")
+@over_home
+async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
+    """Whether a token holds, and why not; who gave it to whom, and what each of them may do. Exits 1 if it does not.
+
+    \b
+    interlock token inspect "$TOKEN"
+    echo "$TOKEN" | interlock token inspect
+    """
+    picture = await lock.tokens.inspect(_text(text))
+    out.answer(picture, lambda page: _show(page, picture))
+    return 0 if picture["valid"] else 1
+
+
+def _show(page: Page, picture: Json) -> None:
+    from interlock.cli.render import BAD, GOOD, Text
+
+    if picture["valid"]:
+        signed = f"signed by {picture['issuer']} with {picture['algorithm']}"
+        page.line(GOOD, " ", Text("valid", "bold green"), f" · {_span(picture['seconds_left'])} left · {signed}")
+    else:
+        page.line(BAD, " ", Text(picture["code"], "bold red"), f"  {picture['why']}")
+    for depth, link in enumerate(picture["chain"]):
+        lead = "   " * depth + ("└─ " if depth else "")
+        state = Text("  revoked", "red") if link["revoked"] else Text("")
+        page.line("  ", lead, Text(_called(link), "bold"), f"  {link['kind'] or 'not registered'}", state)
+        page.facts(_facts(link), indent="  " + "   " * (depth + 1))
+
+
+def _facts(link: Json) -> list[tuple[str, Cell]]:
+    from interlock.cli.render import clock_time
+
+    facts: list[tuple[str, Cell]] = [
+        ("tools", ", ".join(link["tools"]) or "none"),
+        ("scopes", ", ".join(link["scopes"]) or "none"),
+    ]
+    if link["resources"] is not None:
+        facts.append(("only on", ", ".join(link["resources"]) or "nothing"))
+    facts += [(name.replace("_", " "), _value(value)) for name, value in link["constraints"].items()]
+    facts += [("until", clock_time(link["expires"])), ("link", link["jti"]), ("holder", link["subject"])]
+    return facts
+
+
+def _value(value: Any) -> str:
+    return ", ".join(cast("list[str]", value)) if isinstance(value, list) else str(value)
+
+
+def _called(link: Json) -> str:
+    return link["name"] or f"{link['subject'][:24]}…"
+
+
+def _span(seconds: int) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds} s"
+
+
+# revoke
+
+
+@token.command()
+@click.argument("ref", metavar="JTI|TOKEN|DID|KID")
+@click.option("--reason", required=True, help="Why, for the record.")
+@over_home
+async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str) -> int:
+    """Void a token, a link of a chain, an identity or a key, and everything that hangs on it. It counts at once.
+
+    \b
+    interlock token revoke 01JC… --reason 'the task is done'
+    interlock token revoke did:key:z6Mk… --reason 'its machine was lost'
+    """
+    what = await lock.tokens.revoke(_text(ref), reason=reason, by=lock.caller)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        page.line(GOOD, f" revoked: {what}, and everything that hangs on it")
+
+    out.answer({"revoked": what}, show)
+    return 0

@@ -1,0 +1,228 @@
+"""Watching tickets: what is new is shown as it comes, and on a terminal a key decides.
+
+Everything is done by one task: it looks at the store, then waits a moment for keys. A line that is being typed is kept
+here and echoed by hand, so that neither a thread nor the loop ever blocks on the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, name_of, parse_json
+from interlock.cli.render import Text
+from interlock.cli.tickets import concerns, decided, document, parse_changes, short, show_brief, show_ticket
+from interlock.core.errors import Failure
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.approvals.tickets import Ticket
+    from interlock.core.context import Caller
+
+Json = dict[str, Any]
+LOOK_EVERY_S = 0.3
+_MENU = "[a]pprove  [e]dit  [d]eny  [p]review in full  [n]ext  [q]uit"
+
+
+async def watch(lock: Interlock, out: Output, by: Caller, *, everything: bool, for_s: float) -> None:
+    """Watch until the time is up, somebody interrupts, or `q` is pressed."""
+    watching = _Watch(lock, out, by, everything=everything)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, watching.stop)
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not out.as_json
+    with _keys(watching.keys.put_nowait) if on_terminal else contextlib.nullcontext():
+        await watching.run(for_s, on_terminal=on_terminal)
+
+
+@contextlib.contextmanager
+def _keys(take: Callable[[str], None]) -> Generator[None]:
+    """Hand over keys as they are pressed; nothing once the terminal is gone."""
+    import termios
+    import tty
+
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    loop, terminal = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def read() -> None:
+        raw = os.read(terminal, 1024)
+        take(decoder.decode(raw) if raw else _STOP)
+
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    loop.add_reader(terminal, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+_STOP, _ENTER, _BACK, _ESCAPE = "\x04", "\r\n", "\x7f\b", "\x1b"
+_HAPPENED = {
+    "DENIED": "denied", "AUTO_DENIED": "nobody decided in time, so it was denied", "USED": "it ran",
+    "LAPSED": "approved, but not run in time", "VOID": "void: the call was changed or withdrawn",
+}  # fmt: skip
+
+
+class _Watch:
+    """What was shown, which ticket the keys are about, and what is being typed.
+
+    INVARIANT: keys are about one ticket, the one they were offered with; that another one comes changes nothing.
+    """
+
+    def __init__(self, lock: Interlock, out: Output, by: Caller, *, everything: bool) -> None:
+        self.keys: asyncio.Queue[str] = asyncio.Queue()
+        self._lock = lock
+        self._out = out
+        self._by = by
+        self._everything = everything
+        self._known: dict[str, Ticket] = {}
+        self._skipped: set[str] = set()
+        self._current: str | None = None
+        self._typing: tuple[Callable[[str], Awaitable[None]], list[str]] | None = None
+
+    def stop(self) -> None:
+        self.keys.put_nowait(_STOP)
+
+    async def run(self, for_s: float, *, on_terminal: bool) -> None:
+        monotonic = self._lock.clock.monotonic
+        give_up = monotonic() + for_s
+        while (left_s := give_up - monotonic()) > 0:
+            if self._typing is None:
+                await self._look()
+                if on_terminal:
+                    self._offer()
+            try:
+                pressed = await asyncio.wait_for(self.keys.get(), min(LOOK_EVERY_S, left_s))
+            except TimeoutError:
+                continue
+            for key in pressed:
+                if key == _STOP or (key == "q" and self._typing is None):
+                    return
+                await self._press(key)
+
+    # Showing
+
+    async def _look(self) -> None:
+        """Tell what is new since the last look."""
+        waiting = {one.id: one for one in self._lock.approvals.list() if self._everything or concerns(one, self._by)}
+        for ticket_id, before in list(self._known.items()):
+            now = waiting.get(ticket_id) or await self._lock.approvals.show(ticket_id)
+            if (now.state, now.step) != (before.state, before.step):
+                self._tell(now.state.lower() if now.state != before.state else "escalated", now)
+            self._known[ticket_id] = now
+            if now.state not in ("PENDING", "APPROVED"):
+                del self._known[ticket_id]
+        for ticket_id, ticket in waiting.items():
+            if ticket_id not in self._known:
+                self._known[ticket_id] = ticket
+                self._tell("asked", ticket)
+
+    def _tell(self, event: str, ticket: Ticket) -> None:
+        if self._out.as_json:
+            self._out.write({"event": event, "ticket": document(self._lock, ticket)})
+            return
+        page = self._out.page()
+        if event == "asked":
+            show_brief(self._lock, page, ticket)
+        else:
+            page.line(Text(short(ticket), "bold cyan"), f"  {ticket.ref}   {self._words(event, ticket)}")
+        sys.stdout.flush()
+
+    def _words(self, event: str, ticket: Ticket) -> str:
+        if event == "escalated":
+            return f"nobody has decided yet; {ticket.chain[ticket.step].group} were asked too"
+        if event in ("approved", "denied"):
+            changed = ", with the input edited" if ticket.edited is not None else ""
+            comment = f": {ticket.comment}" if ticket.comment else ""
+            return f"{event} by {name_of(self._lock, ticket.resolved_by or '')}{changed}{comment}"
+        return _HAPPENED[ticket.state]
+
+    def _offer(self) -> None:
+        """Offer the keys for the oldest ticket that waits, once."""
+        waiting = [one.id for one in self._known.values() if one.state == "PENDING"]
+        if self._current in waiting:
+            return
+        self._current = next((one for one in waiting if one not in self._skipped), None)
+        if self._current is not None:
+            self._say(f"{short(self._known[self._current])}: {_MENU}\n")
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    # Typing
+
+    async def _press(self, key: str) -> None:
+        if self._typing is not None:
+            await self._edit_line(key)
+        elif self._current is not None and key in "aednp":
+            await self._act(key, self._known[self._current])
+
+    async def _act(self, key: str, ticket: Ticket) -> None:
+        about = f"{short(ticket)} {ticket.ref}"
+        if key == "p":
+            show_ticket(self._lock, self._out.page(), ticket)
+            self._say(f"{short(ticket)}: {_MENU}\n")
+        elif key == "n":
+            self._skipped.add(ticket.id)
+            self._current = None
+        elif key == "a":
+            self._ask(f"approve {about}? a comment or nothing, then Enter; Esc goes back: ", self._approve)
+        elif key == "d":
+            self._ask(f"deny {about}? say why, then Enter; Esc goes back: ", self._deny)
+        else:
+            self._ask(f"approve {about} with these arguments changed, as JSON; Esc goes back: ", self._edit)
+
+    def _ask(self, question: str, then: Callable[[str], Awaitable[None]]) -> None:
+        self._say(question)
+        self._typing = then, []
+
+    async def _edit_line(self, key: str) -> None:
+        """One key of a line that is being typed; the terminal does not echo it."""
+        assert self._typing is not None
+        then, line = self._typing
+        if key in _ENTER or key == _ESCAPE:
+            self._typing = None
+            self._say("\n")
+            if key != _ESCAPE:
+                await self._decide(then("".join(line)))
+        elif key in _BACK:
+            if line:
+                line.pop()
+                self._say("\b \b")
+        elif key.isprintable():
+            line.append(key)
+            self._say(key)
+
+    async def _decide(self, decision: Awaitable[None]) -> None:
+        """Carry a decision out; what keeps it from being one is shown, and the ticket is offered again."""
+        try:
+            await decision
+        except Failure as failure:
+            self._out.page().failure(failure)
+            self._current = None
+        except click.UsageError as error:
+            self._say(f"{error.message}\n")
+            self._current = None
+
+    async def _approve(self, line: str, edit: Json | None = None) -> None:
+        ticket_id = self._current or ""
+        lock = self._lock
+        await decided(lock, ticket_id, lock.approvals.approve(ticket_id, by=self._by, comment=line, edit=edit))
+
+    async def _edit(self, line: str) -> None:
+        await self._approve("", parse_changes(parse_json(line, "edit", or_stdin=False)))
+
+    async def _deny(self, line: str) -> None:
+        ticket_id = self._current or ""
+        await decided(self._lock, ticket_id, self._lock.approvals.deny(ticket_id, by=self._by, comment=line))

@@ -1,0 +1,166 @@
+"""What a call uses up besides its key: room in rate limits and budgets, and uses of a token that has few.
+
+All of it is claimed in the transaction that makes the call's intent durable, together with its key and its approval, so
+that calls at the same time, in one process or several, cannot use the same room. What was set aside is settled in the
+write that closes the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from interlock.authority import budgets
+from interlock.authority.budgets import Allowance, Overrun
+from interlock.core.allowances import Budget, millionths
+from interlock.core.capability import Capability
+from interlock.core.clock import Clock
+from interlock.core.context import Caller
+from interlock.core.cost import FREE, Cost, Meter
+from interlock.core.errors import Failure
+from interlock.core.phases import Call, Checked
+from interlock.gateway.observe import Observer
+from interlock.resilience import limits
+from interlock.resilience.limits import LoopWatch
+from interlock.settings import Settings
+from interlock.store.journal import Journal, Transaction
+
+
+class Allowances:
+    """Claims what calls use up, and settles what they cost."""
+
+    def __init__(self, *, journal: Journal, settings: Settings, observer: Observer, owner: str, clock: Clock) -> None:
+        self._journal = journal
+        self._settings = settings
+        self._observer = observer
+        self._owner = owner
+        self._loops = LoopWatch(settings.loops, clock.monotonic)
+        self._now_ms = clock.now_ms
+        self.metered = settings.prices.metered or bool(settings.budgets)
+        self.active = bool(settings.budgets or settings.rate_limits or self.metered)
+
+    def watch(self, call: Call, caller: Caller) -> None:
+        """Notice a caller that is caught in a loop."""
+        odd = self._loops.seen(caller, call.ref, call.input_hash)
+        if odd is not None:
+            self._observer.alert("RUNAWAY_LOOP", call, what=odd)
+
+    def needed(self, checked: Checked, caller: Caller) -> bool:
+        """Whether a call uses anything up at all."""
+        if self.active or checked.requested.tool.service is not None:
+            return True
+        return caller.capability is not None and any(link.constraints for link in caller.capability.links)
+
+    def claim(self, checked: Checked, caller: Caller) -> None:
+        """Note what the call will use up; it is claimed with its intent, or refused there."""
+        call, contract = checked.requested.call, checked.requested.tool.contract
+        claims: list[Callable[[Transaction], None]] = [*(call.claims or ())]
+        tool = str(contract.id)
+        service = contract.manifest.external_service
+        services = () if service is None else (service,)
+        buckets = limits.buckets(self._settings.rate_limits, caller=caller, tool=tool, services=services)
+        if buckets:
+            claims.append(lambda transaction: limits.admit(transaction, buckets))
+        if services:
+            claims.append(lambda transaction: limits.check_suspended(transaction, services))
+        if not call.request.dry_run:
+            if caller.capability is not None:
+                claims.extend(_uses(caller.capability))
+            held = self._budgets(call, caller, tool)
+            if held:
+                amount = millionths(contract.manifest.estimated_cost or 0.0)
+                claims.append(lambda transaction: budgets.hold(transaction, call.id, self._owner, held, amount))
+        if self.metered:
+            call.meter = Meter()
+        call.claims = claims or None
+
+    def spent_and_left(self, call: Call, caller: Caller) -> tuple[int, int]:
+        """What is spent of the tightest budget that covers a call, and what is left of it; for policies to look at."""
+        assert call.tool is not None
+        tightest: tuple[int, int] | None = None
+        for allowance in self._budgets(call, caller, str(call.tool.contract.id)):
+            rows = self._journal.read("SELECT spent, held FROM spend WHERE budget = ?", (allowance.key,))
+            spent = rows[0][0] + rows[0][1] if rows else 0
+            if tightest is None or allowance.limit - spent < tightest[1]:
+                tightest = (spent, allowance.limit - spent)
+        return tightest or (0, 0)
+
+    def _budgets(self, call: Call, caller: Caller, tool: str) -> tuple[Allowance, ...]:
+        rules: list[Budget] = list(self._settings.budgets)
+        found = budgets.budget_keys(
+            rules, caller=caller, session=billed_session(call), task=task_of(call), tool=tool, now_ms=call.started_ms
+        )
+        capability = caller.capability
+        if capability is None:
+            return found
+        capped = (link for link in capability.links if "max_cost" in link.constraints)
+        return found + tuple(
+            Allowance(f"token:{link.jti}", millionths(link.constraints["max_cost"]), link.expires * 1000, "the token")
+            for link in capped
+        )
+
+    def counts(self, call: Call) -> bool:
+        """Whether the call's cost is to be stored."""
+        if self.metered or (call.context is not None and call.context.costs is not FREE):
+            return True
+        caller = call.request.caller
+        capability = None if caller is None else caller.capability
+        return capability is not None and any("max_cost" in link.constraints for link in capability.links)
+
+    def cost(self, call: Call) -> Cost:
+        """What a call has cost so far: what its tool reported, and what was metered."""
+        total = FREE if call.context is None else call.context.costs
+        if call.meter is not None:
+            total += call.meter.cost(self._settings.prices)
+        if call.approval is not None and self._settings.prices.human_review:
+            total += Cost(human_review=millionths(self._settings.prices.human_review))
+        return total
+
+    def settle(self, transaction: Transaction, call: Call, cost: Cost) -> tuple[Overrun, ...]:
+        """Turn what the call set aside into what it cost, in the write that closes it."""
+        caller = call.request.caller
+        assert caller is not None
+        assert call.tool is not None
+        held = self._budgets(call, caller, str(call.tool.contract.id))
+        return budgets.settle(
+            transaction, call.id, cost, held, task=task_of(call), session=billed_session(call), tenant=caller.tenant
+        )
+
+    def note_limit(self, call: Call, failure: Failure) -> None:
+        """Leave a service alone for as long as it asked for."""
+        service = None if call.tool is None else call.tool.contract.manifest.external_service
+        if failure.code == "E3504" and failure.retry_after_ms and service is not None and not call.borrowed:
+            self._journal.post(limits.suspend(service, self._now_ms() + failure.retry_after_ms))
+
+    def tell(self, call: Call, overrun: Sequence[Overrun]) -> None:
+        """Alert when a call cost more than a budget had left."""
+        for one in overrun:
+            self._observer.alert("BUDGET_OVERRUN", call, **one.document())
+
+
+def task_of(call: Call) -> str:
+    """The task a call belongs to: the one it names, or the call that everything under it came from."""
+    return call.request.task or call.id
+
+
+def billed_session(call: Call) -> str:
+    """The session whose budget a call counts in: that of the call which everything came from."""
+    return call.request.session if call.request.billed_to is None else call.request.billed_to
+
+
+def _uses(capability: Capability) -> list[Callable[[Transaction], None]]:
+    """One claim per link of the chain that may only be used so often."""
+    return [
+        lambda transaction, jti=link.jti, most=link.constraints["max_uses"]: _use(transaction, jti, most)
+        for link in capability.links
+        if "max_uses" in link.constraints
+    ]
+
+
+def _use(transaction: Transaction, jti: str, most: int) -> None:
+    # INVARIANT: a grant for n calls is used n times at most, by whatever processes at whatever time.
+    row = transaction.one("SELECT used FROM grant_use WHERE jti = ?", (jti,))
+    if (row[0] if row else 0) >= most:
+        raise Failure("E3206", f"the token was good for {most} call{'s' if most > 1 else ''} and is used up")
+    transaction.execute(
+        "INSERT INTO grant_use (jti, used) VALUES (?, 1) ON CONFLICT (jti) DO UPDATE SET used = used + 1", (jti,)
+    )

@@ -1,0 +1,198 @@
+"""Phase 3. The caller's authority covers the call, or a person must agree first, or the answer is no.
+
+Several voices are heard, and the strictest wins: the token the caller came with, the scopes the tool requires, the
+hooks, the policy, and the gate that no configuration can open. Caches are consulted only after the token was checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from interlock.approvals.tickets import Ticket
+from interlock.authority.facts import facts
+from interlock.authority.gate import Gate, gate
+from interlock.authority.policy import Engine, Question
+from interlock.authority.tokens import Tokens
+from interlock.core.canonical import private_copy
+from interlock.core.capability import CLASSES, Capability
+from interlock.core.clock import Clock
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.phases import Call, Checked, Decision, Granted, Mutated
+from interlock.core.prepared import Prepared
+from interlock.core.schema import Json, pointer
+from interlock.gateway import validate
+from interlock.gateway.allowances import Allowances
+from interlock.gateway.asking import Asking
+from interlock.gateway.hooks import stricter
+from interlock.gateway.observe import Observer
+from interlock.settings import Settings
+
+_MOST_COVERED = 50_000
+_NO_BUDGET = (0, 0)
+_RESOURCES = frozenset({"resources"})
+
+
+class Authorizer:
+    """Decides, and seals what it grants."""
+
+    def __init__(
+        self,
+        *,
+        seal: object,
+        engine: Engine,
+        tokens: Tokens,
+        asking: Asking,
+        allowances: Allowances,
+        observer: Observer,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        self._seal = seal
+        self._engine = engine
+        self._tokens = tokens
+        self._asking = asking
+        self._allowances = allowances
+        self._observer = observer
+        self._environment = settings.environment
+        self._gate = Gate(
+            environment=settings.environment,
+            theta_auto=settings.theta_auto,
+            sigma_critical=settings.sigma_critical,
+            otherwise=settings.approval_otherwise,
+            ask_all_writes=settings.ask_all_writes,
+        )
+        self._clock = clock
+        # Tokens and tools that were found to go together, and whether the token is bound to resources as well.
+        self._covered: dict[tuple[str, str], bool] = {}
+
+    async def authorize(self, checked: Checked) -> Granted | Ticket:
+        """A grant, or the ticket that a person must decide on first; raises when the answer is no."""
+        call = checked.requested.call
+        caller = call.request.caller
+        assert caller is not None
+        call.phases.append("authorize")
+        self._allowances.watch(call, caller)
+        decision = self._plainly(checked, caller) or await self._decide(checked, caller)
+        if decision.behavior == "ask" and not call.request.dry_run:
+            look = Granted(checked, decision, self._seal, looking=True)
+            found = await self._asking.seek(checked, decision, look)
+            if found.ticket is not None:
+                return found.ticket
+            if found.edited is not None:
+                checked = await self._edited(checked, found.edited, found.by)
+                # What the reviewer wrote is judged like anything else; only the agreement is not asked for twice.
+                decision = await self._decide(checked, caller)
+        if self._allowances.needed(checked, caller):
+            self._allowances.claim(checked, caller)
+        return Granted(checked, decision, self._seal, call.request.dry_run)
+
+    def _plainly(self, checked: Checked, caller: Caller) -> Decision | None:
+        """An allow that nothing about this very call can change. Nearly all reads by a local caller end here."""
+        requested = checked.requested
+        call, tool = requested.call, requested.tool
+        if caller.capability is not None or tool.writes or tool.required_scopes or call.decision is not None:
+            return None
+        if self._observer.listeners:
+            return None
+        decision = self._engine.plain(caller, tool.digest, call.started, call.started_ms)
+        if decision is None or decision.behavior != "allow" or decision.obligations:
+            return None
+        call.decision = decision
+        return decision
+
+    async def _decide(self, checked: Checked, caller: Caller) -> Decision:
+        """What all the voices together say; a deny is raised."""
+        requested = checked.requested
+        call, tool, request = requested.call, requested.tool, requested.call.request
+        if caller.capability is not None:
+            self._check_token(checked, caller.capability)
+        operation = "preview" if request.dry_run else request.operation
+        question = Question(
+            caller, tool.contract, tool.digest, checked.permission_input, operation, request.session, request.door,
+            None if request.native is None else str(request.native.get("operation_id", "")) or None,
+            self._allowances.spent_and_left(call, caller) if self._allowances.active else _NO_BUDGET, call.started_ms,
+        )  # fmt: skip
+        decision = self._engine.cached(question)
+        if decision is None:
+            decision = await self._engine.decide(question)
+        if tool.writes:
+            decision = gate(decision, tool.contract, trust=caller.trust, settings=self._gate) or decision
+        if call.decision is not None:
+            # Whoever else spoke, a ticket is bound to the policy in force.
+            decision = replace(stricter(call.decision, decision), policy=decision.policy)
+        if tool.required_scopes and not caller.scopes.issuperset(tool.required_scopes):
+            decision = _lacking(tool, caller, decision)
+        if decision.behavior == "passthrough":
+            decision = replace(decision, behavior="ask", reason="nobody settled it, so a person must")
+        call.decision = decision
+        if self._observer.listeners:
+            self._observer.emit("tool.permission.decided", call, behavior=decision.behavior, reason=decision.reason)
+        if decision.obligations:
+            self._fulfil(call, decision)
+        if decision.behavior == "deny":
+            raise Failure("E3206", f"{tool.ref} is not allowed: {decision.reason}", policy_refs=decision.rules)
+        return decision
+
+    def _check_token(self, checked: Checked, capability: Capability) -> None:
+        """The token is good now, and every link of its chain covers this tool, version and resource."""
+        tool = checked.requested.tool
+        self._tokens.check(capability)
+        known = (capability.digest, tool.digest)
+        bound = self._covered.get(known)
+        if bound is None:
+            self._check_cover(tool, capability)
+            if len(self._covered) > _MOST_COVERED:
+                self._covered.clear()
+            bound = self._covered[known] = any(link.resources is not None for link in capability.links)
+        if bound:
+            for resource in self._resources(checked):
+                if not capability.covers_resource(resource):
+                    raise Failure("E3206", f"the token does not cover {resource}")
+
+    def _check_cover(self, tool: Prepared, capability: Capability) -> None:
+        """What of a token and a tool never changes."""
+        contract = tool.contract
+        if not capability.covers(str(contract.id), contract.version):
+            raise Failure("E3204", f"the token does not name {tool.ref}")
+        for link in capability.links:
+            allowed = link.constraints.get("mutation_class")
+            if allowed is not None and CLASSES.index(contract.mutation.mutation_class) > CLASSES.index(allowed):
+                raise Failure("E3206", f"the token allows {allowed} at most, and {tool.ref} is more")
+            environments = link.constraints.get("environments")
+            if environments is not None and self._environment not in environments:
+                raise Failure("E3206", f"the token is not for the environment {self._environment}")
+
+    def _resources(self, checked: Checked) -> Sequence[str]:
+        """What a call touches, as far as its contract and its input tell; at least something must be told."""
+        contract = checked.requested.tool.contract
+        found: list[str] = facts(contract, checked.permission_input, (), _RESOURCES)["resources"]
+        if not found:
+            words = f"the token is bound to resources, and {contract.ref} does not tell which it touches"
+            raise Failure("E3206", words)
+        return found
+
+    def _fulfil(self, call: Call, decision: Decision) -> None:
+        for obligation in decision.obligations:
+            if obligation == "alert":
+                self._observer.alert("POLICY_ALERT", call, rules=list(decision.rules))
+
+    async def _edited(self, checked: Checked, edited: Json, by: str) -> Checked:
+        """The input as the reviewer left it: checked like the caller's own, with every difference on record."""
+        requested = checked.requested
+        before = checked.permission_input
+        arguments = validate.check_input(requested, private_copy(edited))
+        if requested.tool.has_checks:
+            await validate.check_meaning(requested.tool, arguments, requested.deadline - self._clock.monotonic())
+        for name in sorted(before.keys() | arguments.keys()):
+            if (name in before, before.get(name)) != (name in arguments, arguments.get(name)):
+                change = Mutated(f"reviewer:{by}", pointer([name]), before.get(name), arguments.get(name))
+                requested.call.mutations.append(change)
+        return Checked(requested, arguments, arguments)
+
+
+def _lacking(tool: Prepared, caller: Caller, decision: Decision) -> Decision:
+    lacking = sorted(set(tool.required_scopes) - caller.scopes)
+    words = f"missing scope {', '.join(lacking)}"
+    return Decision(behavior="deny", reason=words, rules=(), policy=decision.policy, source="scopes")

@@ -1,0 +1,207 @@
+"""The reviewers' desk: what waits, what was decided, and going on with what was approved.
+
+Whoever decides does so here, through the command line or a door of their own; no call can. Going on with an approved
+call is an ordinary call with the same id: it passes all six phases again, with the authority its caller has now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from interlock.approvals import standing, tickets
+from interlock.approvals.standing import Standing
+from interlock.approvals.tickets import Channels, Edit, Happening, Refused, Ticket
+from interlock.core.canonical import canonical, digest
+from interlock.core.clock import Clock
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.phases import Request
+from interlock.core.results import Result
+from interlock.gateway.asking import Asking, stored_caller
+from interlock.gateway.invoke import Gateway
+from interlock.registry.catalog import Catalog
+from interlock.settings import Settings
+from interlock.store.journal import Journal
+
+RETRY_S = 5.0
+
+
+class Desk:
+    """Tickets and standing approvals of one home."""
+
+    def __init__(
+        self,
+        *,
+        gateway: Gateway,
+        asking: Asking,
+        journal: Journal,
+        catalog: Catalog,
+        settings: Settings,
+        clock: Clock,
+        channels: Channels,
+        revive: Callable[[Caller], Awaitable[Caller]],
+    ) -> None:
+        self._gateway = gateway
+        self._asking = asking
+        self._journal = journal
+        self._catalog = catalog
+        self._settings = settings
+        self._clock = clock
+        self._channels = channels
+        self._revive = revive
+        # Approved calls that could not run just now, and when to try again.
+        self._later: dict[str, float] = {}
+        self._going: dict[str, asyncio.Future[Result]] = {}
+
+    # Looking
+
+    def list(self, *, every: bool = False) -> list[Ticket]:
+        """What waits for a person, oldest first; or every ticket, newest first."""
+        return tickets.listing(self._journal.read, every=every)
+
+    async def show(self, ticket_id: str) -> Ticket:
+        """One ticket, by its id or the beginning of it."""
+        return await self._journal.commit(lambda transaction: tickets.load(transaction, ticket_id))
+
+    # Deciding
+
+    async def approve(
+        self, ticket_id: str, *, by: Caller, comment: str = "", edit: Mapping[str, Any] | None = None
+    ) -> Ticket:
+        """Agree to one call. With `edit`, to that call with these arguments changed; None takes an argument out."""
+        changed = None if edit is None else await self._edit(ticket_id, by, edit)
+        return await self._resolve(ticket_id, by, approve=True, comment=comment, edit=changed)
+
+    async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Ticket:
+        """Say no."""
+        return await self._resolve(ticket_id, by, approve=False, comment=comment, edit=None)
+
+    async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, comment: str, edit: Edit | None) -> Ticket:
+        found = _allowed(
+            await self._journal.commit(tickets.resolve(ticket_id, by, approve=approve, comment=comment, edit=edit))
+        )
+        self._gateway.observer.announce(f"approval.{found.state.lower()}", found.call, found.ref, **found.pending())
+        return found
+
+    async def _edit(self, ticket_id: str, by: Caller, edit: Mapping[str, Any]) -> Edit:
+        """The input as the reviewer wants it, checked like any input before it is agreed to."""
+        # INVARIANT: what a check says of a private input is told to nobody who may not decide.
+        ticket = _allowed(await self._journal.commit(tickets.consider(ticket_id, by)))
+        if ticket.operation != "invoke":
+            raise Failure("E3411", "what an undo does follows from the call it undoes; agree to it as it is or deny it")
+        assert ticket.sealed is not None
+        content = self._asking.unsealed(ticket.sealed, ticket.id)
+        merged = {**content["arguments"], **edit}
+        arguments = {name: value for name, value in merged.items() if not (value is None and name in edit)}
+        caller = stored_caller(content["caller"])
+        key = content["key"]
+        request = Request(tool=ticket.tool, version=ticket.version, arguments=arguments, caller=caller, key=key)
+        wrong = await self._gateway.check(request)
+        if wrong is not None:
+            raise wrong
+        shown = self._gateway.shown_arguments(request)
+        return Edit(self._asking.seal_up(canonical(arguments), ticket.id), digest(arguments), shown)
+
+    # In advance
+
+    async def agree_in_advance(
+        self,
+        tool: str,
+        *,
+        by: Caller,
+        caller: str,
+        arguments: Mapping[str, Any],
+        uses: int,
+        expires_ms: int,
+        versions: str | None = None,
+    ) -> Standing:
+        """Agree to calls of one tool by one caller, within bounds. Without `versions`, to the present version only."""
+        version = self._catalog.resolve(tool, versions)
+        contract = version.contract
+        now_ms = self._clock.now_ms()
+        wish = Standing(
+            id=f"sta_{tickets.ticket_id(now_ms, self._clock.random_bytes(8)).removeprefix('apr_')}",
+            tool=str(contract.id),
+            versions=versions or contract.version,
+            arguments=dict(arguments),
+            caller=caller,
+            uses=uses,
+            expires_ms=expires_ms,
+            granted_by=by.acting,
+        )
+        approval = contract.manifest.approval or self._settings.approval
+        groups = frozenset(step.group for step in approval.chain)
+        return await self._journal.commit(standing.grant(wish, by, groups, now_ms))
+
+    def standing(self) -> list[Standing]:
+        """Every standing approval there is."""
+        return standing.listing(self._journal.read)
+
+    async def take_back(self, standing_id: str, *, by: Caller) -> Standing:
+        """End a standing approval now."""
+        return await self._journal.commit(standing.revoke(standing_id, by))
+
+    # Time
+
+    async def sweep(self) -> list[Happening]:
+        """Do what time has made due: deny what nobody decided on, and carry further what waits too long."""
+        if not self._journal.read("SELECT 1 FROM ticket WHERE state IN ('PENDING', 'APPROVED') LIMIT 1"):
+            return []
+        happened = await self._journal.commit(tickets.sweep(self._channels))
+        for one in happened:
+            self._gateway.observer.announce(one.event, one.ticket.call, one.ticket.ref, **one.ticket.pending())
+        return happened
+
+    # Going on
+
+    async def resume(self, ticket_id: str) -> Result:
+        """Go on with one call that was approved. Whoever asks for it at the same time gets the same answer."""
+        ticket = await self.show(ticket_id)
+        # INVARIANT: a call that goes on keeps its id, so it does so once at a time.
+        going = self._going.get(ticket.id)
+        if going is None:
+            going = self._going[ticket.id] = asyncio.ensure_future(self._go_on(ticket))
+            going.add_done_callback(lambda _: self._going.pop(ticket.id))
+        return await asyncio.shield(going)
+
+    async def _go_on(self, ticket: Ticket) -> Result:
+        """The six phases for a call that waited, with the authority its caller has now."""
+        if ticket.state != "APPROVED" or ticket.sealed is None:
+            raise tickets.rejection(ticket) or Failure(
+                "E3411", f"ticket {ticket.id} is {ticket.state}, so there is nothing to go on with"
+            )
+        content = self._asking.unsealed(ticket.sealed, ticket.id)
+        asked = stored_caller(content.pop("caller"))
+        del content["promised"]
+        try:
+            request = Request(**content, id=ticket.call, caller=await self._revive(asked))
+            result = await self._gateway.invoke(request)
+        except Failure as failure:
+            result = await self._gateway.decline(Request(**content, id=ticket.call, caller=asked), failure)
+        if result.error is not None and not result.pending and not result.error.retryable:
+            await self._journal.commit(tickets.give_up(ticket.id, result.error))
+        return result
+
+    async def resume_all(self) -> list[Result]:
+        """Go on with every call that was approved and has not run. What cannot run just now is tried again later."""
+        results: list[Result] = []
+        now = self._clock.monotonic()
+        for ticket in tickets.approved(self._journal.read):
+            if self._later.get(ticket.id, 0.0) > now:
+                continue
+            try:
+                result = await self.resume(ticket.id)
+            except Failure:
+                continue  # another process was quicker
+            results.append(result)
+            if result.error is not None and result.error.retryable:
+                self._later[ticket.id] = now + max(RETRY_S, (result.error.retry_after_ms or 0) / 1000)
+        return results
+
+
+def _allowed(found: Ticket | Refused) -> Ticket:
+    if isinstance(found, Refused):
+        raise found.failure
+    return found

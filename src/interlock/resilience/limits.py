@@ -1,0 +1,180 @@
+"""Rate limits: how many calls are admitted in any stretch of time, by every process on a home together.
+
+Theory of operation. Every admitted call leaves its time in the log of each limit that covers it, under the next number.
+A limit of n in a window w admits a call unless the n-th last entry of its log is younger than w. That one entry
+decides, however long the log is, and it also says exactly when the next call will pass. The log is read and written in
+the journal's write transaction, of which there is one at a time on a home, and its times are the store's.
+
+A service that answers "not now" is left alone until the moment it named, whoever calls.
+
+INVARIANT: in no window (t - w, t] are more calls admitted than the limit says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import orjson
+
+from interlock.core.allowances import LoopLimits, RateLimit
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.store.journal import Transaction, Unit
+
+EVICT_AT_ONCE = 10_000
+# A log is pruned by about every so many-th call.
+PRUNE_EVERY = 17
+# A service cannot ask to be left alone for longer than this.
+MAX_SUSPENSION_MS = 86_400_000
+# No window is longer than a day (see RateLimit), so what is older counts nowhere.
+_LONGEST_WINDOW_MS = 86_400_000
+
+
+class Bucket(NamedTuple):
+    """A rate limit as it applies to one call: whose log, how many, in how long."""
+
+    key: str
+    limit: int
+    window_ms: int
+    name: str
+
+
+def buckets(limits: Sequence[RateLimit], *, caller: Caller, tool: str, services: Sequence[str]) -> tuple[Bucket, ...]:
+    """Every limit that covers a call. Where rules share a log, the lowest limit counts."""
+    subjects: dict[str, Sequence[tuple[str, ...]]] = {
+        "caller": ((caller.tenant, caller.id),),
+        "tenant": ((caller.tenant,),),
+        "tool": ((tool,),),
+        "service": [(service,) for service in services],
+    }
+    found: dict[str, Bucket] = {}
+    for rule in limits:
+        if not rule.covers(tool):
+            continue
+        window_ms = round(rule.window_s * 1000)
+        for subject in subjects[rule.per]:
+            key = orjson.dumps([rule.per, rule.tools, window_ms, *subject]).decode()
+            if key not in found or rule.limit < found[key].limit:
+                found[key] = Bucket(key, rule.limit, window_ms, rule.name)
+    return tuple(found.values())
+
+
+def check(transaction: Transaction, among: Sequence[Bucket]) -> None:
+    """Refuse (E3003) a call that a limit has no room for, and say when all of them will. Writes nothing."""
+    wait_ms, reached = 0, None
+    for bucket in among:
+        began_ms = transaction.now_ms - bucket.window_ms
+        row = transaction.one(
+            "SELECT at_ms FROM rate WHERE bucket = ?1"
+            " AND number = (SELECT max(number) FROM rate WHERE bucket = ?1) - ?2 + 1",
+            (bucket.key, bucket.limit),
+        )
+        if row is not None and row[0] - began_ms > wait_ms:
+            wait_ms, reached = row[0] - began_ms, bucket
+    if reached is not None:
+        raise Failure(
+            "E3003",
+            f"the limit of {reached.name} is reached; the next call passes in {wait_ms} ms",
+            details={"rateLimit": reached.name, "limit": reached.limit, "windowMs": reached.window_ms},
+            retry_after_ms=wait_ms,
+        )
+
+
+def count(transaction: Transaction, among: Sequence[Bucket]) -> None:
+    """Enter an admitted call in every log; now and then, drop the entries that decide nothing any more."""
+    now_ms = transaction.now_ms
+    for key, limit, _, _ in among:
+        transaction.execute(
+            "INSERT INTO rate (bucket, number, at_ms)"
+            " SELECT ?1, coalesce(max(number), 0) + 1, ?2 FROM rate WHERE bucket = ?1",
+            (key, now_ms),
+        )
+        if now_ms % PRUNE_EVERY == 0:
+            transaction.execute(
+                "DELETE FROM rate WHERE bucket = ?1"
+                " AND number <= (SELECT max(number) FROM rate WHERE bucket = ?1) - ?2",
+                (key, limit),
+            )
+
+
+def admit(transaction: Transaction, among: Sequence[Bucket]) -> None:
+    """Count a call under every limit, or refuse it (E3003) before anything is written."""
+    check(transaction, among)
+    count(transaction, among)
+
+
+def suspend(service: str, until_ms: int) -> Unit[None]:
+    """A unit that leaves a service alone until it is ready, for a day at most. Only a later moment replaces another."""
+
+    def unit(transaction: Transaction) -> None:
+        transaction.execute(
+            "INSERT INTO suspension (service, until_ms) VALUES (?, ?)"
+            " ON CONFLICT (service) DO UPDATE SET until_ms = max(until_ms, excluded.until_ms)",
+            (service, min(until_ms, transaction.now_ms + MAX_SUSPENSION_MS)),
+        )
+
+    return unit
+
+
+def check_suspended(transaction: Transaction, services: Sequence[str]) -> None:
+    """Refuse (E3504) a call that needs a service which asked to be left alone. Writes nothing."""
+    wait_ms, waiting = 0, None
+    for service in services:
+        row = transaction.one("SELECT until_ms FROM suspension WHERE service = ?", (service,))
+        if row is not None and row[0] - transaction.now_ms > wait_ms:
+            wait_ms, waiting = row[0] - transaction.now_ms, service
+    if waiting is not None:
+        raise Failure(
+            "E3504",
+            f"the service `{waiting}` asked to be left alone for another {wait_ms} ms",
+            details={"service": waiting},
+            retry_after_ms=wait_ms,
+        )
+
+
+def evict(transaction: Transaction) -> int:
+    """Remove what no limit can count any more and suspensions that have passed, a bounded number at a time."""
+    now_ms = transaction.now_ms
+    transaction.execute("DELETE FROM suspension WHERE until_ms <= ?", (now_ms,))
+    return transaction.execute(
+        "DELETE FROM rate WHERE (bucket, number) IN (SELECT bucket, number FROM rate WHERE at_ms <= ? LIMIT ?)",
+        (now_ms - _LONGEST_WINDOW_MS, EVICT_AT_ONCE),
+    ).rowcount
+
+
+class LoopWatch:
+    """Notices a caller that is caught in a loop: too many calls in a window, or too many that are all the same.
+
+    Windows follow one another and each counts from nought; an anomaly is told once in each. Counts are of this process,
+    and they are for telling somebody, not for refusing anything.
+    """
+
+    MAX_COUNTS = 100_000
+
+    def __init__(self, limits: LoopLimits, monotonic: Callable[[], float]) -> None:
+        self._window_s = limits.window_s
+        self._odd_calls = limits.calls + 1
+        self._odd_same = limits.identical + 1
+        self._monotonic = monotonic
+        self._until = float("-inf")
+        self._calls: dict[tuple[str, str], int] = {}
+        self._same: dict[tuple[tuple[str, str], str, str], int] = {}
+
+    def seen(self, caller: Caller, tool: str, input_hash: str) -> str | None:
+        """Count a call; what is odd about it in words, at the moment it becomes odd."""
+        now = self._monotonic()
+        if now >= self._until:
+            self._until = now + self._window_s
+            self._calls.clear()
+            self._same.clear()
+        who = (caller.tenant, caller.id)
+        calls = self._calls[who] = self._calls.get(who, 0) + 1
+        this = (who, tool, input_hash)
+        same = self._same[this] = self._same.get(this, 0) + 1
+        if same != self._odd_same and calls != self._odd_calls:
+            if same == 1 and len(self._same) > self.MAX_COUNTS:
+                self._same.clear()
+            return None
+        what = f"{calls} calls" if calls == self._odd_calls else f"{same} calls of {tool} with the same input"
+        return f"`{caller.id}` made {what} within {self._window_s:g} s"

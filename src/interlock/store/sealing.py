@@ -1,0 +1,239 @@
+"""Sealing: what must be kept but not be read at rest, encrypted so that any change to it shows.
+
+Theory of operation. A home has a ring of 256-bit keys, the last of which is current. What is sealed carries the id of
+its key in front, so that it opens as long as that key is on the ring:
+
+    version (1) │ key id (8) │ nonce (12) │ AES-256-GCM ciphertext and tag
+
+Each purpose has a key of its own, derived by HKDF, so that what was sealed for one cannot be passed off as another.
+`about` binds a value to its place: a row copied over another row does not open there.
+
+The ring is one small file, or one entry of the operating system's keyring. It is only ever replaced whole, so that a
+process killed at any moment leaves either the old ring or the new one. To change the key, `rotate` puts a new one
+at the end, the holders of sealed values seal them again, and `retire` drops the keys that nothing is sealed under.
+
+INVARIANT: a key leaves the ring only while nothing in the database is sealed under it. For that, seal inside the unit
+that writes what was sealed: `seal` looks at the ring each time, and units of all processes come one after the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from interlock.core.errors import Failure
+from interlock.store.journal import Transaction
+from interlock.store.signing import own_secret
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+Where = Literal["file", "keyring"]
+Keys = dict[bytes, bytes]  # by id, oldest first
+
+_VERSION = b"\x01"
+_KEY, _ID, _NONCE = 32, 8, 12
+_HEADER = len(_VERSION) + _ID
+
+# Every column that holds something sealed.
+_COLUMNS = (("secret", "sealed"), ("ticket", "sealed"), ("ticket", "edited"), ("payload", "body"))
+_IN_USE = " UNION ".join(
+    f"SELECT lower(hex(substr({column}, {len(_VERSION) + 1}, {_ID}))) FROM {table} WHERE {column} IS NOT NULL"  # noqa: S608
+    for table, column in _COLUMNS
+)
+
+
+class Box:
+    """Seals and opens with the keys of one home. Keys are made and loaded at first use."""
+
+    def __init__(self, directory: Path, *, where: Where = "file") -> None:
+        self._lock = directory / "secrets.lock"
+        self._shelf: _Shelf = _FileShelf(directory / "secrets.key") if where == "file" else _KeyringShelf(directory)
+        self._keys: Keys = {}
+        self._ciphers: dict[tuple[bytes, str], AESGCM] = {}
+
+    @property
+    def current(self) -> str:
+        """The id of the key that seals now."""
+        return next(reversed(self._load())).hex()
+
+    def seal(self, plain: bytes, *, purpose: str, about: str = "") -> bytes:
+        """Encrypt. The purpose is one of a few fixed words; what it is about must be said again to open it."""
+        keys = self._load()
+        header = _VERSION + next(reversed(keys))
+        # INVARIANT: no nonce comes twice under one key, so it is never drawn from a clock that tests can replay.
+        nonce = os.urandom(_NONCE)
+        cipher = self._cipher(keys, header[len(_VERSION) :], purpose)
+        return header + nonce + cipher.encrypt(nonce, plain, header + about.encode())
+
+    def open(self, sealed: bytes, *, purpose: str, about: str = "") -> bytes:
+        """Decrypt; E3604 when the key is not here or the bytes are not what was sealed for this."""
+        from cryptography.exceptions import InvalidTag
+
+        header, nonce, body = sealed[:_HEADER], sealed[_HEADER : _HEADER + _NONCE], sealed[_HEADER + _NONCE :]
+        key_id = header[len(_VERSION) :]
+        keys = self._keys if key_id in self._keys else self._load()
+        if not header.startswith(_VERSION) or key_id not in keys:
+            raise Failure("E3604", "it was sealed with a key that is not here; restore the home's keys from a backup")
+        try:
+            return self._cipher(keys, key_id, purpose).decrypt(nonce, body, header + about.encode())
+        except (InvalidTag, ValueError):
+            raise Failure("E3604", "it was changed after it was sealed, or sealed for something else") from None
+
+    def rotate(self) -> str:
+        """Make a new current key and return its id. The old ones still open what they sealed."""
+        self._load()
+        with self._locked():
+            self._shelf.write(self._shelf.read() + os.urandom(_KEY))
+        return self.current
+
+    def retire(self, in_use: Collection[str]) -> int:
+        """Drop every old key whose id is not among those in use; returns how many went."""
+        with self._locked():
+            keys = _parse(self._shelf.read())
+            current = next(reversed(keys))
+            kept = [key for key_id, key in keys.items() if key_id == current or key_id.hex() in in_use]
+            if len(kept) < len(keys):
+                self._shelf.write(b"".join(kept))
+        self._ciphers.clear()
+        self._load()
+        return len(keys) - len(kept)
+
+    def _load(self) -> Keys:
+        raw = self._shelf.read()
+        if not raw:
+            with self._locked():
+                raw = self._shelf.read()
+                if not raw:
+                    raw = os.urandom(_KEY)
+                    self._shelf.write(raw)
+        self._keys = keys = _parse(raw)
+        return keys
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        """Alone among all processes that might change the ring."""
+        try:
+            file = open(self._lock, "ab", opener=_private)  # noqa: SIM115 - closed below; only opening may fail this way
+        except OSError as error:
+            raise _unwritable(error) from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _cipher(self, keys: Keys, key_id: bytes, purpose: str) -> AESGCM:
+        cipher = self._ciphers.get((key_id, purpose))
+        if cipher is None:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+            from cryptography.hazmat.primitives.hashes import SHA256
+            from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+            derive = HKDF(algorithm=SHA256(), length=_KEY, salt=None, info=b"interlock sealing 1 " + purpose.encode())
+            cipher = self._ciphers[key_id, purpose] = AESGCM(derive.derive(keys[key_id]))
+        return cipher
+
+
+def key_id_of(sealed: bytes) -> str:
+    """The id of the key that something was sealed with."""
+    return sealed[len(_VERSION) : _HEADER].hex()
+
+
+def keys_in_use(transaction: Transaction) -> set[str]:
+    """The ids of all keys that something in the database is sealed under."""
+    return {key_id for (key_id,) in transaction.execute(_IN_USE)}
+
+
+def _parse(raw: bytes) -> Keys:
+    if not raw or len(raw) % _KEY:
+        raise Failure("E3604", "the keys that seal secrets are damaged; restore them from a backup")
+    keys = [raw[at : at + _KEY] for at in range(0, len(raw), _KEY)]
+    return {hashlib.sha256(b"interlock sealing key" + key).digest()[:_ID]: key for key in keys}
+
+
+# Where the ring is kept
+
+
+class _Shelf(Protocol):
+    """A place for the ring. Empty until it is first written, and written under the lock only."""
+
+    def read(self) -> bytes: ...
+
+    def write(self, raw: bytes) -> None: ...
+
+
+class _FileShelf:
+    """A file that its owner alone can read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> bytes:
+        try:
+            return own_secret(self._path) if self._path.exists() else b""
+        except OSError as error:
+            raise Failure("E3604", f"the key `{self._path.name}` cannot be read: {error.strerror}") from None
+
+    def write(self, raw: bytes) -> None:
+        staged = self._path.with_suffix(".new")
+        try:
+            with open(staged, "wb", opener=_private) as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(self._path)
+            directory = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise _unwritable(error) from None
+
+
+class _KeyringShelf:
+    """An entry of the operating system's keyring, under a name that stays with the home when the home is moved."""
+
+    def __init__(self, directory: Path) -> None:
+        self._named = directory / "secrets.keyring"
+
+    @property
+    def _name(self) -> str:
+        return hashlib.sha256(own_secret(self._named)).hexdigest()[:16]
+
+    def read(self) -> bytes:
+        import keyring
+        from keyring.errors import KeyringError
+
+        try:
+            return bytes.fromhex(keyring.get_password("interlock", self._name) or "")
+        except KeyringError as error:
+            failure = _no_keyring(error)
+        except ValueError:
+            failure = Failure("E3604", "the keyring's entry for this home is damaged; restore it from a backup")
+        raise failure
+
+    def write(self, raw: bytes) -> None:
+        import keyring
+        from keyring.errors import KeyringError
+
+        try:
+            keyring.set_password("interlock", self._name, raw.hex())
+        except KeyringError as error:
+            raise _no_keyring(error) from None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _unwritable(error: OSError) -> Failure:
+    return Failure("E3801", f"the keys that seal secrets cannot be written: {error.strerror}")
+
+
+def _no_keyring(error: Exception) -> Failure:
+    return Failure("E3601", f"the operating system's keyring cannot be used ({type(error).__name__}); unlock it")

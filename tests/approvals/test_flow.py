@@ -1,0 +1,953 @@
+"""Calls that wait for a person, through the doors that callers and reviewers use: every clause, and attacks on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import (
+    Caller,
+    Change,
+    Context,
+    Effect,
+    Failure,
+    Field,
+    Hook,
+    HookResult,
+    Interlock,
+    Preview,
+    Result,
+    tool,
+)
+from interlock.approvals.tickets import Ticket
+from interlock.audit.chain import verify
+from interlock.audit.decisions import decision_of
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant
+from interlock.core.clock import iso
+from interlock.core.manifest import Approval, ApprovalStep
+from interlock.core.objects.calls import ToolPermissionDecision
+from interlock.gateway import keys
+from interlock.store.home import Home
+from interlock.testing import FakeClock
+from tests import sample
+from tests.authority.test_tokens import AGENT, USER
+from tests.gateway.test_interleavings import admit
+
+Json = dict[str, Any]
+Text = Annotated[str, Field(description="any text", examples=["hello"])]
+Private = Annotated[
+    str, Field(description="for nobody else", examples=["x"], json_schema_extra={"x-sensitivity": "pii"})
+]
+
+DAY = 86_400
+ANN = "local:ann"
+BEN = Caller(id="local:ben", groups=frozenset({"approvers"}))
+MAY = Caller(id="local:may", groups=frozenset({"managers"}))
+ADA = Caller(id="local:ada", groups=frozenset({"admins"}))
+EVE = Caller(id="local:eve", groups=frozenset({"staff"}))
+BOT = Caller(id="did:example:bot", kind="agent", groups=frozenset({"approvers"}))
+CHANNELS = [{"name": "chat", "url": "json://127.0.0.1:9/{secret}", "secret": "chat", "allow_private": True}]
+ANYTHING = "permit (principal, action, resource);\n"
+
+
+class Outbox:
+    """What the tools of these tests have sent, and what they claim to have sent instead of the truth."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str]] = []
+        self.claim: str | None = None
+        self.undone: list[str] = []
+        self.checks: list[Callable[[], None]] = []  # what happens while an input is checked, one by one
+
+
+outbox = Outbox()
+
+
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:{to}", "CREATE")])
+async def mail(ctx: Context, to: Text, note: Private = "none") -> str:
+    """Send a mail with a private note."""
+    outbox.sent.append((to, note))
+    ctx.effect(f"mail:{outbox.claim or to}", "CREATE", after=to)
+    return to
+
+
+@mail.preview
+async def _(to: str, note: str) -> Preview:
+    change = Change(resource=f"mail:{to}", operation="CREATE", after=to)
+    return Preview(effects=(change,), preconditions={"reachable": True}, impact=f"{to} would read {note}")
+
+
+@mail.check
+def _(to: str, note: str) -> list[str]:
+    if outbox.checks:
+        outbox.checks.pop(0)()
+    return ["nobody is called nobody"] if to == "nobody" else []
+
+
+@tool(
+    version="1.1.0", mutation_class="write_irreversible", namespace="demo", name="mail",
+    effects=[Effect("mail:{to}", "CREATE")],
+)  # fmt: skip
+async def newer_mail(to: Text, note: Private = "none") -> str:
+    """Send a mail with a private note, the newer way."""
+    outbox.sent.append((f"newer {to}", note))
+    return to
+
+
+@newer_mail.preview
+async def _(to: str, note: str) -> Preview:
+    return Preview(impact=f"{to} would get a mail")
+
+
+@tool(
+    version="1.0.0",
+    mutation_class="write_reversible",
+    namespace="demo",
+    effects=[Effect("mail:{to}", "UPDATE")],
+)
+async def forward(ctx: Context, to: Text) -> str:
+    """Send a mail on by means of another tool."""
+    return await ctx.call("demo.mail", to=to, key=f"nested-{to}")
+
+
+@forward.preview
+def _(to: str) -> Preview:
+    return Preview(impact=f"{to} would get something")
+
+
+@forward.compensate
+async def _(result: str) -> None:
+    outbox.undone.append(result)
+
+
+@asynccontextmanager
+async def opened(home: Path, clock: FakeClock, **settings: Any) -> AsyncGenerator[Interlock]:
+    """A home with the tools of these tests, whose time is the clock's and which does nothing by itself."""
+    given: Json = {"caller": ANN, "housekeeping": False, "channels": CHANNELS}
+    async with Interlock.open(home, clock=clock.clock, **(given | settings)) as lock:
+        await admit(lock, mail, forward, sample.increment, sample.send, sample.add)
+        yield lock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    outbox.__init__()
+    sample.reset()
+    return FakeClock()
+
+
+@pytest_asyncio.fixture
+async def lock(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[Interlock]:
+    async with opened(tmp_path / "home", clock) as made:
+        yield made
+    verdict = verify(Home(tmp_path / "home"))
+    assert verdict.intact, verdict.faults
+
+
+def ticket_of(result: Result) -> str:
+    assert result.pending, result.error
+    return result.metadata["pending"]["ticketId"]
+
+
+def code(result: Result) -> str | None:
+    return None if result.error is None else result.error.code
+
+
+def records(lock: Interlock, kind: str) -> list[Json]:
+    rows = lock.journal.read("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+    return [orjson.loads(body) for (body,) in rows]
+
+
+def acts(lock: Interlock) -> list[str]:
+    return [record["act"] for record in records(lock, "approval")]
+
+
+async def refusal(attempt: Any) -> Failure:
+    with pytest.raises(Failure) as refused:
+        await attempt
+    return refused.value
+
+
+async def ask(lock: Interlock, to: str = "carl", key: str = "k", **options: Any) -> str:
+    """Ask for a mail; the ticket."""
+    return ticket_of(await lock.call("demo.mail", to=to, key=key, **options))
+
+
+# Asking
+
+
+@pytest.mark.part_of("HITL-03", rest="the span event; HTTP 202 and the other doors")
+async def test_a_gated_call_opens_a_ticket_and_answers_pending_with_nothing_run(
+    lock: Interlock, clock: FakeClock, tmp_path: Path
+) -> None:
+    secret = "s3cret-note-of-ann"
+    events: list[str] = []
+    lock.listen(lambda event: events.append(event.type))
+    result = await lock.call("demo.mail", to="carl", note=secret, key="k")
+    assert (result.state, code(result), result.ok) == ("awaiting_approval", "E3208", False)
+    pending = result.document()["pending"]
+    expires = iso(clock.now_ms + DAY * 1000)
+    assert pending["code"] == "APPROVAL_REQUIRED"
+    assert pending["expiresAt"] == expires
+    assert pending["pollEndpoint"] == f"/v1/approvals/{pending['ticketId']}"
+    assert not result.document()["is_error"]
+    ticket = (await lock.approvals.show(pending["ticketId"])).document()
+    assert ticket["status"] == "PENDING"
+    assert (ticket["toolId"], ticket["version"], ticket["operation"]) == ("demo.mail", "1.0.0", "invoke")
+    assert (ticket["requestedBy"], ticket["requestedAt"], ticket["expiresAt"]) == (ANN, iso(clock.now_ms), expires)
+    assert [step["group"] for step in ticket["escalationChain"]] == ["approvers", "managers", "admins"]
+    assert ticket["params"]["to"] == "carl"
+    assert ticket["preview"]["preconditions"] == {"reachable": True}
+    assert ticket["preview"]["predicted_effects"][0]["resource"] == "mail:carl"
+    [record] = records(lock, "pending")
+    assert record["states"][-1] == "awaiting_approval"
+    assert (record["approvalTicketId"], record["authDecision"]) == (ticket["id"], "REQUIRES_APPROVAL")
+    assert "tool.permission.requested" in events
+    assert outbox.sent == []
+    assert lock.journal.read("SELECT channel, state FROM notification") == [("chat", "due")]
+    await lock.journal.drain()
+    for file in (tmp_path / "home").rglob("*"):
+        assert not file.is_file() or secret.encode() not in file.read_bytes(), file
+
+
+async def test_a_call_sent_again_while_it_waits_is_the_same_call(lock: Interlock) -> None:
+    first = await lock.call("demo.mail", to="carl", key="k")
+    again = await asyncio.gather(*(lock.call("demo.mail", to="carl", key="k") for _ in range(5)))
+    assert {one.invocation_id for one in again} == {first.invocation_id}
+    assert {ticket_of(one) for one in again} == {ticket_of(first)}
+    assert len(lock.approvals.list()) == 1
+
+
+@pytest.mark.part_of("HITL-02", rest="doors, composites, sagas and fallbacks")
+async def test_nothing_opens_the_gate_of_what_cannot_be_undone(tmp_path: Path, clock: FakeClock) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "policy.cedar").write_text(ANYTHING)
+    settings: Json = {"environment": "local", "theta_auto": 0, "sigma_critical": "system"}
+    almighty = Caller(id="local:root", trust=100, scopes=frozenset({"*"}), groups=frozenset({"admins"}))
+    async with opened(home, clock, **settings) as lock:
+        lock.hook(Hook(id="wave", when="pre", run=lambda _: HookResult(permission="allow")))
+        assert (await lock.call("demo.mail", to="a", key="1", caller=almighty)).pending
+        assert (await lock.call("demo.mail", to="b", key="2")).pending
+        batch = await lock.batch([lock.request("demo.mail", {"to": name}, key=name) for name in "cd"])
+        assert all(one.pending for one in batch)
+        nested = await lock.call("demo.forward", to="e", key="3")
+        assert code(nested) == "E3208"
+        assert len(lock.approvals.list()) == 5
+        assert outbox.sent == []
+
+
+@pytest.mark.part_of("HITL-02", rest="doors, composites, sagas and fallbacks")
+async def test_an_irreversible_tool_without_a_preview_is_not_admitted(lock: Interlock) -> None:
+    @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("x:{to}", "CREATE")])
+    async def blind(to: Text) -> str:
+        """Do something nobody can look at first."""
+        return to
+
+    admission = await lock.offer(blind, "library:")
+    assert not admission.admitted
+    assert "preview" in str(admission.verdict.failure("demo.blind").message)
+
+
+@pytest.mark.part_of("HITL-11", rest="composites, sagas, fallbacks, self-healing, agent-made tools and kits")
+async def test_asking_for_all_writes_stops_every_write_before_it_changes_anything(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    home = tmp_path / "home"
+    async with opened(home, clock) as lock:
+        done = await lock.call("demo.increment", name="a", key="before")
+        assert done.ok
+    async with opened(home, clock, ask_all_writes=True) as lock:
+        assert (await lock.call("demo.add", a=1)).ok
+        waiting = [
+            await lock.call("demo.increment", name="a", key="1"),
+            await lock.call("demo.send", to="x", key="2"),
+            await lock.call("demo.forward", to="x", key="3"),
+            *await lock.batch([lock.request("demo.increment", {"name": "a"}, key="4")]),
+            await lock.undo(done.invocation_id, key="5"),
+        ]
+        assert all(one.pending for one in waiting)
+        assert (sample.world.runs, sample.world.counters, outbox.sent) == (1, {"a": 1}, [])
+        # The outer call is agreed to; the one that it makes is asked for on its own.
+        await lock.approvals.approve(ticket_of(waiting[2]), by=BEN)
+        assert code(await lock.approvals.resume(ticket_of(waiting[2]))) == "E3208"
+        assert outbox.sent == []
+        undo = ticket_of(waiting[4])
+        assert (await lock.approvals.show(undo)).operation == "compensate"
+        refused = await refusal(lock.approvals.approve(undo, by=BEN, edit={"by": 100}))
+        assert refused.code == "E3411"
+        await lock.approvals.approve(undo, by=BEN)
+        assert (await lock.approvals.resume(undo)).ok
+        assert sample.world.counters == {"a": 0}
+
+
+# Deciding
+
+
+@pytest.mark.proves("HITL-10")
+async def test_an_approved_call_goes_on_as_the_same_call_and_runs_once(lock: Interlock, clock: FakeClock) -> None:
+    pending = await lock.call("demo.mail", to="carl", key="k")
+    ticket = await lock.approvals.approve(ticket_of(pending), by=BEN, comment="fine")
+    assert (ticket.state, ticket.resolved_by) == ("APPROVED", BEN.id)
+    assert outbox.sent == []
+    clock.advance(3 * 3600)  # far more than the tool's own timeout
+    result = await lock.wait(pending)
+    assert result.unwrap() == "carl"
+    assert result.invocation_id == pending.invocation_id
+    assert outbox.sent == [("carl", "none")]
+    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    assert closed["approvalTicketId"] == ticket.id
+    assert closed["states"] == [
+        "planned", "selected", "arguments_ready", "awaiting_approval", "approved", "queued", "running", "succeeded",
+    ]  # fmt: skip
+    assert closed["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
+    # Neither the caller nor a reviewer makes it run again.
+    assert (await lock.call("demo.mail", to="carl", key="k")).replayed
+    assert (await refusal(lock.approvals.resume(ticket.id))).code == "E3411"
+    assert (await refusal(lock.approvals.approve(ticket.id, by=BEN))).code == "E3411"
+    assert len(outbox.sent) == 1
+    assert acts(lock) == ["approved", "used", "refused"]
+
+
+@pytest.mark.proves("HITL-10")
+async def test_a_denied_call_ends_with_approval_rejected_and_never_runs(lock: Interlock) -> None:
+    pending = await lock.call("demo.mail", to="carl", key="k")
+    await lock.approvals.deny(ticket_of(pending), by=BEN, comment="not today")
+    for result in (await lock.wait(pending), await lock.call("demo.mail", to="carl", key="k")):
+        assert (result.state, code(result)) == ("denied", "E3209")
+        assert result.error is not None
+        assert result.error.row.error_class == "approval_rejected"
+        assert "not today" in result.error.message
+    [closed, *_] = records(lock, "closed")
+    assert (closed["call"], closed["error_class"]) == (pending.invocation_id, "approval_rejected")
+    assert (await refusal(lock.approvals.approve(ticket_of(pending), by=BEN))).code == "E3411"
+    assert (await refusal(lock.approvals.resume(ticket_of(pending)))).code == "E3209"
+    assert outbox.sent == []
+
+
+@pytest.mark.proves("HITL-10")
+async def test_a_scope_that_is_taken_away_while_a_call_waits_is_missed_when_it_goes_on(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    @tool(
+        version="1.0.0", mutation_class="write_irreversible", namespace="demo", scopes=["mail:send"],
+        effects=[Effect("mail:{to}", "CREATE")],
+    )  # fmt: skip
+    async def guarded(to: Text) -> str:
+        """Send a mail, for those who may."""
+        outbox.sent.append((to, ""))
+        return to
+
+    @guarded.preview
+    def _(to: str) -> Preview:
+        return Preview(impact=to)
+
+    def say(scopes: str) -> None:
+        people = f'[[principal]]\nid = "local:ann"\nkind = "human"\ntrust = 90\nscopes = [{scopes}]\n'
+        (tmp_path / "home" / "principals.toml").write_text(people)
+
+    async with opened(tmp_path / "home", clock) as lock:
+        await admit(lock, guarded)
+        say('"mail:send"')
+        clock.advance(1)
+        pending = await lock.call("demo.guarded", to="carl", key="k")
+        ticket = await lock.approvals.approve(ticket_of(pending), by=BEN)
+        say("")
+        clock.advance(1)
+        result = await lock.approvals.resume(ticket.id)
+        assert result.error is not None
+        assert (result.error.code, result.error.row.error_code) == ("E3206", "AUTHORIZATION_DENIED")
+        assert (await lock.approvals.show(ticket.id)).state == "VOID"
+        assert [one["status"] for one in records(lock, "closed") if one["call"] == pending.invocation_id] == ["ERROR"]
+        # Given back, the scope does not bring the approval back.
+        say('"mail:send"')
+        clock.advance(1)
+        assert (await lock.call("demo.guarded", to="carl", key="k")).pending
+        assert outbox.sent == []
+
+
+@pytest.mark.proves("HITL-10")
+async def test_a_token_that_is_revoked_while_a_call_waits_ends_it(lock: Interlock, clock: FakeClock) -> None:
+    lock.issuer_keys.init("ES256")
+    for did, kind in ((USER, "human"), (AGENT, "agent")):
+        identity = Identity(did=did, kind=kind, name=kind, trust=90, groups=frozenset({"approvers"}))  # pyright: ignore[reportArgumentType]
+        await lock.identities.register(identity, by="test")
+    operator = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))
+    grant = [ToolGrant("demo.*", "^1.0.0")]
+    token = await lock.tokens.issue(subject=AGENT, user=USER, by=operator, scopes=[], tools=grant, ttl_s=600)
+    pending = await lock.call("demo.mail", to="carl", key="k", token=token)
+    ticket = await lock.approvals.show(ticket_of(pending))
+    assert ticket.expires_ms == clock.now_ms + 600_000  # nobody is asked for longer than the token lasts
+    assert (ticket.caller, ticket.requester) == (USER, AGENT)
+    # The token's holder is an agent, whatever groups it is in.
+    agent = await lock.caller_of(token)
+    assert (await refusal(lock.approvals.approve(ticket.id, by=agent))).code == "E3206"
+    await lock.approvals.approve(ticket.id, by=BEN)
+    await lock.tokens.revoke(token, reason="lost", by=operator)
+    clock.advance(1)
+    result = await lock.approvals.resume(ticket.id)
+    assert result.error is not None
+    assert (result.error.code, result.error.row.error_code) == ("E3201", "AUTHORIZATION_DENIED")
+    assert (await lock.approvals.show(ticket.id)).state == "VOID"
+    assert outbox.sent == []
+
+
+@pytest.mark.proves("HITL-06")
+async def test_only_a_person_who_was_told_decides_and_every_other_attempt_is_on_record(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    ticket = await ask(lock)
+    ann = Caller(id=ANN, groups=frozenset({"approvers", "managers", "admins"}))
+    by_agent = Caller(id=BEN.id, agent="did:example:bot", groups=frozenset({"approvers"}))
+    posing = Caller(id="did:example:bot", agent=ANN, groups=frozenset({"approvers"}))
+    service = Caller(id="svc:ci", kind="service", groups=frozenset({"approvers"}))
+    intruders = (ann, by_agent, posing, service, BOT, MAY, ADA, EVE)
+    for by in intruders:
+        for attempt in (
+            lock.approvals.approve(ticket, by=by),
+            lock.approvals.approve(ticket, by=by, edit={"to": "nobody"}),
+            lock.approvals.deny(ticket, by=by),
+        ):
+            assert (await refusal(attempt)).code == "E3206", by.id
+    refused = [record for record in records(lock, "approval") if record["act"] == "refused"]
+    assert [record["by"] for record in refused] == [by.acting for by in intruders for _ in range(3)]
+    assert {record["approvalTicketId"] for record in refused} == {ticket}
+    assert (await lock.approvals.show(ticket)).state == "PENDING"
+    # Once the managers were told, theirs count too; the admins' do not yet.
+    clock.advance(3601)
+    await lock.approvals.sweep()
+    assert (await refusal(lock.approvals.approve(ticket, by=ADA))).code == "E3206"
+    assert (await lock.approvals.approve(ticket, by=MAY)).state == "APPROVED"
+    assert outbox.sent == []
+
+
+async def test_two_reviewers_at_the_same_moment_make_one_decision(lock: Interlock) -> None:
+    for number in range(10):
+        ticket = await ask(lock, key=f"k{number}")
+        also = Caller(id="local:bea", groups=frozenset({"approvers"}))
+        found = await asyncio.gather(
+            lock.approvals.approve(ticket, by=BEN), lock.approvals.deny(ticket, by=also), return_exceptions=True
+        )
+        assert sum(isinstance(one, Ticket) for one in found) == 1
+        results = await asyncio.gather(*(lock.call("demo.mail", to="carl", key=f"k{number}") for _ in range(4)))
+        agreed = (await lock.approvals.show(ticket)).state == "USED"
+        assert all(one.ok == agreed for one in results)
+    assert len(outbox.sent) == acts(lock).count("approved")
+
+
+# Time
+
+
+@pytest.mark.proves("HITL-04")
+async def test_a_late_approval_is_refused_and_silence_is_a_no(lock: Interlock, clock: FakeClock) -> None:
+    just, late = await ask(lock, key="just"), await ask(lock, key="late")
+    clock.advance(DAY - 0.001)
+    await lock.approvals.sweep()
+    assert (await lock.approvals.approve(just, by=BEN)).state == "APPROVED"
+    clock.advance(0.001)
+    refused = await refusal(lock.approvals.approve(late, by=BEN))
+    assert refused.code == "E3411"
+    assert "nobody decided in time" in refused.message
+    assert (await lock.approvals.show(late)).state == "AUTO_DENIED"
+    # What was approved in time and not run in time does not run either.
+    assert code(await lock.approvals.resume(just)) == "E3209"
+    assert code(await lock.call("demo.mail", to="carl", key="just")) == "E3209"
+    assert (await lock.approvals.show(just)).state == "LAPSED"
+    assert outbox.sent == []
+    assert sorted(one["approvalTicketId"] for one in records(lock, "closed") if one["source"] == "synthetic") == sorted(
+        [just, late]
+    )
+
+
+@pytest.mark.proves("HITL-04")
+async def test_an_approval_that_expires_while_its_call_is_on_its_way_is_not_used(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    ticket = await ask(lock)
+    await lock.approvals.approve(ticket, by=BEN, edit={"to": "dora"})
+    clock.advance(DAY - 1)
+    # The caller's input is checked in time, the reviewer's when the ticket's time is up.
+    outbox.checks = [lambda: None, lambda: clock.advance(1)]
+    assert code(await lock.approvals.resume(ticket)) == "E3209"
+    assert (outbox.checks, outbox.sent) == ([], [])
+    assert (await lock.approvals.show(ticket)).state == "LAPSED"
+
+
+@pytest.mark.proves("HITL-04")
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_ticket_expires_though_nobody_was_there(tmp_path: Path, clock: FakeClock, approved: bool) -> None:
+    home = tmp_path / "home"
+    async with opened(home, clock) as lock:
+        ticket = await ask(lock)
+        if approved:
+            await lock.approvals.approve(ticket, by=BEN)
+    clock.advance(DAY)
+    async with opened(home, clock) as lock:
+        assert (await lock.approvals.show(ticket)).state == ("LAPSED" if approved else "AUTO_DENIED")
+        assert await lock.approvals.resume_all() == []
+        assert code(await lock.call("demo.mail", to="carl", key="k")) == "E3209"
+        assert outbox.sent == []
+
+
+@pytest.mark.proves("HITL-05")
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+async def test_each_step_is_told_once_and_at_its_time(
+    tmp_path: Path, clock: FakeClock, length: int, fraction: float
+) -> None:
+    timeout = 9_000
+    chain = tuple(ApprovalStep(group=f"g{place}", after_seconds=None) for place in range(length))
+    approval = Approval(timeout_seconds=timeout, escalation_fraction=fraction, chain=chain)
+    due = [fraction * timeout * place / length for place in range(length)]
+    await follow_chain(tmp_path / "home", clock, due, timeout, approval=approval)
+
+
+@pytest.mark.proves("HITL-05")
+async def test_the_default_chain_is_approver_manager_admin_and_a_no_after_a_day(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    await follow_chain(tmp_path / "home", clock, [0, 3600, 14_400], DAY)
+
+
+async def follow_chain(home: Path, clock: FakeClock, due: list[float], lasts_s: int, **settings: Any) -> None:
+    """Follow a ticket's time in steps of a millisecond around every moment that counts, restarting at each."""
+    began = clock.now_ms
+    events: list[tuple[str, float]] = []
+    async with opened(home, clock, **settings) as lock:
+        ticket = await ask(lock)
+    moments = [when for place, at in enumerate(due) for when in ((at, at + 0.001) if place else (0.0,))]
+    for moment in [*moments, lasts_s - 0.001, lasts_s, lasts_s + 1]:
+        clock.advance(moment - (clock.now_ms - began) / 1000)
+        async with opened(home, clock, **settings) as lock:  # opening sweeps, and a sweep more changes nothing
+            lock.listen(lambda event: events.append((event.type, 0)))
+            assert await lock.approvals.sweep() == []
+            assert await lock.approvals.sweep() == []
+            told = lock.journal.read("SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket,))
+            reached = sum(moment > at for at in due[1:]) + 1
+            assert [step for (step,) in told] == list(range(reached)), moment
+            assert (await lock.approvals.show(ticket)).state == ("PENDING" if moment < lasts_s else "AUTO_DENIED")
+    async with opened(home, clock, **settings) as lock:
+        escalated = [one for one in records(lock, "approval") if one["act"] == "escalated"]
+        assert [one["step"] for one in escalated] == list(range(1, len(due)))
+        assert [one["timestamp"] for one in escalated] == [iso(began + round(at * 1000) + 1) for at in due[1:]]
+        assert acts(lock).count("auto_denied") == 1
+
+
+@pytest.mark.proves("HITL-05")
+async def test_time_is_told_as_events_and_a_manifest_has_a_chain_of_its_own(lock: Interlock, clock: FakeClock) -> None:
+    chain = (ApprovalStep(group="lawyers", after_seconds=0), ApprovalStep(group="board", after_seconds=30))
+
+    @tool(
+        version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("deed:{to}", "CREATE")],
+        approval=Approval(timeout_seconds=60, escalation_fraction=0.5, chain=chain),
+    )  # fmt: skip
+    async def sign(to: Text) -> str:
+        """Sign a deed in somebody's favour."""
+        return to
+
+    @sign.preview
+    def _(to: str) -> Preview:
+        return Preview(impact=to)
+
+    await admit(lock, sign)
+    events: list[str] = []
+    lock.listen(lambda event: events.append(event.type))
+    ticket = ticket_of(await lock.call("demo.sign", to="x", key="k"))
+    assert (await refusal(lock.approvals.approve(ticket, by=BEN))).code == "E3206"
+    clock.advance(31)
+    assert [one.event for one in await lock.approvals.sweep()] == ["APPROVAL_ESCALATED"]
+    clock.advance(29)
+    assert [one.event for one in await lock.approvals.sweep()] == ["APPROVAL_AUTO_DENIED"]
+    assert {"APPROVAL_ESCALATED", "APPROVAL_AUTO_DENIED"} <= set(events)
+
+
+# Bound to exactly what was seen
+
+
+@pytest.mark.proves("HITL-08")
+async def test_another_input_another_policy_or_another_version_voids_an_approval(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    home = lock.home
+
+    async def approved(key: str) -> str:
+        ticket = await ask(lock, key=key)
+        await lock.approvals.approve(ticket, by=BEN)
+        return ticket
+
+    argument = await approved("argument")
+    assert (await lock.call("demo.mail", to="dora", key="argument")).pending
+    private = await approved("private")
+    assert (await lock.call("demo.mail", to="carl", note="other", key="private")).pending
+    policy = await approved("policy")
+    home.policy.write_text(home.policy.read_text() + "\n// a later thought\n" + ANYTHING)
+    clock.advance(1)
+    resumed = await lock.approvals.resume(policy)
+    assert resumed.pending
+    assert ticket_of(resumed) != policy
+    agent = await approved("agent")
+    assert (await lock.call("demo.mail", to="carl", key="agent", caller=Caller(id=ANN, agent="did:x:bot"))).pending
+    version = await approved("version")
+    going_on = await approved("going-on")
+    await admit(lock, newer_mail)
+    clock.advance(1)
+    again = await lock.call("demo.mail", to="carl", key="version")
+    assert (again.pending, again.tool) == (True, "demo.mail@1.1.0")
+    assert outbox.sent == []
+    for ticket in (argument, private, policy, agent, version):
+        assert (await lock.approvals.show(ticket)).state == "VOID"
+        assert (await refusal(lock.approvals.resume(ticket))).code == "E3411"
+        assert (await refusal(lock.approvals.approve(ticket, by=BEN))).code == "E3411"
+    # Going on means the version that was approved.
+    assert (await lock.approvals.resume(going_on)).tool == "demo.mail@1.0.0"
+    assert outbox.sent == [("carl", "none")]
+    # What was given up is closed; what goes on under a new ticket is still the same call.
+    closed = {record["call"] for record in records(lock, "closed")}
+    assert {(await lock.approvals.show(ticket)).call in closed for ticket in (argument, private, agent, version)} == {
+        True
+    }
+    assert (await lock.approvals.show(policy)).call == resumed.invocation_id
+
+
+@pytest.mark.proves("HITL-08")
+async def test_an_approval_serves_nobody_but_the_caller_it_was_given_for(lock: Interlock) -> None:
+    await lock.approvals.approve(await ask(lock), by=BEN)
+    other = Caller(id="local:zoe", trust=100)
+    assert (await lock.call("demo.mail", to="carl", key="k", caller=other)).pending
+    elsewhere = Caller(id=ANN, tenant="other", trust=100)
+    assert (await lock.call("demo.mail", to="carl", key="k", caller=elsewhere)).pending
+    assert (await lock.call("demo.mail", to="carl", key="other")).pending
+    assert outbox.sent == []
+    assert (await lock.call("demo.mail", to="carl", key="k")).ok
+    assert len(outbox.sent) == 1
+
+
+@pytest.mark.proves("HITL-08")
+async def test_an_edited_approval_runs_the_edited_input_and_leaves_the_callers_own_on_record(lock: Interlock) -> None:
+    pending = await lock.call("demo.mail", to="carl", note="first-private", key="k")
+    ticket = ticket_of(pending)
+    for edit in ({"to": 7}, {"no_such": 1}, {"to": None}, {"to": "nobody"}):
+        refused = await refusal(lock.approvals.approve(ticket, by=BEN, edit=edit))
+        assert refused.code in ("E3301", "E3307", "E3308"), edit
+    assert (await lock.approvals.show(ticket)).state == "PENDING"
+    await lock.approvals.approve(ticket, by=BEN, edit={"to": "dora", "note": "second-private"})
+    result = await lock.approvals.resume(ticket)
+    assert result.unwrap() == "dora"
+    assert result.metadata["input_mutations"] == [
+        {"source": "reviewer:local:ben", "pointer": "/note"}, {"source": "reviewer:local:ben", "pointer": "/to"}
+    ]  # fmt: skip
+    assert outbox.sent == [("dora", "second-private")]
+    document = (await lock.approvals.show(ticket)).document()
+    assert document["user_modified"]
+    [approved] = [one for one in records(lock, "approval") if one["act"] == "approved"]
+    assert approved["user_modified"]
+    assert approved["edited"]["to"] == "dora"
+    # The caller's own input is what its key stands for.
+    [waiting], [intent] = records(lock, "pending"), records(lock, "intent")
+    assert waiting["inputHash"] == intent["inputHash"]
+    assert (await lock.call("demo.mail", to="carl", note="first-private", key="k")).replayed
+    assert code(await lock.call("demo.mail", to="dora", note="second-private", key="k")) == "E3306"
+    text = b"".join(row[0] for row in lock.journal.read("SELECT body FROM journal"))
+    assert b"-private" not in text
+    assert len(outbox.sent) == 1
+
+
+@pytest.mark.proves("HITL-08")
+async def test_a_reviewers_edit_is_judged_by_the_policy_like_any_input(lock: Interlock, clock: FakeClock) -> None:
+    rule = 'forbid (principal, action == Action::"demo.mail", resource) when { context.arguments.to == "dora" };\n'
+    lock.home.policy.write_text(ANYTHING + rule)
+    clock.advance(1)
+    pending = await lock.call("demo.mail", to="carl", key="k")
+    await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
+    assert code(await lock.approvals.resume(ticket_of(pending))) == "E3206"
+    assert (await lock.approvals.show(ticket_of(pending))).state == "VOID"
+    assert outbox.sent == []
+    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    assert closed["status"] == "ERROR"
+
+
+@pytest.mark.proves("HITL-08")
+async def test_whoever_goes_on_at_the_same_time_runs_it_once(lock: Interlock) -> None:
+    pending = await lock.call("demo.mail", to="carl", key="k")
+    ticket = ticket_of(pending)
+    await lock.approvals.approve(ticket, by=BEN)
+    results = await asyncio.gather(
+        *(lock.call("demo.mail", to="carl", key="k") for _ in range(8)),
+        *(lock.approvals.resume(ticket) for _ in range(8)),
+        *(lock.approvals.resume_all() for _ in range(4)),
+        lock.wait(pending),
+        return_exceptions=True,
+    )
+    assert len(outbox.sent) == 1
+    answers = [one for one in results if isinstance(one, Result)]
+    assert len(answers) >= 9
+    assert all(one.ok for one in answers)
+    assert sum(not one.replayed for one in answers) <= 1
+
+
+@pytest.mark.proves("HITL-08")
+async def test_whoever_goes_on_at_the_same_time_after_the_rules_changed_is_told_of_one_new_ticket(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    ticket = await ask(lock)
+    await lock.approvals.approve(ticket, by=BEN)
+    lock.home.policy.write_text(ANYTHING)
+    clock.advance(1)
+    results = await asyncio.gather(
+        lock.approvals.resume(ticket), lock.approvals.resume(ticket[:-1]), lock.call("demo.mail", to="carl", key="k")
+    )
+    assert len({ticket_of(result) for result in results} - {ticket}) == 1
+    assert len(lock.approvals.list()) == 1
+    assert outbox.sent == []
+
+
+@pytest.mark.proves("HITL-08")
+async def test_two_processes_that_go_on_at_the_same_time_run_it_once(tmp_path: Path, clock: FakeClock) -> None:
+    home = tmp_path / "home"
+    async with opened(home, clock) as one, opened(home, clock) as other:
+        ticket = await ask(one, timeout_s=0.5)
+        await other.approvals.approve(ticket, by=BEN)
+        results = await asyncio.gather(
+            one.approvals.resume(ticket),
+            other.approvals.resume(ticket),
+            one.call("demo.mail", to="carl", key="k", timeout_s=0.5),
+            other.call("demo.mail", to="carl", key="k", timeout_s=0.5),
+        )
+        assert [one.unwrap() for one in results] == ["carl"] * 4
+        assert len(outbox.sent) == 1
+    assert verify(Home(home)).intact
+
+
+async def test_a_call_whose_own_call_waits_is_sent_again_and_goes_through(lock: Interlock) -> None:
+    outer = await lock.call("demo.forward", to="carl", key="k")
+    assert outer.error is not None
+    assert (outer.error.code, outer.error.retryable, outbox.sent) == ("E3208", True, [])
+    [inner] = lock.approvals.list()
+    assert inner.tool == "demo.mail"
+    await lock.approvals.approve(inner.id, by=BEN)
+    assert (await lock.call("demo.forward", to="carl", key="k")).unwrap() == "carl"
+    assert (await lock.call("demo.forward", to="carl", key="k")).replayed
+    assert outbox.sent == [("carl", "none")]
+
+
+async def test_what_an_agent_asked_for_on_behalf_of_a_local_user_goes_on(lock: Interlock) -> None:
+    pending = await lock.call("demo.mail", to="carl", key="k", caller=Caller(id=ANN, agent="did:example:bot", trust=80))
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    assert (await lock.approvals.resume(ticket_of(pending))).ok
+
+
+async def test_a_call_that_was_cut_off_is_closed_under_its_approval(lock: Interlock) -> None:
+    ticket = await ask(lock)
+    await lock.approvals.approve(ticket, by=BEN)
+    assert (await lock.approvals.resume(ticket)).ok
+    await lock.journal.commit(  # as a process leaves it that dies while the tool runs
+        lambda transaction: transaction.execute("UPDATE reservation SET state = 'executing', owner = 'dead'")
+    )
+    await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+    assert records(lock, "closed")[-1].get("approvalTicketId") == ticket
+
+
+async def test_an_approval_is_spent_though_the_key_is_free_again(lock: Interlock, clock: FakeClock) -> None:
+    ticket = await ask(lock)
+    await lock.approvals.approve(ticket, by=BEN)
+    assert (await lock.call("demo.mail", to="carl", key="k")).ok
+    clock.advance(400 * DAY)  # long after the window of its key, and before anybody has cleared it away
+    again = await lock.call("demo.mail", to="carl", key="k")
+    assert ticket_of(again) != ticket
+    assert len(outbox.sent) == 1
+
+
+# In advance
+
+
+@pytest.mark.proves("HITL-09")
+async def test_a_standing_approval_needs_every_bound_and_somebody_who_may(lock: Interlock, clock: FakeClock) -> None:
+    now = clock.now_ms
+    bounds: Json = {"caller": ANN, "arguments": {"to": "carl", "note": "*"}, "uses": 3, "expires_ms": now + 60_000}
+    wrong: list[Json] = [
+        {"caller": ""}, {"caller": "local:*"}, {"uses": 0}, {"uses": -1}, {"uses": 10**9}, {"expires_ms": now},
+        {"expires_ms": now + 91 * DAY * 1000}, {"versions": "*"}, {"arguments": {"to": "*", "note": "*"}},
+        {"arguments": {"to": "**", "note": "?*"}},
+    ]  # fmt: skip
+    for change in wrong:
+        assert (
+            await refusal(lock.approvals.agree_in_advance("demo.mail", by=BEN, **(bounds | change)))
+        ).code == "E3004"
+    for name in ("", "demo.*", "*"):
+        assert (await refusal(lock.approvals.agree_in_advance(name, by=BEN, **bounds))).code.startswith("E3")
+    for missing in bounds:
+        left: Json = {name: value for name, value in bounds.items() if name != missing}
+        with pytest.raises(TypeError):
+            await lock.approvals.agree_in_advance("demo.mail", by=BEN, **left)
+    own = Caller(id=ANN, groups=frozenset({"approvers"}))
+    for by in (own, BOT, EVE):
+        assert (await refusal(lock.approvals.agree_in_advance("demo.mail", by=by, **bounds))).code == "E3206"
+    assert lock.approvals.standing() == []
+
+
+@pytest.mark.proves("HITL-09")
+async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Interlock, clock: FakeClock) -> None:
+    standing = await lock.approvals.agree_in_advance(
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "none"}, uses=20,
+        expires_ms=clock.now_ms + 60_000,
+    )  # fmt: skip
+
+    async def one(number: int) -> Result:
+        while True:
+            result = await lock.call("demo.mail", to=f"team-{number}", key=f"k{number}")
+            if code(result) != "E3410":  # used up by another call meanwhile: asked again, a ticket is opened
+                return result
+
+    results = await asyncio.gather(*map(one, range(50)))
+    assert sum(result.ok for result in results) == len(outbox.sent) == 20
+    assert sum(result.pending for result in results) == 30
+    assert [found.used for found in lock.approvals.standing()] == [20]
+    intents = records(lock, "intent")
+    closed = [record for record in records(lock, "closed") if record["status"] == "SUCCESS"]
+    assert {record["approvalTicketId"] for record in (*intents, *closed)} == {standing.id}
+    assert acts(lock).count("standing.used") == 20
+    # What ran is told again without asking anybody, though nothing is left of the approval.
+    ran = next(number for number, result in enumerate(results) if result.ok)
+    assert (await lock.call("demo.mail", to=f"team-{ran}", key=f"k{ran}")).replayed
+
+
+@pytest.mark.proves("HITL-09")
+async def test_what_a_standing_approval_does_not_cover_asks_for_a_ticket(lock: Interlock, clock: FakeClock) -> None:
+    standing = await lock.approvals.agree_in_advance(
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=5, expires_ms=clock.now_ms + 60_000
+    )
+    assert (await lock.call("demo.mail", to="carl", note="any", key="1")).ok
+    assert (await lock.call("demo.mail", to="dora", key="2")).pending
+    assert (await lock.call("demo.mail", to="carl", key="3", caller=Caller(id="local:zoe"))).pending
+    assert (await lock.call("demo.send", to="carl", key="4")).pending
+    await lock.approvals.take_back(standing.id, by=EVE)
+    assert (await lock.call("demo.mail", to="carl", key="5")).pending
+    await lock.approvals.agree_in_advance(
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=5, expires_ms=clock.now_ms + 60_000
+    )
+    clock.advance(60)
+    assert (await lock.call("demo.mail", to="carl", key="6")).pending
+    assert len(outbox.sent) == 1
+
+
+@pytest.mark.proves("HITL-09")
+async def test_what_is_taken_back_while_a_call_is_on_its_way_is_not_used(lock: Interlock, clock: FakeClock) -> None:
+    standing = await lock.approvals.agree_in_advance(
+        "demo.send", by=BEN, caller=ANN, arguments={"to": "carl"}, uses=5, expires_ms=clock.now_ms + 60_000
+    )
+    _, result = await asyncio.gather(
+        lock.approvals.take_back(standing.id, by=BEN), lock.call("demo.send", to="carl", key="k")
+    )
+    assert code(result) == "E3410"
+    assert (await lock.call("demo.send", to="carl", key="k")).pending
+    assert sample.world.runs == 0
+
+
+@pytest.mark.proves("HITL-09")
+async def test_agreeing_to_calls_in_advance_is_not_agreeing_to_undo_them(tmp_path: Path, clock: FakeClock) -> None:
+    async with opened(tmp_path / "home", clock, ask_all_writes=True) as lock:
+        await lock.approvals.agree_in_advance(
+            "demo.increment", by=BEN, caller=ANN, arguments={"name": "a", "by": 1}, uses=5,
+            expires_ms=clock.now_ms + 60_000,
+        )  # fmt: skip
+        done = await lock.call("demo.increment", name="a", key="k")
+        assert done.ok
+        assert (await lock.undo(done.invocation_id, key="u")).pending
+        assert sample.world.counters == {"a": 1}
+
+
+# Looking first
+
+
+@pytest.mark.part_of("HITL-07", rest="each shipped irreversible tool, against what is detected when it runs")
+async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen(lock: Interlock) -> None:
+    before = lock.journal.read("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
+    result = await lock.call("demo.mail", to="carl", key="k", dry_run=True)
+    assert result.ok
+    assert result.value["predicted_effects"] == [{"resource": "mail:carl", "operation": "CREATE", "after": "carl"}]
+    assert result.value["preconditions"] == {"reachable": True}
+    assert "carl" in result.value["impact"]
+    assert outbox.sent == []
+    after = lock.journal.read("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
+    assert after == before
+    [closed] = records(lock, "closed")
+    assert (closed["operation"], closed["source"], closed["sideEffects"]) == ("preview", "preview", [])
+    # The same call for real does what was said, and no difference is noted.
+    ticket = await ask(lock)
+    await lock.approvals.approve(ticket, by=BEN)
+    real = await lock.approvals.resume(ticket)
+    assert "previewDifferences" not in real.metadata
+    assert lock.gateway.observer.metrics["PREVIEW_MISMATCH"] == 0
+    assert records(lock, "closed")[-1]["sideEffects"] == [{"resource": "mail:carl", "operation": "CREATE"}]
+
+
+async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock: Interlock) -> None:
+    ticket = await ask(lock)
+    await lock.approvals.approve(ticket, by=BEN)
+    outbox.claim = "somebody-else"
+    result = await lock.approvals.resume(ticket)
+    assert result.ok
+    assert result.metadata["previewDifferences"] == [
+        "CREATE of mail:somebody-else was not in the preview", "1 previewed changes were not made"
+    ]  # fmt: skip
+    assert records(lock, "closed")[-1]["previewDifferences"] == result.metadata["previewDifferences"]
+    assert lock.gateway.observer.metrics["PREVIEW_MISMATCH"] == 1
+
+
+# On record
+
+
+@pytest.mark.proves("AUTH-10")
+async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock, clock: FakeClock) -> None:
+    rule = '@id("not-dora")\nforbid (principal, action == Action::"demo.mail", resource)'
+    lock.home.policy.write_text(ANYTHING + rule + ' when { context.arguments.to == "dora" };\n')
+    clock.advance(1)
+    allowed = await lock.call("demo.add", a=1)
+    denied = await lock.call("demo.mail", to="dora", key="1")
+    pending = await lock.call("demo.mail", to="carl", key="2")
+    await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "eric"}, comment="better so")
+    edited = await lock.approvals.resume(ticket_of(pending))
+    refused = await lock.call("demo.mail", to="carl", key="3")
+    await lock.approvals.deny(ticket_of(refused), by=BEN)
+    faulty = await lock.call("demo.mail", to=7, key="4")
+    unknown = await lock.call("demo.add", a=1, token="no.such.token")
+    assert (allowed.ok, code(denied), edited.ok) == (True, "E3206", True)
+    found: dict[str, list[Json]] = {}
+    approvals = records(lock, "approval")
+    for record in (*records(lock, "pending"), *records(lock, "closed")):
+        document = decision_of(record, approvals)
+        if document is not None:
+            ToolPermissionDecision.model_validate(document)
+            found.setdefault(record["call"], []).append(document)
+    [allow], [deny] = found[allowed.invocation_id], found[denied.invocation_id]
+    assert (allow["behavior"], allow["user_modified"]) == ("allow", False)
+    assert (deny["behavior"], deny["source"], deny["rule_refs"]) == ("deny", "policy", ["not-dora"])
+    asked, agreed = found[pending.invocation_id]
+    assert (asked["behavior"], agreed["behavior"]) == ("ask", "allow")
+    assert (agreed["source"], agreed["user_modified"]) == ("approval", True)
+    assert (agreed["updated_input"]["to"], agreed["accept_feedback"]) == ("eric", "better so")
+    assert [one["behavior"] for one in found[refused.invocation_id]] == ["ask", "deny"]
+    assert faulty.invocation_id not in found  # its input was refused before anybody decided
+    assert [one["behavior"] for one in found[unknown.invocation_id]] == ["deny"]
+    ids = [one["decision_id"] for documents in found.values() for one in documents]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.proves("AUTH-10")
+async def test_a_read_that_is_asked_about_becomes_a_ticket_for_one_execution(lock: Interlock) -> None:
+    lock.hook(Hook(id="doubt", when="pre", run=lambda _: HookResult(permission="ask")))
+    result = await lock.call("demo.add", a=1)
+    ticket = await lock.approvals.show(ticket_of(result))
+    assert ticket.reason == "hook doubt"
+    await lock.approvals.approve(ticket.id, by=BEN)
+    assert (await lock.approvals.resume(ticket.id)).unwrap() == 6
+    # One approval, one execution: the next is asked for again, though it is only a read.
+    assert (await lock.call("demo.add", a=1)).pending

@@ -1,0 +1,117 @@
+"""The arithmetic of tickets and standing approvals, against oracles."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock import Change, Failure
+from interlock.approvals.standing import Standing
+from interlock.approvals.tickets import Step, chain_of
+from interlock.core.manifest import Approval, ApprovalStep
+from interlock.gateway.promises import broken_promises, promised
+from interlock.settings import load_settings
+from interlock.testing import FakeClock
+from tests.approvals.test_flow import ANN, BEN, ask, opened
+
+
+@pytest.mark.proves("HITL-05")
+@given(
+    length=st.integers(1, 10),
+    fraction=st.floats(0.01, 1.0),
+    timeout_s=st.integers(1, 2_592_000),
+    said=st.lists(st.none() | st.integers(0, 10_000), min_size=10, max_size=10),
+)
+def test_a_step_is_due_when_it_says_or_at_its_share_of_the_fraction(
+    length: int, fraction: float, timeout_s: int, said: list[int | None]
+) -> None:
+    steps = tuple(ApprovalStep(group=f"g{place}", after_seconds=said[place]) for place in range(length))
+    chain = chain_of(Approval(timeout_seconds=timeout_s, escalation_fraction=fraction, chain=steps))
+    for place, step in enumerate(chain):
+        after_s = said[place]
+        expected_s = fraction * timeout_s * place / length if after_s is None else after_s
+        assert abs(step.after_ms - expected_s * 1000) <= 0.5 + 1e-6
+        assert step.group == f"g{place}"
+
+
+@pytest.mark.proves("HITL-05")
+def test_the_defaults_are_one_hour_four_hours_and_a_day(tmp_path: Path) -> None:
+    approval = load_settings(tmp_path / "settings.toml").approval
+    assert approval.timeout_seconds == 86_400
+    assert approval.escalation_fraction == 0.5
+    assert chain_of(approval) == (Step("approvers", 0), Step("managers", 3_600_000), Step("admins", 14_400_000))
+
+
+TEXTS = st.sampled_from(["", "a", "ab", "b", "a\nb", "*", "?"])
+PATTERNS = st.sampled_from(["*", "a*", "a", "?", "**", "", 1, True, None])
+VALUES = TEXTS | st.sampled_from([0, 1, True, None, 1.0])
+
+
+@pytest.mark.proves("HITL-09")
+@given(
+    patterns=st.dictionaries(st.sampled_from("xyz"), PATTERNS, max_size=3),
+    arguments=st.dictionaries(st.sampled_from("xyz"), VALUES, max_size=3),
+    caller=st.sampled_from([ANN, "local:zoe"]),
+    version=st.sampled_from(["1.0.0", "1.9.0", "2.0.0"]),
+    used=st.integers(0, 3),
+    now_ms=st.integers(0, 20),
+)
+def test_a_standing_approval_covers_what_it_names_and_nothing_else(
+    patterns: dict[str, object], arguments: dict[str, object], caller: str, version: str, used: int, now_ms: int
+) -> None:
+    standing = Standing(
+        id="sta_1", tool="demo.mail", versions="^1.0.0", arguments=patterns, caller=ANN, uses=2, expires_ms=10,
+        granted_by=BEN.id, used=used,
+    )  # fmt: skip
+
+    def allows(name: str, value: object) -> bool:
+        pattern = patterns[name]
+        if isinstance(pattern, str) and isinstance(value, str):
+            return fnmatch.fnmatchcase(value, pattern)
+        return (type(pattern), pattern) == (type(value), value)
+
+    spoken_of = all(name in patterns and allows(name, value) for name, value in arguments.items())
+    bound = [name for name, pattern in patterns.items() if pattern not in ("*", "**", "?")]
+    complete = all(name in arguments for name in bound)
+    in_bounds = caller == ANN and version != "2.0.0" and used < 2 and now_ms < 10
+    assert standing.fits(caller, "demo.mail", version, arguments, now_ms) == (spoken_of and complete and in_bounds)
+    assert not standing.fits(caller, "demo.send", version, arguments, now_ms)
+
+
+async def test_a_ticket_is_found_by_the_beginning_of_its_id_if_there_is_only_one(tmp_path: Path) -> None:
+    async with opened(tmp_path / "home", FakeClock()) as lock:
+        first = await ask(lock, key="a")
+        assert (await lock.approvals.show(first[:8])).id == first
+        await ask(lock, key="b")
+        for text in (first[:8], "", "apr_nobody", first + "0"):
+            with pytest.raises(Failure) as refused:
+                await lock.approvals.show(text)
+            assert refused.value.code == "E3702"
+
+
+CHANGES = st.lists(
+    st.builds(
+        Change,
+        resource=st.sampled_from(["mail:a", "mail:b"]),
+        operation=st.sampled_from(["CREATE", "UPDATE"]),
+        after=st.sampled_from([None, 1, 2]),
+    ),
+    max_size=4,
+)
+
+
+@given(said=CHANGES, done=CHANGES)
+def test_a_promise_is_kept_by_the_same_changes_with_no_other_values(said: list[Change], done: list[Change]) -> None:
+    preview = [{"resource": one.resource, "operation": one.operation, "after": one.after} for one in said]
+    found = broken_promises({"promised": promised({"predicted_effects": preview})}, done)
+    values: dict[tuple[str, str], set[int | None]] = {}
+    for one in said:
+        values.setdefault((one.resource, one.operation), set()).add(one.after)
+    kept = values.keys() == {(one.resource, one.operation) for one in done} and all(
+        one.after is None or values[one.resource, one.operation] & {one.after, None} for one in done
+    )
+    assert (found == []) == kept

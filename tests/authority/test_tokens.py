@@ -1,0 +1,685 @@
+"""Tokens against all that is known to be tried with tokens: only the good one passes, each other has its code."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import hmac
+import json
+import shutil
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jwt
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock.authority.dids import DidResolver, make_did_key
+from interlock.authority.identities import DidRegistry, Identity, LocalIdentities
+from interlock.authority.keys import (
+    IssuerKeys,
+    TrustedIssuer,
+    TrustedIssuers,
+    make_private,
+    thumbprint,
+    to_jwk,
+)
+from interlock.authority.tokens import LARGEST, Tokens
+from interlock.core.capability import ToolGrant
+from interlock.core.context import Caller, CallerKind
+from interlock.core.errors import Failure
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from interlock.store.signing import Signer
+from interlock.testing import FakeClock
+
+OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue"}))
+Json = dict[str, Any]
+
+
+@functools.cache
+def private_key(name: str, algorithm: Any = "EdDSA") -> Any:
+    """A key of this test run; making an RSA key takes longer than most tests."""
+    return make_private(algorithm)
+
+
+def did_of(name: str) -> str:
+    return make_did_key(private_key(name).public_key())
+
+
+USER, AGENT, HELPER = did_of("user"), did_of("agent"), did_of("helper")
+NAMES: dict[str, CallerKind] = {"user": "human", "agent": "agent", "helper": "agent"}
+
+
+class World:
+    """A home's issuer with its parts within reach, and a clock that stands still."""
+
+    def __init__(self, path: Path, clock: FakeClock, registry: DidRegistry | None = None, **options: Any) -> None:
+        self.clock = clock
+        self.home = Home(path)
+        self.journal = Journal(self.home, clock=clock.clock, signer=Signer(self.home.keys))
+        self.keys = IssuerKeys(self.home.keys / "issuer", clock=clock.clock)
+        self.identities = LocalIdentities(self.journal)
+        self.tokens = Tokens(
+            journal=self.journal,
+            clock=clock.clock,
+            keys=self.keys,
+            registry=registry or self.identities,
+            resolver=DidResolver(clock=clock.clock, loopback_http=True),
+            **options,
+        )
+
+    async def issue(self, **given: Any) -> str:
+        stated: Json = {"subject": AGENT, "user": USER, "by": OPERATOR, "scopes": ["a:read", "a:write"], "ttl_s": 600}
+        return await self.tokens.issue(**(stated | given))
+
+    async def refusal(self, token: str) -> str:
+        """The code with which a token is refused."""
+        with pytest.raises(Failure) as refused:
+            await self.tokens.verify(token)
+        assert self.tokens.known(token) is None
+        return refused.value.code
+
+    async def refusal_after_a_while(self, token: str) -> str:
+        """The same, once nothing of an earlier verification is remembered."""
+        self.clock.advance(61)
+        return await self.refusal(token)
+
+    async def issue_refusal(self, **given: Any) -> str:
+        """The code with which a token is not even issued."""
+        with pytest.raises(Failure) as refused:
+            await self.issue(**given)
+        return refused.value.code
+
+    def acts(self) -> list[Json]:
+        rows = self.journal.read("SELECT body FROM journal WHERE kind = 'authority' ORDER BY seq")
+        return [orjson.loads(body) for (body,) in rows]
+
+
+@functools.cache
+def _issuer_keys(algorithm: Any) -> dict[str, bytes]:
+    """Key files of an issuer, made once."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        IssuerKeys(directory, clock=FakeClock().clock).init(algorithm)
+        return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@asynccontextmanager
+async def opened(path: Path, algorithm: Any = "RS256", **options: Any) -> AsyncGenerator[World]:
+    directory = path / "keys" / "issuer"
+    directory.mkdir(parents=True)
+    for name, pem in _issuer_keys(algorithm).items():
+        (directory / name).touch(mode=0o600)
+        (directory / name).write_bytes(pem)
+    world = World(path, FakeClock(), **options)
+    for name, kind in NAMES.items():
+        identity = Identity(did=did_of(name), kind=kind, name=name, trust=40, groups=frozenset({"staff"}))
+        await world.identities.register(identity, by="test")
+    try:
+        yield world
+    finally:
+        await world.journal.close()
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncGenerator[World]:
+    async with opened(tmp_path / "home") as made:
+        yield made
+
+
+def part(value: Any) -> str:
+    raw = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def parts(token: str) -> tuple[Json, Json]:
+    header, claims, _ = token.split(".")
+    return tuple(orjson.loads(base64.urlsafe_b64decode(one + "==")) for one in (header, claims))  # pyright: ignore[reportReturnType]
+
+
+def sign(header: Any, claims: Any, private: Any) -> str:
+    """A token with any header and claims at all, signed as its key signs."""
+    signed = f"{part(header)}.{part(claims)}"
+    algorithm = {"RSAPrivateKey": "RS256", "Ed25519PrivateKey": "EdDSA"}.get(type(private).__name__, "ES256")
+    return f"{signed}.{part(jwt.get_algorithm_by_name(algorithm).sign(signed.encode(), private))}"
+
+
+# The good one
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "EdDSA", "ES256"])
+async def test_a_good_token_speaks_for_the_user_through_the_agent(tmp_path: Path, algorithm: str) -> None:
+    async with opened(tmp_path / "home", algorithm) as world:
+        token = await world.issue(tools=[ToolGrant("demo.*", "^1.0.0")], constraints={"max_uses": 3})
+        header, claims = parts(token)
+        assert header == {"alg": algorithm, "typ": "JWT", "kid": world.keys.active().kid}
+        assert claims["sub"] == AGENT
+        assert claims["tools"] == [{"tool_id": "demo.*", "version_range": "^1.0.0"}]
+        assert claims["act"]["sub"] == USER
+        caller = await world.tokens.verify(token)
+        assert (caller.id, caller.agent, caller.kind) == (USER, AGENT, "agent")
+        assert (caller.trust, caller.groups, caller.tenant) == (40, {"staff"}, "local")
+        assert caller.scopes == {"a:read", "a:write"}
+        assert caller.capability is not None
+        assert caller.capability.covers("demo.add", "1.5.0")
+        assert caller.capability.leaf.constraints == {"max_uses": 3}
+        assert world.tokens.known(token) is caller
+        world.tokens.check(caller.capability)
+
+
+async def test_a_person_with_a_token_of_his_own_acts_for_himself(world: World) -> None:
+    caller = await world.tokens.verify(await world.issue(subject=USER, user=None))
+    assert (caller.id, caller.agent, caller.acting) == (USER, None, USER)
+
+
+async def test_what_is_issued_is_on_record_and_the_token_is_not(world: World) -> None:
+    token = await world.issue()
+    (issued,) = [act for act in world.acts() if act["act"] == "token.issued"]
+    assert (issued["call"], issued["subject"], issued["by"]) == (parts(token)[1]["jti"], AGENT, OPERATOR.id)
+    everything = b"".join(path.read_bytes() for path in world.home.path.glob("interlock.db*"))
+    assert token.rpartition(".")[2].encode() not in everything
+
+
+# The corpus
+
+
+def _with(world: World, token: str, private: Any = None, *, header: Json | None = None, **claims: Any) -> str:
+    """The token with some of it changed, properly signed. A value of `...` leaves it out."""
+    was_header, was_claims = parts(token)
+    changed = {name: value for name, value in (was_claims | claims).items() if value is not ...}
+    named = {name: value for name, value in (was_header | (header or {})).items() if value is not ...}
+    return sign(named, changed, private or world.keys.active().private)
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_an_unsigned_token_is_refused(world: World) -> None:
+    header, claims = parts(await world.issue())
+    for name in ("none", "None", "NONE", "nOnE", ""):
+        for end in ("", part(b"x")):
+            forged = f"{part(header | {'alg': name})}.{part(claims)}.{end}"
+            assert await world.refusal(forged) == "E3202"
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_a_public_key_is_no_shared_secret(world: World) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    header, claims = parts(await world.issue())
+    public = world.keys.active().public.key
+    for encoding in (Encoding.PEM, Encoding.DER):
+        secret = public.public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
+        for name, digest in (("HS256", hashlib.sha256), ("HS512", hashlib.sha512)):
+            signed = f"{part(header | {'alg': name})}.{part(claims)}"
+            forged = f"{signed}.{part(hmac.new(secret, signed.encode(), digest).digest())}"
+            assert await world.refusal(forged) == "E3202"
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_a_key_verifies_no_algorithm_but_its_own(world: World) -> None:
+    token = await world.issue()
+    for name in ("ES256", "EdDSA", "RS384", "RS512", "PS256", "ES256K"):
+        assert await world.refusal(_with(world, token, header={"alg": name})) == "E3202"
+    for other in (private_key("mallory"), private_key("mallory", "ES256")):
+        assert await world.refusal(_with(world, token, other, header={"alg": "EdDSA"})) == "E3202"
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_a_header_cannot_bring_its_own_key(world: World) -> None:
+    mallory = private_key("mallory", "RS256")
+    token = await world.issue()
+    jwk = {**to_jwk(mallory.public_key()), "kid": "m"}
+    for steering in (
+        {"jwk": jwk},
+        {"jku": "https://mallory.example/keys"},
+        {"x5u": "https://mallory.example/cert"},
+        {"x5c": ["MIIB"]},
+        {"crit": ["exp"]},
+        {"b64": False, "crit": ["b64"]},
+        {"zip": "DEF"},
+    ):
+        # Whoever signs it, also with the right key.
+        assert await world.refusal(_with(world, token, mallory, header=steering)) == "E3202"
+        assert await world.refusal(_with(world, token, header=steering)) == "E3202"
+
+
+@pytest.mark.parametrize(
+    "kid",
+    [..., "", "../../keys/journal.ed25519", "/dev/null", "' OR 1=1 --", "a\0b", "other", AGENT, f"{AGENT}#0"],
+    ids=["none", "empty", "a path", "a device", "a query", "a nul", "another's", "a DID", "a key of a DID"],
+)
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_a_kid_is_a_name_in_a_table_and_nothing_else(world: World, kid: Any) -> None:
+    assert await world.refusal(_with(world, await world.issue(), header={"kid": kid})) == "E3202"
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_a_token_counts_between_its_times_to_the_millisecond(world: World) -> None:
+    token = await world.issue(ttl_s=60)
+    caller = await world.tokens.verify(token)
+    assert caller.capability is not None
+    world.clock.advance(59.999)
+    assert (await world.tokens.verify(token)).id == USER
+    world.clock.advance(0.001)
+    assert await world.refusal(token) == "E3201"
+    with pytest.raises(Failure) as expired:
+        world.tokens.check(caller.capability)
+    assert expired.value.code == "E3201"
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_a_token_from_the_future_is_refused(world: World) -> None:
+    token = await world.issue()
+    now_s = world.clock.now_ms // 1000
+    assert await world.refusal(_with(world, token, nbf=now_s + 1)) == "E3201"
+    assert await world.refusal(_with(world, token, iat=now_s + 1)) == "E3201"
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_a_tampered_token_is_refused(world: World) -> None:
+    token = await world.issue()
+    header, claims, signature = token.split(".")
+    more = part(parts(token)[1] | {"scopes": ["a:read", "a:write", "admin"]})
+    flipped = signature[:-9] + ("A" if signature[-9] != "A" else "B") + signature[-8:]
+    for forged in (f"{header}.{more}.{signature}", f"{header}.{claims}.{flipped}", f"{header}.{claims}."):
+        assert await world.refusal(forged) == "E3202"
+    assert await world.refusal(sign(*parts(token), private_key("mallory", "RS256"))) == "E3202"
+
+
+CLAIMS = ["iss", "aud", "sub", "iat", "nbf", "exp", "jti", "tools"]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_every_claim_is_needed_and_of_its_own_type(world: World, claim: str) -> None:
+    token = await world.issue()
+    wrong: list[Any] = [..., None, {}, True, 1.5, "", "é"]
+    for value in wrong:
+        code = await world.refusal(_with(world, token, header=None, **{claim: value}))
+        assert code == ("E3202" if claim == "iss" and value in ("", "é") else "E3203"), value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"aud": "another"},
+        {"aud": "Interlock"},
+        {"aud": ["interlock", "another"]},
+        {"sub": "alice"},
+        {"scopes": ["A:read"]},
+        {"scopes": ["а:read"]},
+        {"tools": [{"tool_id": "Demo.add", "version_range": "*"}]},
+        {"tools": [{"tool_id": "demo.add", "version_range": "＊"}]},
+        {"constraints": {"max_luck": 1}},
+        {"exp": 4_000_000_000},
+        {"proof": "x"},
+        {"act": "x"},
+    ],
+)
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_claims_that_say_something_else_are_refused(world: World, change: Json) -> None:
+    assert await world.refusal(_with(world, await world.issue(), **change)) == "E3203"
+
+
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_what_is_said_twice_is_refused(world: World) -> None:
+    token = await world.issue()
+    header, claims = (json.dumps(one) for one in parts(token))
+    key = world.keys.active().private
+    assert await world.refusal(sign(header.encode(), f'{{"sub": "{USER}", {claims[1:]}'.encode(), key)) == "E3203"
+    assert await world.refusal(sign(f'{{"alg": "none", {header[1:]}'.encode(), claims.encode(), key)) == "E3203"
+    inner = claims.replace('"act": {', f'"act": {{"sub": "{AGENT}", ', 1)
+    assert await world.refusal(sign(header.encode(), inner.encode(), key)) == "E3203"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "",
+        ".",
+        "..",
+        "a.b",
+        "a.b.c.d",
+        "Bearer x.y.z",
+        "eyJ.eyJ.x",
+        "x" * (LARGEST + 1),
+        f"{part([1])}.{part({})}.x",
+        f"{part({'alg': 'RS256', 'typ': 'JWE', 'kid': 'k'})}.{part({'iss': 'interlock'})}.x",
+        f"{part({'alg': 'RS256', 'typ': 'JWT', 'kid': 7})}.{part({'iss': 'interlock'})}.x",
+        f"{part(b'[' * 9000)}.{part({})}.x",
+        f"{part({})}=.{part({})}.x",
+        "ey\ud800.x.y",
+        "é.é.é",
+    ],
+)
+@pytest.mark.part_of("AUTH-01", rest="the doors")
+async def test_what_is_no_token_is_malformed(world: World, garbage: str) -> None:
+    assert await world.refusal(garbage) == "E3203"
+
+
+async def test_spare_bits_of_base64_are_no_second_spelling(world: World) -> None:
+    header, claims = parts(await world.issue())
+    claims["pad"] = "x" * (-len(json.dumps(claims | {"pad": ""})) % 3 + 1)
+    token = sign(header, claims, world.keys.active().private)
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    middle = token.split(".")[1]
+    assert len(middle) % 4 != 0
+    other = middle[:-1] + alphabet[alphabet.index(middle[-1]) ^ 1]
+    assert await world.refusal(token.replace(middle, other)) == "E3203"
+
+
+# Keys
+
+
+async def test_older_keys_verify_until_they_are_retired(world: World) -> None:
+    old, first = await world.issue(), world.keys.active()
+    second = await world.tokens.rotate_key("EdDSA", by=OPERATOR)
+    new = await world.issue()
+    assert parts(new)[0]["kid"] == second.kid
+    caller = await world.tokens.verify(old)
+    with pytest.raises(Failure) as signing:
+        await world.tokens.retire_key(second.kid, reason="old", by=OPERATOR)
+    assert signing.value.code == "E3411"
+    await world.tokens.retire_key(first.kid, reason="old", by=OPERATOR)
+    assert world.tokens.known(old) is None
+    assert await world.refusal(old) == "E3202"
+    assert caller.capability is not None
+    with pytest.raises(Failure) as void:
+        world.tokens.check(caller.capability)
+    assert void.value.code == "E3201"
+    assert (await world.tokens.verify(new)).agent == AGENT
+    assert [key["kid"] for key in world.keys.jwks()["keys"]] == [second.kid]
+
+
+async def test_revoking_the_key_that_signs_puts_another_in_its_place(world: World) -> None:
+    old, first = await world.issue(), world.keys.active()
+    await world.tokens.revoke(first.kid, reason="it leaked", by=OPERATOR)
+    assert await world.refusal(old) in ("E3201", "E3202")
+    assert world.keys.active().kid != first.kid
+    assert (await world.tokens.verify(await world.issue())).agent == AGENT
+
+
+def test_a_key_that_others_can_read_or_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:
+    keys = IssuerKeys(tmp_path / "issuer", clock=FakeClock().clock)
+    first, second = keys.init("EdDSA"), keys.rotate()
+    assert keys.active().kid == second.kid == thumbprint(second.public.key)
+    paths = sorted((tmp_path / "issuer").iterdir())
+    assert [path.stat().st_mode & 0o777 for path in paths] == [0o600, 0o600]
+    fresh = functools.partial(IssuerKeys, tmp_path / "issuer", clock=FakeClock().clock)
+    paths[0].chmod(0o640)
+    with pytest.raises(Failure) as loose:
+        fresh().all()
+    assert loose.value.code == "E3804"
+    paths[0].chmod(0o600)
+    shutil.copyfile(paths[0], paths[1])
+    with pytest.raises(Failure) as swapped:
+        fresh().all()
+    assert swapped.value.code == "E3804"
+    with pytest.raises(Failure) as again:
+        keys.init("EdDSA")
+    assert again.value.code == "E3411"
+    assert first.kid not in str(again.value)
+
+
+# Other issuers
+
+
+FOREIGN = {"iss": "https://id.example", "audience": "tools", "algorithms": ["RS256"]}
+
+
+def foreign_token(world: World, private: Any, kid: str = "f1", **claims: Any) -> str:
+    now_s = world.clock.now_ms // 1000
+    stated: Json = {
+        "iss": FOREIGN["iss"],
+        "aud": FOREIGN["audience"],
+        "sub": AGENT,
+        "iat": now_s,
+        "nbf": now_s,
+        "exp": now_s + 60,
+        "jti": "foreign-1",
+        "tools": [{"tool_id": "*", "version_range": "*"}],
+    }
+    return sign({"alg": "RS256", "typ": "at+jwt", "kid": kid, "x5t": "abc"}, stated | claims, private)
+
+
+def jwks_of(**keys: Any) -> Json:
+    return {"keys": [{**to_jwk(key.public_key()), "kid": kid} for kid, key in keys.items()]}
+
+
+async def test_another_issuer_is_trusted_by_name_audience_algorithm_and_key(tmp_path: Path) -> None:
+    private, jwks = private_key("foreign", "RS256"), tmp_path / "jwks.json"
+    jwks.write_text(json.dumps(jwks_of(f1=private, f2=private_key("foreign"))))
+    trusted = TrustedIssuers([TrustedIssuer.read({**FOREIGN, "jwks": str(jwks)})], clock=FakeClock().clock)
+    async with opened(tmp_path / "home", trusted=trusted) as world:
+        good = foreign_token(world, private)
+        caller = await world.tokens.verify(good)
+        assert (caller.id, caller.agent) == (AGENT, AGENT)
+        assert caller.capability is not None
+        assert caller.capability.issuer == FOREIGN["iss"]
+        for bad in (
+            foreign_token(world, private, iss="https://mallory.example"),
+            foreign_token(world, private, iss="interlock", aud="interlock"),
+            foreign_token(world, private_key("mallory", "RS256")),
+            foreign_token(world, private, kid="f9"),
+            foreign_token(world, private, kid=world.keys.active().kid),
+            # Its key is in the set, but not its algorithm among those allowed.
+            _with(world, good, private_key("foreign"), header={"kid": "f2", "alg": "EdDSA"}),
+            # Our own key does not speak for it.
+            _with(world, good, header={"kid": world.keys.active().kid}),
+        ):
+            assert await world.refusal(bad) == "E3202"
+        assert await world.refusal(foreign_token(world, private, aud="interlock")) == "E3203"
+        # A key set is read again when it changes, and one that is gone or broken verifies nothing.
+        jwks.write_text(json.dumps(jwks_of(f3=private)))
+        assert await world.refusal(foreign_token(world, private, jti="x")) == "E3202"
+        assert (await world.tokens.verify(foreign_token(world, private, kid="f3"))).id == AGENT
+        await world.tokens.revoke(f"{FOREIGN['iss']}#f3", reason="told so", by=OPERATOR)
+        assert await world.refusal(foreign_token(world, private, kid="f3")) == "E3201"
+        jwks.write_text("{")
+        assert await world.refusal(foreign_token(world, private, kid="f3")) == "E3001"
+
+
+class Site:
+    """Documents over HTTP on a port of this machine, which count how often they are asked for."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+        self.status = 200
+        self.asked = 0
+        self.url = ""
+
+
+@contextmanager
+def site() -> Generator[Site]:
+    state = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.asked += 1
+            body = state.documents.get(self.path, b"")
+            self.send_response(state.status if body else 404)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def test_a_fetched_key_set_is_kept_refetched_sparingly_and_never_replaced_by_rubbish(tmp_path: Path) -> None:
+    private, clock = private_key("foreign", "RS256"), FakeClock()
+    with site() as served:
+        served.documents["/jwks"] = json.dumps(jwks_of(f1=private)).encode()
+        issuer = TrustedIssuer.read({**FOREIGN, "jwks": f"{served.url}/jwks"})
+        trusted = TrustedIssuers([issuer], clock=clock.clock, loopback_http=True)
+        assert await trusted.find(issuer.iss, "f1") is not None
+        assert await trusted.find(issuer.iss, "f1") is not None
+        assert served.asked == 1
+        served.documents["/jwks"] = json.dumps(jwks_of(f2=private)).encode()
+        assert await trusted.find(issuer.iss, "f2") is None
+        assert served.asked == 1
+        clock.advance(30)
+        assert await trusted.find(issuer.iss, "f2") is not None
+        assert await trusted.find(issuer.iss, "f1") is None
+        assert served.asked == 2
+        for status, body in ((500, b"{}"), (302, b"{}"), (200, b"<html>"), (200, b" " * 70_000), (200, b'{"keys": 1}')):
+            clock.advance(301)
+            served.status, served.documents["/jwks"] = status, body
+            assert await trusted.find(issuer.iss, "f2") is not None
+        assert served.asked == 7
+        clock.advance(3601)
+        with pytest.raises(Failure) as gone:
+            await trusted.find(issuer.iss, "f2")
+        assert gone.value.code == "E3001"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/jwks", "https://127.0.0.1:9/jwks", "ftp://x/y", "https://u:p@h/x"])
+async def test_an_issuer_that_cannot_be_reached_as_it_must_fails_closed(url: str) -> None:
+    issuer = TrustedIssuer.read({**FOREIGN, "jwks": url})
+    with pytest.raises(Failure) as refused:
+        await TrustedIssuers([issuer], clock=FakeClock().clock).find(issuer.iss, "f1")
+    assert refused.value.code == "E3001"
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {**FOREIGN}, {**FOREIGN, "jwks": "x", "algorithms": ["HS256"]}, {**FOREIGN, "jwks": "x", "more": 1},
+              {**FOREIGN, "jwks": "x", "iss": AGENT}],
+)  # fmt: skip
+def test_a_trusted_issuer_that_is_half_stated_is_refused(entry: Json) -> None:
+    with pytest.raises(Failure) as refused:
+        TrustedIssuer.read(entry)
+    assert refused.value.code == "E3004"
+
+
+# Identities
+
+
+class FakeRegistry:
+    """Somebody else's registry of identities."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Identity] = {}
+        self.reachable = True
+
+    async def look_up(self, did: str) -> Identity | None:
+        if not self.reachable:
+            raise Failure("E3001", "the registry does not answer")
+        return self.known.get(did)
+
+
+@pytest.mark.proves("AUTH-03")
+async def test_a_subject_must_be_known_to_the_registry(tmp_path: Path) -> None:
+    registry = FakeRegistry()
+    registry.known = {USER: Identity(did=USER, kind="human"), AGENT: Identity(did=AGENT, trust=7)}
+    async with opened(tmp_path / "home", registry=registry) as world:
+        token = await world.issue()
+        assert (await world.tokens.verify(token)).trust == 7
+        for gone in (USER, AGENT):
+            kept = registry.known.pop(gone)
+            assert await world.refusal_after_a_while(token) == "E3207"
+            registry.known[gone] = Identity(did=gone, state="revoked")
+            assert await world.refusal_after_a_while(token) == "E3207"
+            registry.known[gone] = kept
+        assert (await world.tokens.verify(token)).agent == AGENT
+        registry.reachable = False
+        assert await world.refusal_after_a_while(token) == "E3001"
+
+
+async def test_identities_are_registered_updated_and_revoked_for_good(world: World) -> None:
+    token = await world.issue()
+    assert (await world.tokens.verify(token)).trust == 40
+    await world.identities.update(Identity(did=AGENT, name="agent", trust=90), by="operator")
+    world.clock.advance(0.05)
+    assert world.tokens.known(token) is None
+    assert (await world.tokens.verify(token)).trust == 90
+    await world.identities.revoke(AGENT, reason="it misbehaved", by="operator")
+    world.clock.advance(0.05)
+    assert world.tokens.known(token) is None
+    assert await world.refusal(token) == "E3201"
+    with pytest.raises(Failure) as again:
+        await world.identities.register(Identity(did=AGENT), by="operator")
+    assert again.value.code == "E3103"
+    with pytest.raises(Failure) as gone:
+        await world.identities.update(Identity(did=AGENT), by="operator")
+    assert gone.value.code == "E3207"
+    assert await world.issue_refusal(subject=AGENT) == "E3207"
+    assert [act["act"] for act in world.acts()][-2:] == ["identity.updated", "identity.revoked"]
+    assert {one.did: one.state for one in world.identities.all()}[AGENT] == "revoked"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"did": "alice"}, {"did": AGENT, "trust": 101}, {"did": AGENT, "trust": -1}, {"did": AGENT, "tenant": ""},
+              {"did": AGENT, "groups": frozenset({"Über"})}],
+)  # fmt: skip
+async def test_an_identity_that_makes_no_sense_is_not_registered(world: World, wrong: Json) -> None:
+    with pytest.raises(Failure) as refused:
+        await world.identities.register(Identity(**wrong), by="operator")
+    assert refused.value.code == "E3004"
+
+
+async def test_a_chain_stays_within_one_tenant(world: World) -> None:
+    await world.identities.update(Identity(did=AGENT, tenant="other"), by="operator")
+    assert await world.issue_refusal() == "E3206"
+
+
+# Issuing
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"by": Caller(id="local:guest")}, "E3206"),
+        ({"subject": did_of("stranger")}, "E3207"),
+        ({"subject": "agent"}, "E3004"),
+        ({"ttl_s": 86_401}, "E3004"),
+        ({"ttl_s": 0}, "E3004"),
+        ({"scopes": ["A"]}, "E3004"),
+        ({"tools": [ToolGrant("demo.add", "LATEST")]}, "E3004"),
+        ({"constraints": {"colour": "red"}}, "E3004"),
+        ({"resources": ["file:/a/../b"]}, "E3004"),
+        ({"resources": [f"file:/{n}/{'x' * 480}" for n in range(100)]}, "E3004"),
+    ],
+)
+async def test_what_would_not_verify_is_not_issued(world: World, given: Json, code: str) -> None:
+    assert await world.issue_refusal(**given) == code
+    assert not [act for act in world.acts() if act["act"] == "token.issued"]
+
+
+async def test_whoever_issues_by_a_token_of_his_own_passes_it_on(world: World) -> None:
+    caller = await world.tokens.verify(await world.issue(scopes=["a:read", "tokens:issue"]))
+    below = await world.tokens.verify(await world.tokens.issue(subject=HELPER, scopes=["a:read"], ttl_s=60, by=caller))
+    assert below.capability is not None
+    assert [link.subject for link in below.capability.links] == [USER, AGENT, HELPER]
+    assert await world.issue_refusal(user=None, subject=HELPER, by=caller, scopes=["b:write"]) == "E3206"
+
+
+async def test_a_picture_of_a_token_says_whether_it_holds_and_why_not(world: World) -> None:
+    token = await world.issue()
+    picture = await world.tokens.inspect(token)
+    assert (picture["valid"], picture["seconds_left"]) == (True, 600)
+    assert [(link["name"], link["kind"]) for link in picture["chain"]] == [("user", "human"), ("agent", "agent")]
+    world.clock.advance(600)
+    picture = await world.tokens.inspect(token)
+    assert (picture["valid"], picture["code"], picture["seconds_left"]) == (False, "E3201", 0)
+    assert (await world.tokens.inspect("rubbish"))["code"] == "E3203"
+    assert token.rpartition(".")[2] not in json.dumps(picture)

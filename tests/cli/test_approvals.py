@@ -1,0 +1,532 @@
+"""A person decides, from the command line: asked by one process, decided in another, run in a third."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import pty
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Failure, Interlock
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant
+from tests.cli.conftest import INTERLOCK, Cli, Ended
+
+Json = dict[str, Any]
+
+TOOLS = '''
+from pathlib import Path
+from typing import Annotated
+
+from interlock import Change, Effect, Field, Preview, tool
+from interlock.core.manifest import Approval, ApprovalStep
+
+Name = Annotated[str, Field(description="which one", examples=["old"])]
+
+
+@tool(
+    namespace="quick", version="1.0.0", mutation_class="write_irreversible", effects=[Effect("ship:{name}", "DELETE")],
+    approval=Approval(timeout_seconds=1, chain=(ApprovalStep(group="approvers"),)),
+)
+def sink(name: Name) -> str:
+    """Sink a ship; nobody has long to think about it."""
+    Path("sunk").write_text(name)
+    return name
+
+
+@sink.preview
+def _(name: str) -> Preview:
+    change = Change(
+        resource=f"ship:{name}", operation="UPDATE", before={"afloat": True, "flag": "blue"},
+        after={"afloat": False, "flag": "blue"},
+    )
+    return Preview(effects=(change,), preconditions={"the crew is off": True, "the sea is deep": False}, impact="gone")
+'''
+
+MAIL = ("call", "demo.mail_statement", '{"account": "cash", "to": "press@example.org"}', "--key", "m-1")
+
+
+# Imports everything once, then runs each command in a fork of itself: as real a process as any, at a fifth of its cost.
+FORKER = """
+import json, os, sys
+import cedarpy, httpcore, jwt, cryptography.hazmat.primitives.asymmetric.ed25519
+import interlock.app, interlock.demo_tools, interlock.cli.approvals, interlock.cli.calls, interlock.cli.history
+from interlock.cli import main
+for line in sys.stdin:
+    words, environment, directory, streams = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for number, name in enumerate(streams):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(directory)
+        sys.argv = ["interlock", *words]
+        main()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Forked(Cli):
+    """The console script over one home, run by forking."""
+
+    forker: subprocess.Popen[str] | None = None
+
+    def __call__(self, *words: str, stdin: str = "") -> Ended:
+        assert self.forker is not None
+        assert self.forker.stdin is not None
+        assert self.forker.stdout is not None
+        out, err = self.path / ".out", self.path / ".err"
+        out.write_bytes(b"")
+        err.write_bytes(b"")
+        order = words, self.environment, str(self.path), [os.devnull, str(out), str(err)]
+        self.forker.stdin.write(json.dumps(order) + "\n")
+        self.forker.stdin.flush()
+        ended = Ended(int(self.forker.stdout.readline()), out.read_text(), err.read_text())
+        assert "Traceback" not in ended.out + ended.err, ended.err
+        return ended
+
+
+@pytest.fixture(scope="module")
+def forker() -> Generator[subprocess.Popen[str]]:
+    words = [sys.executable, "-c", FORKER]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Everybody's token: an agent that speaks for alice, bob who approves, and carol who is nobody in particular."""
+
+    home: Path
+    agent: str
+    bob: str
+    carol: str
+
+
+@pytest.fixture(scope="module")
+def cast(tmp_path_factory: pytest.TempPathFactory, admitted: Path) -> Cast:
+    directory = tmp_path_factory.mktemp("cast")
+    shutil.copytree(admitted, directory / "home")
+    (directory / "quick_tools.py").write_text(TOOLS)
+
+    async def make() -> Cast:
+        async with Interlock.open(directory / "home") as lock:
+            await lock.add_from(str(directory / "quick_tools.py"))
+            people: Json = {
+                "research-7": {"kind": "agent", "trust": 60},
+                "alice": {"kind": "human"},
+                "bob": {"kind": "human", "groups": frozenset({"approvers"})},
+                "carol": {"kind": "human", "groups": frozenset({"admins"})},
+            }
+            dids = {name: f"did:web:example.org:{name}" for name in people}
+            for name, facts in people.items():
+                await lock.identities.register(Identity(did=dids[name], name=name, **facts), by="test")
+            await lock.tokens.rotate_key("EdDSA", by=lock.caller, first=True)
+
+            async def token(name: str, user: str | None = None) -> str:
+                return await lock.tokens.issue(
+                    subject=dids[name], user=None if user is None else dids[user], scopes=[], tools=[ToolGrant("*")],
+                    resources=None, constraints={}, ttl_s=3600, by=lock.caller,
+                )  # fmt: skip
+
+            agent = await token("research-7", "alice")
+            return Cast(directory / "home", agent, await token("bob"), await token("carol"))
+
+    return asyncio.run(make())
+
+
+@pytest.fixture
+def desk(tmp_path: Path, cast: Cast, forker: subprocess.Popen[str]) -> Cli:
+    """A home of its own with tools and people in it."""
+    shutil.copytree(cast.home, tmp_path / "home")
+    return Forked(tmp_path, forker=forker)
+
+
+def holding(cli: Cli, token: str) -> Cli:
+    return replace(cli, extra={"INTERLOCK_TOKEN": token})
+
+
+def outbox(cli: Cli) -> str:
+    path = cli.ledger.with_suffix(".outbox")
+    return path.read_text() if path.exists() else ""
+
+
+def approval_acts(cli: Cli) -> list[str]:
+    connection = sqlite3.connect(cli.home / "interlock.db")
+    rows = connection.execute("SELECT body FROM journal WHERE kind = 'approval' ORDER BY seq").fetchall()
+    connection.close()
+    return [json.loads(row[0])["act"] for row in rows]
+
+
+def refusal(ended: Ended) -> tuple[str, str]:
+    assert ended.code == 1, ended.out
+    return ended.json["error"]["error_code"], ended.json["error"]["message"]
+
+
+# The story
+
+
+@pytest.mark.part_of("HITL-03", rest="the other doors; the span event")
+def test_what_an_agent_asks_for_runs_once_after_a_person_has_seen_it_and_agreed(desk: Cli, cast: Cast) -> None:
+    agent, bob = holding(desk, cast.agent), holding(desk, cast.bob)
+    asked = agent.ask(*MAIL)
+    assert (asked["status"], asked["is_error"]) == ("awaiting_approval", False)
+    ticket = asked["pending"]["ticketId"]
+    assert asked["error"]["errorCode"] == "APPROVAL_REQUIRED"
+    assert outbox(desk) == ""
+
+    listed = bob("approvals", "list").out
+    assert "research-7 for alice" in listed
+    assert ticket in listed
+    shown = bob("approvals", "show", f"#{ticket[-6:].lower()}").out
+    for words in (
+        "research-7 for alice", "demo.mail_statement@1.0.0", "to        press@example.org", "cannot be undone",
+        "CREATE mailbox:press@example.org   nothing → cash", "it cannot be called back", "told     approvers",
+        f"interlock approvals approve {ticket}", ", then denied",
+    ):  # fmt: skip
+        assert words in shown
+
+    approved = bob("approvals", "approve", ticket, "--comment", "as agreed")
+    assert approved.code == 0
+    assert f"interlock calls resume {ticket}" in approved.out
+    ran = agent.ask(*MAIL)
+    assert (ran["status"], ran["invocation_id"]) == ("succeeded", asked["invocation_id"])
+    assert agent.ask(*MAIL)["metadata"]["replayed"] is True
+    assert outbox(desk) == "press@example.org: statement of cash\n"
+    document = desk.ask("approvals", "show", ticket)
+    assert (document["status"], document["comment"], document["told"]) == ("USED", "as agreed", [])
+
+    history = desk("calls", "show", asked["invocation_id"]).out
+    for words in (ticket, "REQUIRES_APPROVAL", "bob (did:web:example.org:bob) agreed: as agreed", "used up"):
+        assert words in history
+    story = " ".join(desk.ask("audit", "explain", asked["invocation_id"])["story"])
+    for words in (
+        "alice (did:web:example.org:alice) asked for", "The agent research-7", "asked for a person's approval of it",
+        "bob (did:web:example.org:bob) agreed: as agreed", "that it would CREATE mailbox:press@example.org",
+        "It changed mailbox:press@example.org",
+    ):  # fmt: skip
+        assert words in story
+
+
+def test_a_call_that_waits_goes_on_when_another_process_agrees(desk: Cli, cast: Cast) -> None:
+    child = subprocess.Popen(
+        [*INTERLOCK, *MAIL, "--wait", "--json"],
+        env=holding(desk, cast.agent).environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stderr is not None
+    first, second = child.stderr.readline(), child.stderr.readline()
+    assert "waits for a person" in first
+    assert desk("approvals", "approve", second.split()[-1]).code == 0
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert json.loads(out)["status"] == "succeeded"
+    assert outbox(desk) == "press@example.org: statement of cash\n"
+
+
+def test_nobody_has_to_wait_for_longer_than_they_said(desk: Cli, cast: Cast) -> None:
+    ended = holding(desk, cast.agent)(*MAIL, "--wait", "0.1", "--json")
+    assert ended.code == 1
+    assert ended.json["status"] == "awaiting_approval"
+    assert "somebody in approvers" in ended.err
+
+
+def test_a_reviewer_may_change_the_input_and_the_changed_one_runs(desk: Cli, cast: Cast) -> None:
+    asked = holding(desk, cast.agent).ask(*MAIL)
+    ticket = asked["pending"]["ticketId"]
+    assert refusal(desk("approvals", "approve", ticket, "--edit", '{"to": 7}', "--json"))[0] == "E3301"
+    edited = desk("approvals", "approve", ticket, "--edit", '{"to": "desk@example.org"}', "--comment", "us first")
+    assert "with the input edited" in edited.out
+    assert "approved" in desk("calls", "list").out
+    assert "1 approved and not run yet" in desk("doctor").out
+    resumed = desk.ask("calls", "resume", ticket[-8:])
+    assert (resumed["status"], resumed["invocation_id"]) == ("succeeded", asked["invocation_id"])
+    assert outbox(desk) == "desk@example.org: statement of cash\n"
+    assert '"to":"desk@example.org"}: us first' in desk("calls", "show", asked["invocation_id"]).out
+    assert "The reviewer local:" in desk("audit", "explain", asked["invocation_id"]).out
+    assert "nothing to go on with" in desk("calls", "resume").out
+    assert refusal(desk("calls", "resume", ticket, "--json"))[0] == "E3411"
+
+
+def test_a_no_ends_the_call_and_its_reason_reaches_whoever_asked(desk: Cli, cast: Cast) -> None:
+    agent = holding(desk, cast.agent)
+    ticket = agent.ask(*MAIL)["pending"]["ticketId"]
+    denied = desk.ask("approvals", "deny", ticket, "--comment", "not before Monday")
+    assert (denied["status"], denied["comment"]) == ("DENIED", "not before Monday")
+    code, message = refusal(agent(*MAIL, "--json"))
+    assert code == "E3209"
+    assert "said no: not before Monday" in message
+    assert refusal(desk("approvals", "approve", ticket, "--json"))[0] == "E3411"
+    assert desk.ask("approvals", "list") == {"tickets": []}
+    assert [one["status"] for one in desk.ask("approvals", "list", "--all")["tickets"]] == ["DENIED"]
+    assert outbox(desk) == ""
+
+
+def test_silence_is_a_no(desk: Cli, cast: Cast) -> None:
+    ended = holding(desk, cast.agent)("call", "quick.sink", '{"name": "old"}', "--key", "s", "--wait", "--json")
+    code, message = refusal(ended)
+    assert code == "E3209"
+    assert "nobody decided" in message
+    (ticket,) = desk.ask("approvals", "list", "--all")["tickets"]
+    assert ticket["status"] == "AUTO_DENIED"
+    assert refusal(desk("approvals", "approve", ticket["id"], "--json"))[0] == "E3411"
+    shown = desk("approvals", "show", ticket["id"]).out
+    for words in ("afloat   true → false", "✓ the crew is off", "✗ the sea is deep", "AUTO_DENIED"):
+        assert words in shown
+    assert "flag" not in shown
+    told = desk("calls", "show", ticket["invocation_id"]).out
+    assert "nobody decided in time" in told
+    assert not (desk.path / "sunk").exists()
+
+
+# Who may decide
+
+
+@pytest.mark.part_of("HITL-06", rest="a failing channel and who is notified; see test_notify")
+def test_only_a_person_who_was_asked_and_did_not_ask_may_decide(desk: Cli, cast: Cast) -> None:
+    mine = desk.ask(*MAIL)["pending"]["ticketId"]
+    theirs = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]
+    attempts = {
+        "asked for this call, so somebody else must decide": (desk, mine),
+        "an agent never can": (holding(desk, cast.agent), theirs),
+        "is not among those who were asked": (holding(desk, cast.carol), theirs),
+    }
+    for words, (who, ticket) in attempts.items():
+        code, message = refusal(who("approvals", "approve", ticket, "--json"))
+        assert code == "E3206"
+        assert words in message
+        assert "in approvers: local:*, bob" in message
+    assert refusal(holding(desk, cast.agent)("approvals", "deny", theirs, "--json"))[0] == "E3206"
+    assert approval_acts(desk) == ["refused"] * 4
+    assert {one["status"] for one in desk.ask("approvals", "list")["tickets"]} == {"PENDING"}
+    assert outbox(desk) == ""
+
+
+def test_a_token_shows_the_tickets_that_are_its_holders_affair(desk: Cli, cast: Cast) -> None:
+    mine = desk.ask(*MAIL)["pending"]["ticketId"]
+    theirs = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]
+
+    def seen(token: str) -> set[str]:
+        return {one["id"] for one in holding(desk, token).ask("approvals", "list")["tickets"]}
+
+    assert seen(cast.bob) == {mine, theirs}
+    assert seen(cast.agent) == {theirs}
+    assert seen(cast.carol) == set()
+    assert refusal(holding(desk, cast.carol)("approvals", "show", theirs, "--json"))[0] == "E3702"
+
+
+def test_a_token_that_is_none_is_refused_like_any_call_and_on_record(desk: Cli) -> None:
+    stranger = holding(desk, "nonsense")
+    ended = stranger(*MAIL, "--json")
+    assert refusal(ended)[0] == "E3203"
+    assert desk.ask("calls", "list")["calls"][0]["invocation_id"] == ended.json["invocation_id"]
+    assert refusal(stranger("approvals", "list", "--json"))[0] == "E3203"
+
+
+# In advance
+
+
+def test_what_was_agreed_to_in_advance_runs_at_once_until_it_is_used_up(desk: Cli, cast: Cast) -> None:
+    agent = holding(desk, cast.agent)
+    bounds = ("--arg", "account=cash", "--arg", "to=*@example.org", "--uses", "1", "--expires", "7d")
+    given = desk.ask("approvals", "grant", "demo.mail_statement", "--caller", "research-7", *bounds)
+    assert (given["versions"], given["uses"], given["caller"]) == ("1.0.0", 1, "did:web:example.org:research-7")
+    ran = agent.ask(*MAIL)
+    assert ran["status"] == "succeeded"
+    assert "agreed in advance to 1 such calls" in desk("calls", "show", ran["invocation_id"]).out
+    again = agent.ask(*MAIL[:-1], "m-2")
+    assert again["status"] == "awaiting_approval"
+    assert "used up" in desk("approvals", "standing").out
+    taken = desk.ask("approvals", "revoke", given["id"][-6:].lower())
+    assert (taken["revoked"], taken["used"]) == (True, 1)
+    assert "taken back" in desk("approvals", "standing").out
+    assert outbox(desk).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--caller", "research-7", "--arg", "to=*"), "E3004", "needs its bounds"),
+        (("--caller", "research-7", "--arg", "subject=x"), "E3004", "takes no `subject`; it takes account, to"),
+        (("--caller", "nobody", "--arg", "to=a"), "E3207", "nobody is known as `nobody`"),
+        (("--caller", "*:*", "--arg", "to=a"), "E3004", "without a wildcard"),
+    ],
+    ids=["anything goes", "no such argument", "no such caller", "every caller"],
+)
+def test_what_has_no_bounds_cannot_be_agreed_to(desk: Cli, words: tuple[str, ...], code: str, said: str) -> None:
+    refused = desk("approvals", "grant", "demo.mail_statement", *words, "--uses", "1", "--expires", "1d", "--json")
+    assert refusal(refused)[0] == code
+    assert said in refusal(refused)[1]
+
+
+def test_an_agent_cannot_agree_in_advance(desk: Cli, cast: Cast) -> None:
+    words = ("approvals", "grant", "demo.post", "--caller", "local:x", "--arg", "cents=250", "--uses", "1")
+    code, message = refusal(holding(desk, cast.agent)(*words, "--expires", "1d", "--json"))
+    assert code == "E3206"
+    assert "an agent never can" in message
+
+
+# Names
+
+
+async def test_a_piece_of_an_id_means_its_ticket_only_while_no_other_fits(desk: Cli) -> None:
+    async with Interlock.open(desk.home, housekeeping=False) as lock:
+        mail = {"account": "cash", "to": "press@example.org"}
+        pending = [await lock.call("demo.mail_statement", mail, key=f"k-{number}") for number in range(2)]
+        ids: list[str] = [one.metadata["pending"]["ticketId"] for one in pending]
+        for one in ids:
+            for piece in (one, one[4:], one[-8:], f"#{one[-8:].lower()}", f"{one[:26]}…", one.lower()):
+                assert (await lock.approvals.show(piece)).id == one
+        for piece in ("", "apr_", ids[0][:7], ids[0][4:9], ids[0][-3:], "%", "____", "nonsense"):
+            with pytest.raises(Failure) as caught:
+                await lock.approvals.show(piece)
+            assert caught.value.code == "E3702"
+
+
+# Watching
+
+
+@contextmanager
+def running(cli: Cli, *words: str, **streams: Any) -> Generator[subprocess.Popen[str]]:
+    with subprocess.Popen([*INTERLOCK, *words], env=cli.environment, cwd=cli.path, text=True, **streams) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_watcher_hears_of_tickets_and_of_what_becomes_of_them(desk: Cli, cast: Cast) -> None:
+    with running(desk, "approvals", "watch", "--json", stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as watcher:
+        assert watcher.stdout is not None
+        asked = holding(desk, cast.agent).ask(*MAIL)
+        heard = json.loads(watcher.stdout.readline())
+        assert (heard["event"], heard["ticket"]["id"]) == ("asked", asked["pending"]["ticketId"])
+        assert desk("approvals", "deny", heard["ticket"]["id"]).code == 0
+        assert json.loads(watcher.stdout.readline())["event"] == "denied"
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(30) == 0
+
+
+class Terminal:
+    """A terminal, as a person sits at it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.shown = ""
+
+    def until(self, words: str) -> None:
+        while words not in self.shown:
+            self.shown += os.read(self._descriptor, 4096).decode()
+        self.shown = self.shown.partition(words)[2]
+
+    def press(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+
+def test_a_reviewer_decides_with_a_key_about_the_ticket_it_was_offered_for(desk: Cli, cast: Cast) -> None:
+    agent = holding(desk, cast.agent)
+    tickets = [agent.ask(*MAIL[:-1], key)["pending"]["ticketId"] for key in ("m-1", "m-2", "m-3")]
+    ours, theirs = pty.openpty()
+    terminal = Terminal(ours)
+    with running(desk, "approvals", "watch", stdin=theirs, stdout=theirs, stderr=theirs) as watcher:
+        os.close(theirs)
+        terminal.until("[a]pprove")
+        terminal.press("p")
+        terminal.until("what it would do")
+        terminal.until("[a]pprove")
+        terminal.press("a")
+        terminal.until("Esc goes back: ")
+        terminal.press("\x1b")
+        terminal.press("a")
+        terminal.until("Esc goes back: ")
+        terminal.press("finee\x7f\r")
+        terminal.until("approved by local:")
+        terminal.until("[a]pprove")
+        terminal.press("e")
+        terminal.until("Esc goes back: ")
+        terminal.press("nonsense\r")
+        terminal.until("not valid JSON")
+        terminal.until("[a]pprove")
+        terminal.press("e")
+        terminal.until("Esc goes back: ")
+        terminal.press('{"to": "desk@example.org"}\r')
+        terminal.until("with the input edited")
+        terminal.until("[a]pprove")
+        terminal.press("d")
+        terminal.until("Esc goes back: ")
+        terminal.press("no\r")
+        terminal.until("denied by local:")
+        terminal.press("q")
+        assert watcher.wait(30) == 0
+    os.close(ours)
+    decided = [desk.ask("approvals", "show", ticket) for ticket in tickets]
+    assert [one["status"] for one in decided] == ["APPROVED", "APPROVED", "DENIED"]
+    assert [one["comment"] for one in decided] == ["fine", "", "no"]
+    assert [one["user_modified"] for one in decided] == [False, True, False]
+
+
+# Telling
+
+
+@contextmanager
+def receiver() -> Generator[tuple[int, list[Json]]]:
+    """A webhook's receiver on this machine, and what it was sent."""
+    received: list[Json] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port, received
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_approvers_are_told_before_the_process_ends_and_who_was_not_reached_is_shown(desk: Cli, cast: Cast) -> None:
+    (desk.path / "secret").write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}\n")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        closed = unused.getsockname()[1]
+    with receiver() as (port, received):
+        channels = "\n".join(
+            f'[[channels]]\nname = "{name}"\nwebhook = "http://127.0.0.1:{at}/"\nallow_private = true\n'
+            f'secret_file = "{desk.path / "secret"}"\n'
+            for name, at in (("good", port), ("bad", closed))
+        )
+        (desk.home / "settings.toml").write_text(channels)
+        ticket = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]
+        assert [one["data"]["ticket"] for one in received] == [ticket]
+    shown = desk("approvals", "show", ticket).out
+    assert "approvers, by good" in shown
+    assert "by bad, " in shown
+    assert "E3704" in shown
+    assert "not delivered by `bad`" in desk("doctor").out

@@ -1,0 +1,104 @@
+"""`interlock policy`: rules are checked, tried, explained and put in force from the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from typing import Any
+
+from tests.cli.conftest import Cli
+
+RULES = """@id("demo")
+permit (principal, action, resource in Namespace::"demo");
+
+@id("large")
+forbid (principal, action == Action::"demo.post", resource)
+when { context.arguments.cents > 100000 }
+unless { context.approved };
+"""
+LARGE = json.dumps({"account": "cash", "cents": 250_000})
+CASES = """[[case]]
+tool = "demo.post"
+arguments = { account = "cash", cents = 250000 }
+expect = "ask"
+rule = "large"
+[[case]]
+principal = "local:alice"
+tool = "demo.balance"
+arguments = { account = "cash" }
+expect = "deny"
+"""
+
+
+def authority_records(cli: Cli) -> list[dict[str, Any]]:
+    with sqlite3.connect(cli.home / "interlock.db") as database:
+        rows = database.execute("SELECT body FROM journal WHERE kind = 'authority' ORDER BY seq").fetchall()
+    return [json.loads(row[0]) for row in rows]
+
+
+def test_a_policy_is_checked_then_applied_with_a_record_of_both(cli: Cli) -> None:
+    before = (cli.home / "policy.cedar").read_text()
+    (cli.path / "typo.cedar").write_text(RULES.replace("cents", "cent"))
+    refused = cli("policy", "apply", "typo.cedar")
+    assert refused.code == 1
+    assert "line 4" in refused.out
+    assert "arguments.cent" in refused.out
+    assert (cli.home / "policy.cedar").read_text() == before
+    assert authority_records(cli) == []
+
+    (cli.path / "new.cedar").write_text(RULES)
+    checked = cli.ask("policy", "check", "new.cedar")
+    assert (checked["usable"], checked["faults"]) == (True, [])
+    applied = cli.ask("policy", "apply", "new.cedar")
+    assert applied["applied"]
+    assert '+@id("large")' in applied["diff"]
+    assert (cli.home / "policy.cedar").read_text() == RULES
+    assert (cli.home / "policy.cedar.previous").read_text() == before
+    (record,) = authority_records(cli)
+    assert record["act"] == "policy.applied"
+    assert record["by"].startswith("local:")
+    assert [record["before"], record["after"]] == [
+        hashlib.sha256(text.encode()).hexdigest() for text in (before, RULES)
+    ]
+    shown = cli.ask("policy", "show")
+    assert [rule["id"] for rule in shown["rules"]] == ["demo", "large"]
+    assert shown["digest"] == record["after"]
+
+
+def test_applying_needs_the_scope_for_it(cli: Cli) -> None:
+    (cli.path / "new.cedar").write_text(RULES)
+    (cli.home / "principals.toml").write_text('[[principal]]\nid = "local:*"\nscopes = ["audit:read"]\n')
+    refused = cli("policy", "apply", "new.cedar")
+    assert refused.code == 1
+    assert "policy:admin" in refused.err
+
+
+def test_a_call_is_explained_by_the_rule_that_decides(cli: Cli) -> None:
+    (cli.home / "policy.cedar").write_text(RULES)
+    asked = cli.ask("policy", "explain", "local:alice", "demo.post", LARGE)
+    assert (asked["decision"], asked["rules"], asked["principal"]) == ("ask", ["large"], "local:alice")
+    assert asked["would_have_to_change"] == ["a person approves this call"]
+    page = cli("policy", "explain", "me", "demo.mail_statement").out
+    assert "rule demo" in page
+    assert "a person is asked all the same" in page
+    assert cli("policy", "explain", "me", "demo.post", "[]").code == 2
+
+
+def test_cases_that_come_out_otherwise_fail(cli: Cli) -> None:
+    (cli.home / "policy.cedar").write_text(RULES)
+    (cli.path / "cases.toml").write_text(CASES)
+    tried = cli("policy", "test", "cases.toml")
+    assert tried.code == 1
+    assert "1 of 2 cases as expected" in tried.out
+    (cli.path / "odd.toml").write_text('[[case]]\ntool = "demo.post"\nexpect = "perhaps"\n')
+    assert "expect" in cli("policy", "test", "odd.toml").err
+
+
+def test_a_broken_policy_in_force_is_found_and_can_be_replaced(cli: Cli) -> None:
+    (cli.home / "policy.cedar").write_text("permit (principal, action, resource)\n")
+    assert cli("policy", "check").code == 1
+    assert cli("policy", "show").code == 1
+    (cli.path / "new.cedar").write_text(RULES)
+    assert cli("policy", "apply", "new.cedar").code == 0
+    assert cli("policy", "check").code == 0

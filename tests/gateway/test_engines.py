@@ -1,0 +1,176 @@
+"""Policy engines and registries through the gateway: what they say decides, and when they cannot, nothing runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Caller, Interlock
+from interlock.audit.decisions import decision_of
+from interlock.authority.dids import make_did_key
+from interlock.authority.identities import Identity
+from interlock.authority.keys import make_private
+from interlock.authority.questions import REMEMBER_S
+from interlock.core.errors import Failure
+from interlock.core.objects.calls import ToolPermissionDecision
+from interlock.core.results import Result
+from interlock.testing import FakeClock
+from tests.authority.test_remote import FakeEngine, fake
+from tests.conftest import TOOLS
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import records
+from tests.sample import world
+
+__all__ = ["fake"]
+
+AGENT = make_did_key(make_private("EdDSA").public_key())
+REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+
+
+@asynccontextmanager
+async def opened(home: Path, **options: Any) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(home, housekeeping=False, **options) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        yield lock
+
+
+def remote(engine: FakeEngine, **more: Any) -> dict[str, Any]:
+    return {"policy_engine": "remote", "policy_url": f"http://127.0.0.1:{engine.port}", **more}
+
+
+def http(result: Result) -> int | None:
+    return None if result.error is None else result.error.row.http
+
+
+@pytest.mark.proves("AUTH-04")
+async def test_an_engine_elsewhere_decides_by_the_arguments(home: Path, fake: FakeEngine) -> None:
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        allowed = asked["context"]["arguments"]["value"] == "read"
+        return {"decision": "allow" if allowed else "deny", "reason": "deleting is for others"}
+
+    fake.answer = answer
+    async with opened(home, **remote(fake)) as lock:
+        assert (await lock.call("demo.echo", value="read")).unwrap() == "read"
+        denied = await lock.call("demo.echo", value="delete")
+        assert (code(denied), http(denied)) == ("E3206", 403)
+        assert denied.error is not None
+        assert "deleting is for others" in denied.error.message
+        (asked, _) = fake.asked
+        assert asked["action"] == "tool.invoke"
+        assert asked["resource"] == "tool:demo.echo:1.0.0"
+        assert "required_permissions" in asked["context"]
+        assert "timestamp" in asked["context"]
+
+
+@pytest.mark.proves("AUTH-04")
+async def test_an_engine_that_cannot_answer_stops_the_call_and_is_asked_again(home: Path, fake: FakeEngine) -> None:
+    async with opened(home, **remote(fake, policy_timeout_s=0.2)) as lock:
+        fake.status = "500 Broken"
+        for _ in range(2):
+            broken = await lock.call("demo.increment", name="a", key="k")
+            assert (code(broken), http(broken)) == ("E3205", 503)
+        assert len(fake.asked) == 2, "a failure is never remembered"
+        fake.status, fake.hang = "200 OK", asyncio.Event()
+        assert code(await lock.call("demo.increment", name="a", key="k")) == "E3205"
+        assert world.runs == 0
+        fake.hang.set()
+        fake.hang = None
+        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 1
+    async with opened(home, policy_engine="remote", policy_url="http://127.0.0.1:1") as lock:
+        assert code(await lock.call("demo.add", a=1)) == "E3205"
+
+
+@pytest.mark.proves("AUTH-04")
+@pytest.mark.parametrize(("obligation", "state"), [("require_approval", "awaiting_approval"), ("sing", "denied")])
+async def test_an_obligation_is_met_or_the_answer_is_no(
+    home: Path, fake: FakeEngine, obligation: str, state: str
+) -> None:
+    fake.answer = {"decision": "allow", "obligations": [obligation]}
+    async with opened(home, **remote(fake)) as lock:
+        assert (await lock.call("demo.increment", name="a", key="k")).state == state
+    assert world.runs == 0
+
+
+@pytest.mark.proves("AUTH-10")
+async def test_what_nobody_settles_is_asked_of_a_person(home: Path, fake: FakeEngine) -> None:
+    fake.answer = {"decision": "passthrough", "reason": "not ours"}
+    async with opened(home, **remote(fake)) as lock:
+        pending = await lock.call("demo.increment", name="a", key="k")
+        assert pending.pending
+        (record,) = records(lock, kind="pending")
+        decision = decision_of(record)
+        ToolPermissionDecision.parse(decision)
+        assert decision is not None
+        assert decision["behavior"] == "ask"
+        await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
+        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 1
+
+
+@pytest.mark.proves("AUTH-10")
+async def test_a_decision_is_not_relied_on_past_its_end(home: Path, fake: FakeEngine) -> None:
+    time = FakeClock()
+    async with opened(home, clock=time.clock, **remote(fake)) as lock:
+        for _ in range(3):
+            assert (await lock.call("demo.add", a=1)).ok
+        assert len(fake.asked) == 1
+        time.advance(REMEMBER_S)
+        fake.answer = {"decision": "deny", "reason": "no more"}
+        denied = await lock.call("demo.add", a=1)
+        assert (code(denied), len(fake.asked)) == ("E3206", 2)
+        kinds = [decision_of(record) for record in records(lock)]
+        assert [kind["behavior"] for kind in kinds if kind is not None] == ["allow", "allow", "allow", "deny"]
+
+
+class Registry:
+    """A registry of identities elsewhere, that says what the test wants."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Identity] = {AGENT: Identity(did=AGENT, kind="agent", name="scout")}
+        self.reachable = True
+
+    async def look_up(self, did: str) -> Identity | None:
+        if not self.reachable:
+            raise Failure("E3001", "the registry does not answer")
+        return self.known.get(did)
+
+
+@pytest.mark.proves("AUTH-03")
+async def test_only_an_identity_that_the_registry_knows_now_may_call(home: Path) -> None:
+    registry, time = Registry(), FakeClock()
+    async with opened(home, registry=registry, clock=time.clock) as lock:
+        lock.issuer_keys.init("EdDSA")
+
+        token = await lock.tokens.issue(subject=AGENT, by=lock.caller)
+        assert (await lock.call("demo.add", a=1, token=token)).ok
+        assert [record["agentId"] for record in records(lock)] == [AGENT]
+        scout = registry.known.pop(AGENT)
+        time.advance(120)  # longer than anything verified is remembered
+        unknown = await lock.call("demo.add", a=1, token=token)
+        assert (code(unknown), http(unknown)) == ("E3207", 404)
+        registry.known[AGENT] = Identity(did=AGENT, kind="agent", name="scout", state="revoked")
+        assert code(await lock.call("demo.add", a=1, token=token)) == "E3207"
+        registry.known[AGENT], registry.reachable = scout, False
+        down = await lock.call("demo.add", a=1, token=token)
+        assert (code(down), http(down)) == ("E3001", 503)
+        registry.reachable = True
+        assert (await lock.call("demo.add", a=1, token=token)).ok
+
+
+@pytest.mark.proves("AUTH-11")
+async def test_a_rule_can_match_a_native_operation(home: Path) -> None:
+    (home / "policy.cedar").write_text(
+        '@id("all") permit (principal, action, resource);\n'
+        '@id("no-purge") forbid (principal, action, resource) when { context has native && context.native == "purge" };'
+    )
+    async with opened(home) as lock:
+        assert (await lock.call("demo.add", {"a": 1}, native={"operation_id": "list"})).ok
+        assert (await lock.call("demo.add", {"a": 1})).ok
+        purged = await lock.call("demo.add", {"a": 1}, native={"operation_id": "purge"})
+        assert purged.error is not None
+        assert (purged.error.code, purged.error.policy_refs) == ("E3206", ("no-purge",))

@@ -1,0 +1,193 @@
+"""Sealing: opens for its key, purpose and place, and for nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import keyring
+import keyring.backend
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keyring.errors import KeyringLocked
+
+from interlock import Failure
+from interlock.store.sealing import Box, key_id_of
+
+LOCAL = {"purpose": "test", "about": "here"}
+
+
+class MemoryKeyring(keyring.backend.KeyringBackend):
+    """A FAKE of an operating system's keyring."""
+
+    priority = 1  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride] - as keyring's own backends do
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: dict[tuple[str, str], str] = {}
+        self.locked = False
+
+    def get_password(self, service: str, username: str) -> str | None:
+        if self.locked:
+            raise KeyringLocked
+        return self.entries.get((service, username))
+
+    def set_password(self, service: str, username: str, password: str) -> None:
+        if self.locked:
+            raise KeyringLocked
+        self.entries[service, username] = password
+
+
+@pytest.fixture
+def ring() -> Iterator[MemoryKeyring]:
+    before = keyring.get_keyring()
+    fake = MemoryKeyring()
+    keyring.set_keyring(fake)
+    yield fake
+    keyring.set_keyring(before)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Box:
+    return Box(tmp_path_factory.mktemp("keys"))
+
+
+def _refusal(box: Box, sealed: bytes, *, purpose: str = "test", about: str = "here") -> str:
+    with pytest.raises(Failure) as caught:
+        box.open(sealed, purpose=purpose, about=about)
+    return caught.value.code
+
+
+@given(plain=st.binary(max_size=200), purpose=st.sampled_from(["secret", "ticket"]), about=st.text(max_size=20))
+def test_what_was_sealed_opens_as_it_was_and_shows_nothing(shared: Box, plain: bytes, purpose: str, about: str) -> None:
+    sealed = shared.seal(plain, purpose=purpose, about=about)
+    assert shared.open(sealed, purpose=purpose, about=about) == plain
+    assert shared.seal(plain, purpose=purpose, about=about) != sealed
+    assert len(plain) < 4 or plain not in sealed
+
+
+@given(data=st.data(), plain=st.binary(max_size=50))
+def test_any_changed_or_missing_byte_shows(shared: Box, data: st.DataObject, plain: bytes) -> None:
+    sealed = shared.seal(plain, **LOCAL)
+    at = data.draw(st.integers(0, len(sealed) - 1))
+    flipped = bytes([sealed[at] ^ data.draw(st.integers(1, 255))])
+    assert _refusal(shared, sealed[:at] + flipped + sealed[at + 1 :]) == "E3604"
+    assert _refusal(shared, sealed[:at]) == "E3604"
+
+
+def test_what_was_sealed_for_one_purpose_or_place_does_not_open_for_another(shared: Box) -> None:
+    sealed = shared.seal(b"value", **LOCAL)
+    assert _refusal(shared, sealed, purpose="other") == "E3604"
+    assert _refusal(shared, sealed, about="there") == "E3604"
+
+
+@pytest.mark.part_of("EXEC-08", rest="the store of credentials and Vault")
+def test_another_key_does_not_open_it(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    sealed = Box(tmp_path / "a").seal(b"value", **LOCAL)
+    assert _refusal(Box(tmp_path / "b"), sealed) == "E3604"
+
+
+def test_the_key_file_is_its_owners_alone_and_refused_when_it_is_not(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    sealed = box.seal(b"value", **LOCAL)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"secrets.key": 0o600, "secrets.lock": 0o600}
+    (tmp_path / "secrets.key").chmod(0o640)
+    with pytest.raises(Failure) as caught:
+        Box(tmp_path).open(sealed, **LOCAL)
+    assert caught.value.code == "E3804"
+    assert "chmod 600" in caught.value.message
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(33)])
+def test_a_damaged_key_file_is_said_to_be_damaged(tmp_path: Path, content: bytes) -> None:
+    box = Box(tmp_path)
+    sealed = box.seal(b"value", **LOCAL)
+    (tmp_path / "secrets.key").write_bytes(content)
+    assert _refusal(Box(tmp_path), sealed) == "E3604"
+
+
+def test_a_key_file_that_cannot_be_written_or_read_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as unwritable:
+        Box(tmp_path / "absent").seal(b"value", **LOCAL)
+    assert unwritable.value.code == "E3801"
+    (tmp_path / "secrets.key").mkdir(mode=0o700)
+    with pytest.raises(Failure) as unreadable:
+        Box(tmp_path).seal(b"value", **LOCAL)
+    assert unreadable.value.code == "E3604"
+
+
+@pytest.mark.parametrize("where", ["file", "keyring"])
+def test_after_rotation_old_things_open_until_their_key_is_retired(
+    tmp_path: Path, where: str, ring: MemoryKeyring
+) -> None:
+    box, other = (Box(tmp_path, where="file" if where == "file" else "keyring") for _ in range(2))
+    first = box.seal(b"first", **LOCAL)
+    assert other.open(first, **LOCAL) == b"first"
+    second_id = box.rotate()
+    # The other process had loaded the old ring: it seals under the new key all the same.
+    second = other.seal(b"second", **LOCAL)
+    assert key_id_of(second) == second_id == box.current != key_id_of(first)
+    assert box.open(first, **LOCAL) == b"first"
+    third_id = box.rotate()
+    assert box.retire({second_id}) == 1
+    assert box.retire({second_id}) == 0
+    assert _refusal(box, first) == "E3604"
+    assert box.open(second, **LOCAL) == b"second"
+    assert box.current == third_id
+    assert box.retire(()) == 1
+    assert _refusal(box, second) == "E3604"
+
+
+def test_a_keyring_holds_the_key_and_no_file_does(tmp_path: Path, ring: MemoryKeyring) -> None:
+    box = Box(tmp_path / "keys", where="keyring")
+    (tmp_path / "keys").mkdir()
+    sealed = box.seal(b"value", **LOCAL)
+    assert not (tmp_path / "keys" / "secrets.key").exists()
+    (kept,) = ring.entries.values()
+    files = b"".join(path.read_bytes() for path in (tmp_path / "keys").iterdir())
+    assert bytes.fromhex(kept) not in files
+    (tmp_path / "keys").rename(tmp_path / "moved")
+    assert Box(tmp_path / "moved", where="keyring").open(sealed, **LOCAL) == b"value"
+
+
+def test_a_locked_or_damaged_keyring_is_said_to_be_so(tmp_path: Path, ring: MemoryKeyring) -> None:
+    sealed = Box(tmp_path, where="keyring").seal(b"value", **LOCAL)
+    ring.locked = True
+    assert _refusal(Box(tmp_path, where="keyring"), sealed) == "E3601"
+    ring.locked = False
+    ring.entries = dict.fromkeys(ring.entries, "no hex")
+    assert _refusal(Box(tmp_path, where="keyring"), sealed) == "E3604"
+
+
+def test_processes_that_start_at_once_share_one_key(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from interlock.store.sealing import Box;"
+        "sys.stdin.read(); print(Box(Path(sys.argv[1])).current)"
+    )
+    # They all wait for the end of one pipe, and then begin together.
+    reader, writer = os.pipe()
+    children = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdin=reader, stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    os.close(reader)
+    os.close(writer)
+    ids = {child.communicate(timeout=60)[0] for child in children}
+    assert len(ids) == 1
+
+
+def test_importing_and_making_a_box_loads_neither_cryptography_nor_keyring(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from interlock.store.sealing import Box; Box(Path('.'));"
+        "import interlock.authority.secrets, interlock.authority.vault;"
+        "print([name for name in ('cryptography', 'keyring', 'hvac', 'requests') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[]"

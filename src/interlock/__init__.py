@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interlock.core.declare import Tool, tool
     from interlock.core.errors import ErrorClass, ErrorCode, Failure
     from interlock.core.events import Event
-    from interlock.core.manifest import Approval, ApprovalStep, Effect
+    from interlock.core.manifest import Approval, ApprovalStep, Effect, Sandboxing
     from interlock.core.phases import Request
     from interlock.core.results import Result
     from interlock.gateway.batch import BatchPolicy
@@ -48,6 +48,7 @@ _HOMES = {
     "Preview": "interlock.core.context",
     "Request": "interlock.core.phases",
     "Result": "interlock.core.results",
+    "Sandboxing": "interlock.core.manifest",
     "Seen": "interlock.gateway.hooks",
     "Tool": "interlock.core.declare",
     "tool": "interlock.core.declare",
@@ -75,6 +76,7 @@ __all__ = [
     "Preview",
     "Request",
     "Result",
+    "Sandboxing",
     "Seen",
     "Tool",
     "__version__",

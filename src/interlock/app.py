@@ -36,13 +36,14 @@ from interlock.core.phases import Lease, Request
 from interlock.core.redact import RedactionRules, Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.effects.locks import Locks
 from interlock.gateway import keys
 from interlock.gateway.batch import Batch, BatchPolicy
 from interlock.gateway.desk import Desk
 from interlock.gateway.hooks import Hook
 from interlock.gateway.invoke import Gateway
 from interlock.gateway.paging import Cursors
-from interlock.registry import admission
+from interlock.registry import admission, quarantine
 from interlock.registry.admission import Evidence, Verdict
 from interlock.registry.catalog import Catalog, contract_digest
 from interlock.registry.retirement import Milestone, sweep
@@ -126,6 +127,7 @@ class Interlock:
             box=box,
             channels=self._channels_of,
             lend=self._lend,
+            locks=Locks(home, clock=clock, instance=self.instance),
             redactor=self.redactor,
             settings=settings,
             clock=clock,
@@ -406,6 +408,11 @@ class Interlock:
             return asked  # somebody this program spoke for: what it said of them counts
         known = self.policy.principal(asked.id)
         return known if asked.agent is None else replace(asked, scopes=asked.scopes & known.scopes)
+
+    async def lift_quarantine(self, tool: str, *, reason: str, by: Caller | None = None) -> None:
+        """Let a version out of quarantine, as a person who has looked at it. On record with the reason."""
+        await self.journal.commit(quarantine.lift(tool, by=by or self.caller, reason=reason))
+        self.gateway.quarantine.look()
 
     # Costs
 

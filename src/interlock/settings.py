@@ -13,7 +13,7 @@ import pydantic
 from interlock.core.allowances import Budget, LoopLimits, Prices, RateLimit
 from interlock.core.channels import Channel
 from interlock.core.errors import Failure
-from interlock.core.manifest import Approval
+from interlock.core.manifest import Approval, NetworkPolicy
 
 
 class Settings(pydantic.BaseModel):
@@ -92,6 +92,16 @@ class Settings(pydantic.BaseModel):
     vault_issued: dict[str, str] = pydantic.Field(
         {}, description="names of credentials that Vault issues for each call, and the paths that issue them"
     )
+
+    egress: NetworkPolicy = pydantic.Field(
+        NetworkPolicy(),  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+        description="the hosts and ports that sandboxed tools may reach at all; a tool's manifest must list them too",
+    )
+
+    watched_files: tuple[Path, ...] = pydantic.Field(
+        (), description="directories in which every change a call makes is held against its tool's manifest"
+    )
+    watched_databases: tuple[Path, ...] = pydantic.Field((), description="SQLite files that are watched alike")
 
     budgets: tuple[Budget, ...] = pydantic.Field((), description="what calls may cost together; see limits")
     rate_limits: tuple[RateLimit, ...] = pydantic.Field(

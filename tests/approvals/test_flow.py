@@ -892,11 +892,11 @@ async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen
 async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock: Interlock) -> None:
     ticket = await ask(lock)
     await lock.approvals.approve(ticket, by=BEN)
-    outbox.claim = "somebody-else"
+    outbox.claim = "carl/archive"  # within what is declared, and not what was previewed
     result = await lock.approvals.resume(ticket)
     assert result.ok
     assert result.metadata["previewDifferences"] == [
-        "CREATE of mail:somebody-else was not in the preview", "1 previewed changes were not made"
+        "CREATE of mail:carl/archive was not in the preview", "1 previewed changes were not made"
     ]  # fmt: skip
     assert records(lock, "closed")[-1]["previewDifferences"] == result.metadata["previewDifferences"]
     assert lock.gateway.observer.metrics["PREVIEW_MISMATCH"] == 1

@@ -23,16 +23,16 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
-from tests.sample import world
+from tests.sample import Name, world
 
 
-def write(function: Callable[..., Any], *, restart_safe: bool = False) -> Tool[..., Any]:
+def write(function: Callable[..., Any], *, restart_safe: bool = False, changes: str = "x") -> Tool[..., Any]:
     """A tool that changes something, of a function; its preview and its undoing do nothing."""
     made: Tool[..., Any] = tool(
         version="1.0.0",
         mutation_class="write_reversible",
         namespace="demo",
-        effects=[Effect("x", "UPDATE")],
+        effects=[Effect(changes, "UPDATE")],
         restart_safe=restart_safe,
     )(function)
 
@@ -248,21 +248,21 @@ async def test_a_failed_verification_does_not_free_the_key_of_an_effect_that_was
 async def test_a_lost_session_does_not_free_the_key_of_an_effect_made_outside_it(lock: Interlock) -> None:
     world.gate = gate = asyncio.Event()
 
-    async def pay(ctx: Context) -> int:
+    async def pay(ctx: Context, name: Name) -> int:
         """Pay, and keep count in the session."""
         ctx.session["paid"] = ctx.session.get("paid", 0) + 1
         world.runs += 1
         await gate.wait()
         return world.runs
 
-    await admit(lock, write(pay))
-    both = [asyncio.create_task(lock.call("demo.pay", key=key)) for key in "ab"]
+    await admit(lock, write(pay, changes="x:{name}"))
+    both = [asyncio.create_task(lock.call("demo.pay", name=key, key=key)) for key in "ab"]
     await until(lambda: world.runs == 2)
     gate.set()
     results = dict(zip("ab", await asyncio.gather(*both), strict=True))
     (loser,) = (key for key, result in results.items() if not result.ok)
     assert code(results[loser]) == "E3410"
-    assert code(await lock.call("demo.pay", key=loser)) == "E3409"
+    assert code(await lock.call("demo.pay", name=loser, key=loser)) == "E3409"
     assert world.runs == 2
 
 

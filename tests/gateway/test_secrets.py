@@ -251,7 +251,7 @@ async def rows(
 )  # fmt: skip
 async def revoke(ctx: Context, api_key: Key) -> str:
     """Have a key revoked: what it does is done to the secret itself."""
-    ctx.effect("key:it", "DELETE")
+    ctx.effect(f"key:{api_key}", "DELETE")
     ctx.compensate_with(api_key=api_key)
     return "revoked"
 

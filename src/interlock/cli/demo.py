@@ -317,6 +317,26 @@ def silence(tour: Tour) -> None:
     tour.forget("INTERLOCK_TOKEN")
 
 
+def pry(tour: Tour) -> None:
+    """Code that nobody trusts runs where it can do no harm
+    The tool goes for the host's files and for its network. Each attempt ends as what it was.
+    """
+    tour.run("tools", "add", "interlock.demo_suspects")
+    tour.run("call", "demo.pry", '{"at": "files"}', code=1)
+    tour.run("call", "demo.pry", '{"at": "network"}', code=1)
+    tour.run("call", "demo.pry", '{"at": "nothing"}')
+
+
+def lie(tour: Tour) -> None:
+    """A tool says that it only reads, and does not
+    What it changed is not kept, and no agent can call it again before a person has looked.
+    """
+    tour.run("call", "demo.peek", '{"account": "cash"}')
+    tour.run("call", "demo.peek", '{"account": "savings"}', code=1)
+    tour.run("call", "demo.peek", '{"account": "cash"}', code=1)
+    tour.run("tools", "quarantine")
+
+
 def crash(tour: Tour) -> None:
     """A process is killed in the middle of a write
     The entry is in the ledger, its result was never recorded, and the process is gone. A retry is not let through:
@@ -365,5 +385,5 @@ def tamper(tour: Tour) -> None:
 
 
 STEPS: tuple[Callable[[Tour], None], ...] = (
-    declare, hallucinate, repeat, narrow, approve, silence, crash, recover, tamper,
+    declare, hallucinate, repeat, narrow, approve, silence, pry, lie, crash, recover, tamper,
 )  # fmt: skip

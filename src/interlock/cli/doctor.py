@@ -285,6 +285,22 @@ def _private(name: str, key: Path) -> Iterator[Finding]:
         yield Finding(name, "good", "present, readable by its owner alone")
 
 
+def _check_sandbox(_: Home) -> Iterator[Finding]:
+    import asyncio
+
+    from interlock.gateway.isolation import rungs
+
+    found = asyncio.run(rungs())
+    first = next((rung for rung in found if rung.holds), None)
+    if first is None:
+        yield Finding("sandbox", "attention", "nothing isolates here", "sandboxed tools are refused with E3405")
+    for rung in found:
+        name = "sandbox" if rung is first else ""
+        tiers = f"tiers {rung.tiers[0]} to {rung.tiers[-1]}"
+        what = f"{rung.backend}: {rung.words}, {tiers}" if rung.holds else f"{rung.backend} is not used: {rung.why_not}"
+        yield Finding(name, "good", what)
+
+
 CHECKS: tuple[Callable[[Home], Iterator[Finding]], ...] = (
     _check_python,
     _check_sqlite,
@@ -296,4 +312,5 @@ CHECKS: tuple[Callable[[Home], Iterator[Finding]], ...] = (
     _check_key,
     _check_issuer,
     _check_secrets,
+    _check_sandbox,
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, require
+from interlock.cli.command import Output, acting, as_holder, over_home, require
 
 if TYPE_CHECKING:
     from interlock.app import Admission, Interlock
@@ -132,6 +132,54 @@ def _reasons(offer: Json) -> list[tuple[str, str]]:
 
 
 # list and show
+
+
+@tools.command()
+@over_home
+async def quarantine(lock: Interlock, out: Output, /) -> int:
+    """Versions that were caught doing what they said they would not, and why.
+
+    They are refused until a person has looked at them: interlock tools release
+
+    \b
+    interlock tools quarantine
+    """
+    found = [one.document() for one in lock.gateway.quarantine.all()]
+
+    def show(page: Page) -> None:
+        if not found:
+            page.line("nothing is in quarantine")
+            return
+        rows = [
+            (one["tool"], "released" if one["lifted"] else "kept out", one["reason"], one["invocation_id"])
+            for one in found
+        ]
+        page.table(rows, head=("tool", "state", "because", "call"))
+
+    out.answer({"quarantine": found}, show)
+    return 0
+
+
+@tools.command()
+@click.argument("tool", metavar="TOOL@VERSION")
+@click.option("--reason", required=True, help="Why it may run again; goes on record with who said so.")
+@as_holder
+@over_home
+async def release(lock: Interlock, out: Output, /, tool: str, reason: str, token: str | None) -> int:
+    """Let a version out of quarantine, as a person who has looked at it. Needs the scope tools:admin.
+
+    \b
+    interlock tools release demo.count@1.0.0 --reason 'the file was its own cache'
+    """
+    await lock.lift_quarantine(tool, reason=reason, by=await acting(lock, token))
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import GOOD
+
+        page.line(GOOD, f" {tool}   may run again")
+
+    out.answer({"released": tool, "reason": reason}, show)
+    return 0
 
 
 @tools.command("list")

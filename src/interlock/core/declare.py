@@ -26,7 +26,17 @@ import typing_extensions
 from interlock.core.context import Context
 from interlock.core.errors import Failure
 from interlock.core.explain import authoring_faults
-from interlock.core.manifest import Approval, Effect, Manifest, MutationClass, TimeoutClass, ToolKind, parse_manifest
+from interlock.core.manifest import (
+    Approval,
+    Effect,
+    Manifest,
+    MutationClass,
+    NetworkPolicy,
+    Sandboxing,
+    TimeoutClass,
+    ToolKind,
+    parse_manifest,
+)
 from interlock.core.schema import Json, walk
 
 P = ParamSpec("P")
@@ -163,6 +173,9 @@ def tool(
     window_s: int | None = None,
     priority: int = 5,
     approval: Approval | None = None,
+    sandbox: Sandboxing | bool = False,
+    memory: str | None = None,
+    network: NetworkPolicy | None = None,
     estimated_cost: float | None = None,
     external_service: str | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
@@ -204,6 +217,12 @@ def tool(
             "tags": list(tags),
         }
         facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+        if sandbox:
+            facts["sandbox"] = {} if sandbox is True else sandbox.model_dump()
+        if memory is not None:
+            facts["resource_limits"] = {"memory": memory}
+        if network is not None:
+            facts["network_policy"] = network.model_dump()
         if approval is not None:
             facts["approval"] = approval.model_dump()
         if timeout_s is not None:
@@ -238,6 +257,23 @@ def from_manifest(manifest: Manifest, function: Callable[..., Any], handlers: Ma
     plain = Annotations(context=context)
     tool: Tool[..., Any] = Tool(function, manifest.model_dump(), plain, manifest)
     tool.handlers.update(handlers)
+    return tool
+
+
+def from_program(manifest: Manifest) -> Tool[..., Any]:
+    """A tool that a manifest declares and a program serves. It runs in the sandbox and nowhere else."""
+    execution = manifest.execution
+    assert execution is not None
+
+    def program(**_: Any) -> Any:
+        raise Failure("E3405", f"{manifest.address} is a program: only Interlock calls it, in the sandbox")
+
+    async def check(**arguments: Any) -> None:
+        execution.words(arguments)
+
+    program.__name__ = manifest.tool_id
+    tool: Tool[..., Any] = Tool(program, manifest.model_dump(), Annotations(), manifest)
+    tool.handlers["check"] = check
     return tool
 
 

@@ -11,14 +11,14 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from interlock.core.canonical import canonical
 from interlock.core.errors import Failure
-from interlock.core.schema import Fault, Json, compile_validator, pointer
+from interlock.core.schema import Fault, Json, Schema, compile_validator, pointer
 from interlock.core.versions import parse_version
 
 MutationClass = Literal["read_only", "write_reversible", "write_irreversible"]
@@ -35,7 +35,8 @@ ToolKind = Literal[
 _URI = compile_validator({"type": "string", "format": "uri"})
 _EMAIL = compile_validator({"type": "string", "format": "email"})
 _DATE = compile_validator({"type": "string", "format": "date"})
-_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z", re.IGNORECASE)
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = re.compile(rf"(\*\.)?({_LABEL}\.)*{_LABEL}\Z", re.IGNORECASE | re.ASCII)
 
 
 def _uri(value: str) -> str:
@@ -204,13 +205,127 @@ class Approval(Part):
     )
 
 
-class Execution(Part):
-    """How the tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code."""
+class Sandboxing(Part):
+    """That the tool runs isolated, and what it finds there.
 
-    kind: Literal["function"] = "function"
+    Tier 0 has neither files nor network, tier 1 reads what `reads` names (as /in/NAME), tier 2 also reaches the hosts
+    of its network policy, tier 3 has the host's files and network and is asked for at every call.
+    """
+
+    tier: Literal[0, 1, 2, 3] = 0
+    imports: tuple[str, ...] = Field(default=(), strict=False)
+    reads: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")], str] = Field(
+        default_factory=dict[str, str]
+    )
+    pids: int = Field(default=64, ge=1, le=4096)
+    tmp_bytes: int = Field(default=100 * 2**20, ge=2**12, le=2**34)
+    output_bytes: int = Field(default=2**20, ge=1, le=2**28)
+
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
+_OF_PROGRAMS = frozenset(("argv", "stdin", "parse", "env", "cwd"))
+_LONGEST_COMMAND = 1 << 17  # bytes; the kernel takes no longer word, and no program should need more in all
+Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+
+
+class Execution(Part):
+    """How the tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code.
+
+    A program is written down word by word, and no shell reads the words. `{path}` in a word stands for the argument
+    `path`, as one word; `{paths...}` gives one word for each item of a list, and none if it is absent.
+    """
+
+    kind: Literal["function", "program"] = "function"
     target: str = Field(min_length=1, max_length=2000)
     implementation: str | None = None
     handlers: dict[HandlerName, str] = Field(default_factory=dict[HandlerName, str])
+    argv: tuple[Word, ...] = Field(default=(), strict=False, max_length=1000)
+    stdin: str = Field(default="none", min_length=1)  # or `json` for the whole input, or the argument to send as text
+    parse: Literal["json", "text", "lines"] = "text"
+    env: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Word] = Field(
+        default_factory=dict[str, str]
+    )
+    cwd: str = Field(default="/tmp", pattern=r"^/[^\x00]*$")  # noqa: S108 - the sandbox's own, private to the call
+
+    @pydantic.model_validator(mode="after")
+    def _of_one_kind(self) -> Execution:
+        if self.kind == "function":
+            if strange := sorted(self.model_fields_set & _OF_PROGRAMS):
+                raise ValueError(f"`{strange[0]}` is said of programs; say kind: program")
+            return self
+        if not self.argv or self.argv[0] != self.target:
+            raise ValueError("argv begins with the program that target names")
+        if _PLACEHOLDER.search(self.target):
+            raise ValueError("which program is run cannot come from the input")
+        if "/" in self.target and not self.target.startswith("/"):
+            raise ValueError("a program is a name that is on the PATH, or an absolute path")
+        if self.handlers:
+            raise ValueError("a program has no handlers: what it would do is in `effects`")
+        return self
+
+    def faults(self, parameters: Json) -> Iterator[Fault]:
+        """What in a program's template its input cannot fill, or could make an option of."""
+        schema = Schema(parameters)
+        known, filled = schema.properties, {*parameters.get("required", ()), *(name for name, _ in schema.defaults)}
+        for index, template in enumerate(self.argv):
+            at, found = f"/execution/argv/{index}", list(_PLACEHOLDER.finditer(template))
+            if found and template.startswith("-") and "=" not in template[: found[0].start()]:
+                yield Fault(at, f"`{template}` lets the input choose options; write --option={{name}} or two words")
+            if len(found) > 1 and any(one[2] for one in found):
+                yield Fault(at, f"`{template}` has a list and something else; give the list a word of its own")
+            for name, many in (one.groups() for one in found):
+                if name not in known:
+                    yield Fault(at, f"`{{{name}}}` is not a parameter")
+                elif not many and name not in filled:
+                    yield Fault(at, f"`{name}` may be absent; require it, give it a default, or write {{{name}...}}")
+        if self.stdin not in ("none", "json") and self.stdin not in known:
+            yield Fault("/execution/stdin", f"`{self.stdin}` is neither none nor json nor a parameter")
+
+    def words(self, arguments: Json) -> tuple[str, ...]:
+        """The command for an input. Refuses what the program could take for anything but data.
+
+        INVARIANT: an argument is one word or a part of one, and never an option.
+        """
+        words: list[str] = []
+        for template in self.argv:
+            found = _PLACEHOLDER.search(template)
+            if found is None:
+                words.append(template)
+                continue
+            made = [_filled(template, given) for given in _each(found, arguments)]
+            if any("\0" in word for word in made):
+                raise Failure("E3305", f"what stands for `{template}` holds a NUL character, which no word can")
+            if found.start() == 0 and "--" not in words and any(word.startswith("-") for word in made):
+                raise Failure("E3305", f"what stands for `{template}` begins with `-`: it would be read as an option")
+            words += made
+        if sum(len(word.encode()) + 1 for word in words) > _LONGEST_COMMAND:
+            raise Failure("E3308", f"the arguments make a command of more than {_LONGEST_COMMAND} bytes; send less")
+        return tuple(words)
+
+    def fed(self, arguments: Json) -> bytes:
+        """What the program reads from its standard input."""
+        if self.stdin == "none":
+            return b""
+        return canonical(arguments) if self.stdin == "json" else _text(arguments.get(self.stdin, "")).encode()
+
+
+def _each(found: re.Match[str], arguments: Json) -> list[Json]:
+    """The arguments once, or once with each item of a list in the list's place."""
+    name, many = found.groups()
+    if not many:
+        return [arguments]
+    value = arguments.get(name)
+    items = cast("list[Any]", value) if isinstance(value, list) else [] if value is None else [value]
+    return [{name: item} for item in items]
+
+
+def _filled(template: str, arguments: Json) -> str:
+    return _PLACEHOLDER.sub(lambda found: _text(arguments[found[1]]), template)
+
+
+def _text(value: Any) -> str:
+    """Text as it is, anything else as JSON writes it."""
+    return value if isinstance(value, str) else canonical(value).decode()
 
 
 class Manifest(Part):
@@ -277,6 +392,7 @@ class Manifest(Part):
     max_inline_chars: int = Field(25_000, ge=100, le=10_000_000)
     persist_output: bool = True
     approval: Approval | None = None
+    sandbox: Sandboxing | None = None
     estimated_cost: float | None = Field(None, ge=0)
     execution: Execution | None = None
 

@@ -65,9 +65,10 @@ class Call(Trail):
 
     __slots__ = (
         "additional_context", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
-        "hidden", "id", "input", "input_hash", "launched", "lease", "meter", "mutations", "noted", "own_id",
-        "pagination", "parts", "phases", "progress", "promised", "recorded", "request", "returned", "runs_on",
-        "scope", "started", "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
+        "detected", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "meter", "mutations",
+        "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised", "recorded",
+        "request", "returned", "runs_on", "scope", "started", "started_ms", "task", "tool", "trace_id", "waiter",
+        "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -94,10 +95,14 @@ class Call(Trail):
         self.progress = 0
         # What allows it and what it uses up: an approval and what its giver was promised, claims to be made with its
         # intent, credentials on loan, and a meter.
+        # What it will change by its manifest, and what an executor saw it change.
+        self.predicted: tuple[Change, ...] = ()
+        self.detected: tuple[Change, ...] = ()
         self.approval: str | None = None
         self.promised: Json | None = None
         self.claims: list[Callable[[Any], None]] | None = None
         self.claimed = False
+        self.held: Held | None = None
         self.lease: Lease | None = None
         self.meter: Meter | None = None
         # While it runs.
@@ -120,6 +125,12 @@ class Call(Trail):
 
 
 Why = Literal["timeout", "canceled", "sibling"]
+
+
+class Held(Protocol):
+    """Resources that a call has to itself until it lets go of them."""
+
+    def release(self) -> None: ...
 
 
 class Lease(Protocol):

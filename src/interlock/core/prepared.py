@@ -26,6 +26,7 @@ class Prepared:
         "fits_output",
         "has_checks",
         "has_verifier",
+        "isolated",
         "key_required",
         "max_inline",
         "members",
@@ -38,6 +39,7 @@ class Prepared:
         "required_scopes",
         "service",
         "slow",
+        "tier",
         "writes",
     )
 
@@ -66,12 +68,14 @@ class Prepared:
         )
         # Names that its results have by contract.
         self.members = frozenset(property_names(contract.output.document))
+        self.isolated = manifest.sandbox is not None
+        self.tier = 0 if manifest.sandbox is None else manifest.sandbox.tier
         self.service = manifest.external_service
         self.has_checks = "check" in bound.handlers or "preflight" in bound.handlers
         self.has_verifier = "verify" in bound.handlers
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
         # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
-        self.quick = contract.timeout.timeout_class == "interactive" and not self.writes
+        self.quick = contract.timeout.timeout_class == "interactive" and not self.writes and not self.isolated
         self.slow = contract.timeout.timeout_class in ("long_running", "async")
         # A read that leaves nothing behind but its closing record.
         self.plain = not self.writes and not bound.takes_context

@@ -92,7 +92,9 @@ class Authorizer:
         """An allow that nothing about this very call can change. Nearly all reads by a local caller end here."""
         requested = checked.requested
         call, tool = requested.call, requested.tool
-        if caller.capability is not None or tool.writes or tool.required_scopes or call.decision is not None:
+        if tool.writes or tool.tier or tool.required_scopes:
+            return None
+        if caller.capability is not None or call.decision is not None:
             return None
         if self._observer.listeners:
             return None
@@ -117,8 +119,9 @@ class Authorizer:
         decision = self._engine.cached(question)
         if decision is None:
             decision = await self._engine.decide(question)
-        if tool.writes:
-            decision = gate(decision, tool.contract, trust=caller.trust, settings=self._gate) or decision
+        if tool.writes or tool.tier:
+            asked = gate(decision, tool.contract, trust=caller.trust, settings=self._gate, tier=tool.tier)
+            decision = asked or decision
         if call.decision is not None:
             # Whoever else spoke, a ticket is bound to the policy in force.
             decision = replace(stricter(call.decision, decision), policy=decision.policy)

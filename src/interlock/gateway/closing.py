@@ -216,6 +216,21 @@ class Closer:
         if self._allowances.counts(call):
             self._allowances.settle(transaction, call, FREE)
 
+    async def keep_undo(self, ran: Ran) -> None:
+        """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
+        requested = ran.granted.checked.requested
+        call, contract = requested.call, requested.tool.contract
+        caller, ref = call.request.caller, f"undo:{call.id}"
+        assert caller is not None
+        undo = {"tool": str(contract.id), "version": contract.version, "arguments": ran.compensation}
+        content = encode({**undo, "hidden": self._observer.hidden(call)})
+        owner, days = f"{caller.tenant}/{caller.id}", self._settings.undo_days
+
+        def unit(transaction: Transaction) -> None:
+            _store_payload(transaction, ref, call.id, owner, self._box.seal(content, purpose="undo", about=ref), days)
+
+        await self._journal.commit(unit)
+
     # Waiting
 
     def await_person(self, call: Call, ticket: Ticket) -> Result:

@@ -19,12 +19,17 @@ from interlock.core.errors import Failure
 from interlock.core.phases import Call, Granted, Lease, Ran, Request, Requested, Why
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.effects.locks import Claim, Locks
 from interlock.effects.session import SessionState
 from interlock.executors.function import FunctionExecutor
+from interlock.executors.isolated import IsolatedExecutor
+from interlock.executors.sandbox.job import Outcome
 from interlock.gateway import keys, running
-from interlock.gateway.closing import Closer
+from interlock.gateway.closing import Closer, session_id
 from interlock.gateway.observe import Observer
 from interlock.gateway.running import Floor
+from interlock.gateway.watching import Watching
+from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Instance
@@ -50,6 +55,8 @@ class Execution:
         closer: Closer,
         invoke: Callable[[Request], Awaitable[Result]],
         lend: Callable[[tuple[str, ...], float], Awaitable[Lease]],
+        locks: Locks,
+        quarantine: Quarantine,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -59,7 +66,10 @@ class Execution:
         self._closer = closer
         self._invoke = invoke
         self._lend = lend
+        self._locks = locks
+        self._watching = Watching(journal, settings, observer, quarantine)
         self._executor = FunctionExecutor(seal)
+        self._isolated_executor = IsolatedExecutor(seal, clock=clock, network=settings.egress, note=self._note_outcome)
         self._floor = Floor(clock.monotonic, self._note_start)
         # Calls that were told to stop before they ran, and calls that others wait for under the same key.
         self._doomed: dict[str, Why] = {}
@@ -83,6 +93,9 @@ class Execution:
                 return replay
         if tool.credentials and call.lease is None:
             await self._lend_to(requested)
+        if tool.writes or self._watching.active or call.request.parent is not None:
+            claims = [*(self._claim_on(call, change.resource) for change in call.predicted), *self._watching.claims]
+            call.held = await self._locks.hold(call.id, claims, requested.deadline, call.request.parent)
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         context = self._context(granted) if wanted else None
@@ -91,7 +104,10 @@ class Execution:
             self._observer.emit("tool.invocation.started", call)
         if tool.slow:
             self._observer.progress(call, {"message": "started", "percent": 0})
+        before = await self._watching.before() if self._watching.active else None
         output = await self._bounded(granted, context)
+        if not undo and (before is not None or context is not None or call.detected):
+            await self._watching.judge(call, tool, context, before)
         if context is None:
             return Ran(granted, output)
         return Ran(
@@ -120,7 +136,10 @@ class Execution:
         run = self._floor.run_here if tool.quick and tool.bound.is_async else self._floor.run_apart
         call.launched = True
         try:
-            output = await run(call, self._executor.run(granted, context))
+            if tool.isolated:
+                output = await run(call, self._isolated_executor.run(granted, context))
+            else:
+                output = await run(call, self._executor.run(granted, context))
             call.returned = True
             return output
         except Failure as failure:
@@ -149,7 +168,7 @@ class Execution:
         request = call.request
         assert request.caller is not None
         assert request.key is not None
-        predicted = predict(contract.mutation.effects, granted.checked.call_input)
+        predicted = call.predicted = predict(contract.mutation.effects, granted.checked.call_input)
         call.move("queued")
         window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
         if request.operation == "compensate":
@@ -228,7 +247,9 @@ class Execution:
             pass
 
     def release(self, call: Call) -> None:
-        """The call is closed: whoever waited for its key may look again."""
+        """The call is closed: whoever waited for its key or its resources may go on."""
+        if call.held is not None and not call.runs_on:
+            call.held.release()
         self._doomed.pop(call.id, None)
         holder = self._holders.pop(call.id, None)
         if holder is not None and not holder.done():
@@ -353,9 +374,33 @@ class Execution:
         call.runs_on = future is not None
         if future is not None:
             loop = asyncio.get_running_loop()
-            future.add_done_callback(lambda done: _on_loop(loop, self._closer.settle_late, granted, done))
+            future.add_done_callback(lambda done: _on_loop(loop, self._settle_late, granted, done))
         elif call.task is not None and not call.task.done():
             await asyncio.wait({call.task}, timeout=running.GRACE_S)
+
+    def _claim_on(self, call: Call, resource: str) -> Claim:
+        """What a call wants to itself. The values of a session are that session's alone."""
+        name = resource.removeprefix("session:")
+        if name == resource or call.request.caller is None:
+            return Claim(resource)
+        return Claim(f"session:{session_id(call.request.caller, call.request.session).hex()}/{name}")
+
+    def _settle_late(self, granted: Granted, done: Future[Any]) -> None:
+        self._closer.settle_late(granted, done)
+        call = granted.checked.requested.call
+        if call.held is not None:
+            call.held.release()
+
+    def _note_outcome(self, call: Call, outcome: Outcome) -> None:
+        """What the sandbox saw: attempts at what is not allowed are alerts, and on record."""
+        if call.meter is not None and outcome.cpu_ns is not None:
+            call.meter.cpu_ns, call.meter.wall_ns = outcome.cpu_ns, outcome.wall_ns
+        if not outcome.violations:
+            return
+        self._observer.alert("SANDBOX_VIOLATION", call, what=list(outcome.violations)[:20])
+        violations = [self._observer.hide(call, what) for what in outcome.violations[:100]]
+        body = records.plain("violation", call.id, self._clock.now_ms(), toolId=call.ref, violations=violations)
+        self._journal.post(lambda transaction: transaction.append("violation", call.id, body))
 
     def _note_start(self, call: Call) -> None:
         body = records.started(call, self._clock.now_ms())
@@ -364,6 +409,9 @@ class Execution:
     async def close(self) -> None:
         await self._floor.close()
         self._executor.close()
+        await self._isolated_executor.close()
+        self._watching.close()
+        self._locks.close()
 
 
 def narrowed(granted: Granted) -> Caller:

@@ -16,7 +16,7 @@ def being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def consult(handler: Callable[..., Any], left_s: float, *args: Any, **kwargs: Any) -> Any:
+async def consult(handler: Callable[..., Any], left_s: float, /, *args: Any, **kwargs: Any) -> Any:
     """What a handler answers. Plain functions run in a thread; whatever goes wrong is a failure of the call."""
     try:
         async with asyncio.timeout(max(0.0, left_s)):

@@ -27,6 +27,7 @@ from interlock.core.phases import Call, Checked, Lease, Ran, Request, Requested,
 from interlock.core.redact import Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.effects.locks import Locks
 from interlock.gateway import validate, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.asking import Asking
@@ -37,6 +38,7 @@ from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer
 from interlock.gateway.paging import Cursors
 from interlock.registry.catalog import Catalog
+from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
 from interlock.store.home import Instance
 from interlock.store.journal import Journal
@@ -58,6 +60,7 @@ class Gateway:
         box: Box,
         channels: Channels,
         lend: Callable[[tuple[str, ...], float], Awaitable[Lease]],
+        locks: Locks,
         redactor: Redactor,
         settings: Settings,
         clock: Clock,
@@ -70,6 +73,7 @@ class Gateway:
         self.observer = Observer(clock, redactor)
         self.hooks = Hooks(self.observer, clock)
         self._cursors = cursors
+        self.quarantine = Quarantine(journal, clock.monotonic)
         allowances = Allowances(
             journal=journal, settings=settings, observer=self.observer, owner=instance.id, clock=clock
         )
@@ -84,6 +88,8 @@ class Gateway:
             closer=self._closer,
             invoke=self.invoke,
             lend=lend,
+            locks=locks,
+            quarantine=self.quarantine,
         )
         self.asking = Asking(
             journal=journal,
@@ -115,7 +121,10 @@ class Gateway:
             if isinstance(granted, Ticket):
                 return self._closer.await_person(call, granted)
             ran = await self.execution.run(granted)
-            verified = await self._verify(ran)
+            try:
+                verified = await self._verify(ran)
+            except Failure as failure:
+                raise await self._roll_back(ran, failure) from failure
             return await self._closer.succeed(verified)
         except Failure as failure:
             return await self._refuse(call, failure)
@@ -126,7 +135,7 @@ class Gateway:
             self.observer.log_failure(call, "the gateway failed", error)
             return await self._refuse(call, Failure("E3000", "something went wrong inside Interlock"))
         finally:
-            if request.key is not None or request.id is not None:
+            if request.key is not None or request.id is not None or call.held is not None:
                 self.execution.release(call)
             if call.lease is not None:
                 await call.lease.close()
@@ -160,6 +169,7 @@ class Gateway:
             tool = self._catalog.prepared(request.tool, request.version)
         call.input_hash = hashlib.sha256(model_input).hexdigest()
         call.tool = tool
+        self.quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
         timeout = tool.contract.timeout
         if request.timeout_s is not None and not request.timeout_s > 0:
@@ -238,6 +248,32 @@ class Gateway:
         if self.hooks.registered:
             await self.hooks.after(requested, verified.value)
         return verified
+
+    async def _roll_back(self, ran: Ran, failure: Failure) -> Failure:
+        """A write that does not verify is undone, by a call like any other, if its tool has said how.
+
+        The failure to tell: the one that was found, and whether what had been done is undone.
+        """
+        requested = ran.granted.checked.requested
+        call, tool = requested.call, requested.tool
+        if not tool.writes or ran.source != "compute" or call.request.operation != "invoke":
+            return failure
+        undone = False
+        if ran.compensation is not None and tool.contract.manifest.compensable:
+            await self._closer.keep_undo(ran)
+            if call.held is not None:
+                call.held.release()  # the undoing needs what the call had to itself
+            undo = Request(
+                tool=str(tool.contract.id), arguments={}, caller=call.request.caller, key=f"rollback-{call.id}",
+                trace_id=call.trace_id, operation="compensate", parent=call.id, door="gateway",
+            )  # fmt: skip
+            undone = (await self.invoke(undo)).ok
+        name = "OUTPUT_SCHEMA_VIOLATION" if failure.code == "E3303" else "SIDE_EFFECT_INCONSISTENCY"
+        self.observer.emit("tool.alert", call, alert=name, rolled_back=undone)
+        if not undone:
+            self.observer.alert("ROLLBACK_FAILED", call)
+        details = {**(failure.details or {}), "rolled_back": undone}
+        return Failure(failure.code, failure.message, details=details, retryable=failure.retryable and undone)
 
     async def _refuse(self, call: Call, failure: Failure) -> Result:
         """The other way to return: a failure is a result too, on record like any other."""

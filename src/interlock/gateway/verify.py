@@ -16,7 +16,8 @@ from interlock.gateway.handlers import consult
 def map_output(tool: Prepared, output: Any) -> Any:
     """The output as JSON data, checked against the output schema. Done exactly once per call."""
     try:
-        value = output if tool.dump is None else tool.dump(output)
+        # What ran isolated was written down inside already.
+        value = output if tool.dump is None or tool.isolated else tool.dump(output)
         if tool.fits_output(value):
             return value
     except Exception as error:  # a value its own type cannot write down breaks the contract as surely as a wrong one

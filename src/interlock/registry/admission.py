@@ -106,9 +106,16 @@ def _schema_faults(manifest: Manifest) -> list[str]:
             faults.append(failure.message)
     if manifest.paged:
         faults.extend(_paging_faults(manifest))
+    if manifest.sandbox is not None and manifest.execution is not None:
+        outside = sorted(manifest.execution.handlers.keys() & _RUN_OUTSIDE)
+        faults.extend(f"a sandboxed tool has no `{name}` handler: it would run outside" for name in outside)
     if manifest.protocol == "native":
         faults.extend(fault.message for fault in authoring_faults(manifest.parameters))
     return faults
+
+
+# Handlers that the gateway consults in its own process.
+_RUN_OUTSIDE = frozenset({"check", "preflight", "verify", "concurrent", "fixture"})
 
 
 def _paging_faults(manifest: Manifest) -> list[str]:

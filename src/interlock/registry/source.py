@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.declare import LOADED, Tool, from_manifest, implementation_digest, tools_in
+from interlock.core.declare import LOADED, Tool, from_manifest, from_program, implementation_digest, tools_in
 from interlock.core.errors import Failure
-from interlock.core.manifest import parse_manifest
-from interlock.core.schema import Json
+from interlock.core.manifest import Execution, Manifest, Sandboxing, parse_manifest
+from interlock.core.schema import Fault, Json
 
 _MANIFESTS = {".yaml", ".yml", ".json"}
 
@@ -118,6 +118,8 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
     manifest = parse_manifest(document)
     if manifest.execution is None:
         raise Failure("E3105", f"{manifest.address} names nothing to run: execution: {{target: module:function}}")
+    if manifest.execution.kind == "program":
+        return _program(manifest, manifest.execution)
     target = _function(_resolve(manifest.execution.target, base, modules))
     named = manifest.execution.handlers.items()
     handlers = {name: _function(_resolve(where, base, modules)) for name, where in named}
@@ -128,6 +130,27 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
     implementation = implementation_digest(target, *handlers.values())
     execution = manifest.execution.model_copy(update={"implementation": implementation})
     return from_manifest(manifest.model_copy(update={"execution": execution}), target, handlers)
+
+
+def _program(manifest: Manifest, execution: Execution) -> Tool[..., Any]:
+    """A program as a tool: always isolated, and looked at through its side-effect manifest."""
+    sandbox = manifest.sandbox or Sandboxing()
+    outside = bool(sandbox.reads or execution.env)
+    if "tier" not in sandbox.model_fields_set:
+        sandbox = sandbox.model_copy(update={"tier": 1 if outside else 0})
+    faults = list(execution.faults(manifest.parameters))
+    if outside and sandbox.tier == 0:
+        faults.append(Fault("/sandbox/tier", "a program with `reads` or `env` runs at tier 1 or above"))
+    if manifest.mutation_class == "write_reversible" or manifest.compensable:
+        faults.append(Fault("/mutation_class", "a program cannot be undone; say write_irreversible"))
+    if manifest.has_fixture:
+        faults.append(Fault("/has_fixture", "a program has no fixture"))
+    if faults:
+        listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
+        details = {"faults": [fault.document() for fault in faults]}
+        raise Failure("E3105", f"{manifest.address} was refused: {listing}", details=details)
+    derived = {"sandbox": sandbox, "previews": manifest.mutation_class == "write_irreversible"}
+    return from_program(manifest.model_copy(update=derived))
 
 
 def _function(found: Any) -> Any:

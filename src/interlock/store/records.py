@@ -22,7 +22,7 @@ from interlock.core.states import HISTORY, State
 
 Kind = Literal[
     "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge",
-    "pending", "approval", "authority",
+    "pending", "approval", "authority", "violation",
 ]  # fmt: skip
 
 _DECISION = {"allow": "ALLOW", "deny": "DENY", "ask": "REQUIRES_APPROVAL"}

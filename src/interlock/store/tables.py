@@ -296,3 +296,16 @@ cost = sa.Table(
     sa.Column("parts", sa.Text, nullable=False),
     sa.Index("cost_task", "task"),
 )
+
+# Content that was caught doing what it said it would not. `epoch` grows with every change, so that others notice.
+quarantine = sa.Table(
+    "quarantine",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True),
+    sa.Column("tool", sa.Text, nullable=False),
+    sa.Column("call", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("at_ms", sa.Integer, nullable=False),
+    sa.Column("lifted_ms", sa.Integer),
+    sa.Column("epoch", sa.Integer, nullable=False),
+)

@@ -1,0 +1,343 @@
+"""Watching files: every entry below some directories, compared before and after a call.
+
+An entry is compared by what a write cannot help changing. A file's time of change (ctime) is the kernel's own: whoever
+writes, appends, truncates, links, or changes mode, owner or times moves it, and nobody can set it back. Opening,
+reading and listing do not move it. Two cases need the content itself, as a hash:
+
+* a file changed just before it was first looked at may change again within the same tick of the kernel's clock;
+* a file that a process keeps mapped may change without its time moving. `contents=True` hashes every file.
+
+A directory's own times say only that its entries changed, which shows in the entries; of a directory, what it is and
+who may do what in it counts. Symbolic links are entries and are never followed.
+
+`keep=True` holds copies of files, within bounds, and with them `restore` puts things back. It works from directory to
+directory without following links, so a tool that leaves a link behind does not lead it outside the roots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from interlock.core.context import Change
+from interlock.core.errors import Failure
+
+MOST_ENTRIES = 200_000
+KEEP_FILE_BYTES = 1 << 20
+KEEP_BYTES = 64 << 20
+# A change within this time before the first look may share its timestamp with a later one.
+TICK_NS = 50_000_000
+_BLOCK = 1 << 20
+
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+
+
+class Entry(NamedTuple):
+    """One name in a directory, and what stands behind it."""
+
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    inode: int
+    ctime_ns: int
+    links: int
+    target: str | None = None
+    digest: bytes | None = None
+    content: bytes | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """As it appears in a record."""
+        facts: dict[str, Any] = {"kind": self.kind, "mode": f"{self.mode:04o}", "owner": f"{self.uid}:{self.gid}"}
+        if self.kind == "file":
+            facts["size"] = self.size
+        if self.digest is not None:
+            facts["sha256"] = self.digest.hex()
+        if self.target is not None:
+            facts["target"] = _text(self.target)
+        return facts
+
+
+Place = tuple[str, ...]  # a root's name, and the way from there
+Snapshot = dict[Place, Entry]
+
+
+class FileWatcher:
+    """Watches all that lies below some directories.
+
+    `roots` gives each directory the name under which its entries are known: `{"file:/srv/data": Path("/srv/data")}`. A
+    plain list of directories names them `file:` and their path.
+    """
+
+    def __init__(
+        self, roots: Mapping[str, Path] | Sequence[Path], *, keep: bool = False, contents: bool = False
+    ) -> None:
+        if not isinstance(roots, Mapping):
+            roots = {f"file:{os.path.abspath(root)}": root for root in roots}
+        self._roots = {name.rstrip("/"): os.path.abspath(root) for name, root in roots.items()}
+        self._keep = keep
+        self._contents = contents or keep
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        return tuple(self._roots)
+
+    async def before(self) -> Snapshot:
+        """What is there. E3407 where that is more than can be watched, E3405 where it cannot be seen."""
+        return await asyncio.to_thread(self._look)
+
+    async def after(self, before: Snapshot) -> list[Change]:
+        """What was created, changed and deleted since; a rename is a deletion and a creation."""
+        return await asyncio.to_thread(self._changes, before, lambda _, then, now, path: _differs(then, now, path))
+
+    async def restore(self, before: Snapshot) -> list[Change]:
+        """Put back what was there, as far as copies were kept; tells what could not be put back."""
+        return await asyncio.to_thread(self._restore, before)
+
+    # Looking
+
+    def _look(self) -> Snapshot:
+        found: Snapshot = {}
+        kept = 0
+        fresh_ns = time.time_ns() - TICK_NS  # the kernel's clock stamps files, not one that is passed in
+        for place, path, status in self._walk(strict=True):
+            entry = _entry(path, status)
+            if entry.kind == "file" and (self._contents or entry.ctime_ns >= fresh_ns):
+                content = None
+                if self._keep and entry.size <= KEEP_FILE_BYTES and kept + entry.size <= KEEP_BYTES:
+                    content = _read(path)
+                    kept += len(content or b"")
+                digest = _hash(path) if content is None else hashlib.sha256(content).digest()
+                entry = entry._replace(digest=digest, content=content)
+            found[place] = entry
+            if len(found) > MOST_ENTRIES:
+                raise Failure("E3407", f"more than {MOST_ENTRIES} files are to be watched; watch fewer directories")
+        return found
+
+    def _walk(self, *, strict: bool = False) -> Iterator[tuple[Place, str, os.stat_result]]:
+        """Everything there is, a directory before what is in it. If strict, what cannot be seen is refused (E3405)."""
+        for name, root in self._roots.items():
+            try:
+                status = os.lstat(root)
+            except OSError as error:
+                if strict and not isinstance(error, FileNotFoundError):
+                    raise Failure("E3405", f"`{name}` cannot be watched: {error.strerror}") from None
+                continue
+            yield (name,), root, status
+            folders: list[tuple[Place, str]] = [((name,), root)] if stat.S_ISDIR(status.st_mode) else []
+            while folders:
+                place, path = folders.pop()
+                try:
+                    entries = os.scandir(path)
+                except OSError as error:
+                    if strict:
+                        raise Failure("E3405", f"`{_name(place)}` cannot be watched: {error.strerror}") from None
+                    continue  # gone, or shut: that is a change of the directory itself, and seen there
+                with entries:
+                    for entry in entries:
+                        try:
+                            status = entry.stat(follow_symlinks=False)
+                        except OSError:
+                            continue
+                        here = (*place, entry.name)
+                        yield here, entry.path, status
+                        if stat.S_ISDIR(status.st_mode):
+                            folders.append((here, entry.path))
+
+    def _changes(self, before: Snapshot, differs: Callable[[Place, Entry, Entry, str], bool]) -> list[Change]:
+        found: list[Change] = []
+        gone = dict(before)
+        for place, path, status in self._walk():
+            now, then = _entry(path, status), gone.pop(place, None)
+            if then is None:
+                found.append(Change(resource=_name(place), operation="CREATE", after=now.summary()))
+            elif differs(place, then, now, path):
+                values = {"before": then.summary(), "after": now.summary()}
+                found.append(Change(resource=_name(place), operation="UPDATE", **values))
+        found += [
+            Change(resource=_name(place), operation="DELETE", before=then.summary()) for place, then in gone.items()
+        ]
+        return sorted(found, key=lambda change: change.resource)
+
+    # Putting back
+
+    def _restore(self, before: Snapshot) -> list[Change]:
+        now = self._now()
+        # What was not there goes first, deepest first, and so does what is of another kind now.
+        for place in sorted(now, key=len, reverse=True):
+            if place not in before or before[place].kind != now[place][0].kind:
+                self._act(place, _remove)
+        touched: set[Place] = set()
+        for directories in (True, False):
+            now = self._now()  # a directory that is open again shows what is in it
+            for place in sorted(before, key=len):
+                then, (entry, path) = before[place], now.get(place, (None, ""))
+                if (then.kind == "directory") == directories and (entry is None or _differs(then, entry, path)):
+                    touched.add(place)
+                    kept = entry is not None and entry.inode == then.inode
+                    self._act(place, partial(_put_back, then=then, kept=kept))
+        # INVARIANT: a file whose content was not kept is not said to be as it was.
+        return self._changes(before, lambda place, then, now, path: place in touched and not _restored(then, now, path))
+
+    def _now(self) -> dict[Place, tuple[Entry, str]]:
+        return {place: (_entry(path, status), path) for place, path, status in self._walk()}
+
+    def _act(self, place: Place, act: Callable[[int | None, str], None]) -> None:
+        """Do something to an entry by way of its directory. What fails is seen afterwards, in what remains."""
+        root, way = self._roots[place[0]], place[1:]
+        folder: int | None = None
+        try:
+            if way:
+                folder = _open_way(root, way[:-1])
+            act(folder, way[-1] if way else root)
+        except OSError:
+            pass
+        finally:
+            if folder is not None:
+                os.close(folder)
+
+
+# Entries
+
+
+def _entry(path: str, status: os.stat_result) -> Entry:
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special")
+    target = None
+    if kind == "symlink":
+        try:
+            target = os.readlink(path)
+        except OSError:
+            target = ""
+    return Entry(
+        kind,
+        stat.S_IMODE(status.st_mode),
+        status.st_uid,
+        status.st_gid,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ino,
+        status.st_ctime_ns,
+        status.st_nlink,
+        target,
+    )
+
+
+def _differs(then: Entry, now: Entry, path: str) -> bool:
+    if then.kind == now.kind == "directory":
+        return (then.mode, then.uid, then.gid, then.inode) != (now.mode, now.uid, now.gid, now.inode)
+    # Everything that the file system says; then the content, where that may not be enough.
+    if then[:10] != now[:10]:
+        return True
+    return then.digest is not None and _hash(path) != then.digest
+
+
+def _restored(then: Entry, now: Entry, path: str) -> bool:
+    same = (then.kind, then.mode, then.uid, then.gid, then.target) == (now.kind, now.mode, now.uid, now.gid, now.target)
+    if not same or then.kind != "file":
+        return same and then.kind != "special"
+    return then.digest is not None and _hash(path) == then.digest
+
+
+def _hash(path: str) -> bytes | None:
+    digest = hashlib.sha256()
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    except OSError:
+        return None
+    return digest.digest()
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return file.read(KEEP_FILE_BYTES + 1)
+    except OSError:
+        return None
+
+
+def _name(place: Place) -> str:
+    return "/".join((place[0], *map(_text, place[1:])))
+
+
+def _text(name: str) -> str:
+    """A file name as text; bytes that are not UTF-8 are spelled out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+# Acting on one entry, by the directory it is in
+
+
+def _open_way(root: str, way: Sequence[str]) -> int:
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    for name in way:
+        try:
+            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder
+
+
+def _remove(folder: int | None, name: str) -> None:
+    if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        os.rmdir(name, dir_fd=folder)
+    else:
+        os.unlink(name, dir_fd=folder)
+
+
+def _put_back(folder: int | None, name: str, then: Entry, kept: bool) -> None:
+    """Make an entry what it was. A file that is still the same one is written in place, so that its links hold."""
+    if then.kind == "symlink":
+        _unlink(folder, name)
+        os.symlink(then.target or "", name, dir_fd=folder)
+        os.chown(name, then.uid, then.gid, dir_fd=folder, follow_symlinks=False)
+        return
+    if then.kind == "directory":
+        _make_directory(folder, name)
+    elif then.content is not None and not kept:
+        _unlink(folder, name)
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder))
+    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        _set(f"/proc/self/fd/{handle}", then, os.fstat(handle))
+    finally:
+        os.close(handle)
+
+
+def _set(path: str, then: Entry, now: os.stat_result) -> None:
+    """Give an open entry the content, owner, mode and time that it had."""
+    if _KINDS.get(stat.S_IFMT(now.st_mode)) != then.kind:
+        return
+    if then.content is not None:
+        os.chmod(path, 0o600)
+        with open(path, "wb") as file:
+            file.write(then.content)
+    if (now.st_uid, now.st_gid) != (then.uid, then.gid):
+        os.chown(path, then.uid, then.gid)
+    os.chmod(path, then.mode)
+    os.utime(path, ns=(then.mtime_ns, then.mtime_ns))
+
+
+def _make_directory(folder: int | None, name: str) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=folder)
+    except FileExistsError:
+        pass
+
+
+def _unlink(folder: int | None, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,529 @@
+"""Resource locks: calls that would touch the same resource, at least one to change it, run one after the other.
+
+Theory of operation. A resource is a name such as `account:cash` or `file:/srv/data/a.txt`: a kind, and a path of
+segments. A name stands for itself and all that lies below it. `reach` writes that down as text: `account:cash/`,
+`file:srv/data/a.txt/`, and for a name that ends in a star what stands before it, `account:`. Two names overlap if the
+reach of one begins with the reach of the other. Nothing else is known of a name: two names for one thing (a link, a
+relative path) are two things.
+
+A call takes all its claims at once. It waits for every call before it, running or waiting, that it conflicts with, and
+counts them; whoever ends counts down those behind. So nobody who waits holds anything, which rules deadlock out; nobody
+is overtaken, which rules starvation out; and a release costs as much as there are calls that waited for it.
+
+A call made from within a call that holds locks is another matter, for its parent holds while it waits. What its parent
+and theirs hold is not in its way: an honest manifest names what the calls below will change. For calls below its own
+parent it waits. Anybody else who holds what it wants means E3410 at once, and anybody else who merely waits for it is
+stepped ahead of. Then every wait leads to a call whose parent began later, or to an earlier one of the same parent, and
+no wait leads back.
+
+Several processes share a home. While only one of them uses locks it says so once, on a board that all of them read, and
+coordinates in memory. When a second comes it rings; the first writes down what it holds and from then on both ask the
+board for every call. Tickets on the board are numbered, and a ticket waits for lower numbers and for whoever holds.
+Only calls that wait for nobody in their own process get a number, so waits on the board lead nowhere but down.
+
+The board is a file that is written under a `flock`: a process killed at any moment leaves the old text or the new. What
+a dead process claimed counts for nothing; the kernel knows who is dead (`Instance.alive`). After a power cut everybody
+is, so nothing here needs to reach the disk.
+
+INVARIANT: two calls whose claims conflict, neither of which called the other, never hold them at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import struct
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
+
+import orjson
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.store.home import Home, Instance
+
+_log = logging.getLogger("interlock.locks")
+
+Mode = Literal["read", "write"]
+Answer = Literal["alone", "held", "taken", "handing over"]
+
+# How often a process looks whether another has come, and how long it stays on the board without a call.
+LOOK_S = 0.02
+IDLE_S = 1.0
+# A ticket on the board asks again after this long, then after twice as long, and so on up to the second figure.
+ASK_AFTER_S = 0.001
+ASK_AT_LEAST_S = 0.02
+RETRY_AFTER_MS = 250
+
+_ENDS = ("", ":", "/")  # how a reach ends that is not cut off within a segment
+
+
+class Claim(NamedTuple):
+    """A resource that a call would read or change."""
+
+    resource: str
+    mode: Mode = "write"
+
+
+# Names
+
+
+@lru_cache(maxsize=8192)
+def _parse(resource: str) -> tuple[str, bool]:
+    """The reach of a name, and whether the name says where it leads."""
+    kind, colon, path = resource.partition(":")
+    kind += colon
+    if not colon or "/" in kind or "*" in kind:
+        kind, path = "", resource
+    stem, star, rest = path.partition("*")
+    segments = stem.split("/")
+    last = segments.pop() if star else ""
+    parts: list[str] = []
+    for segment in segments:
+        if segment not in ("", ".", ".."):
+            parts.append(segment)
+        elif segment == ".." and parts:
+            parts.pop()
+        elif segment == ".." and path[:1] != "/":
+            return kind, False
+    if ".." in rest.split("/"):
+        return kind, False
+    return kind + "".join(part + "/" for part in parts) + last, True
+
+
+def reach(resource: str) -> str:
+    """What a name stands for: every resource whose reach begins with this text.
+
+    Empty and `.` segments count for nothing and `..` takes one back. A star ends the name: it stands for all that
+    begins as the text before it does. A name that climbs above its beginning, or that has `..` behind a star, may lead
+    anywhere, and stands for everything of its kind.
+    """
+    return _parse(resource)[0]
+
+
+@lru_cache(maxsize=8192)
+def _wider(text: str) -> tuple[str, ...]:
+    """Every whole name whose reach a text begins with, but for the text itself."""
+    return tuple(text[:end] for end in range(len(text)) if end == 0 or text[end - 1] in ":/")
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two names have a resource in common."""
+    mine, theirs = reach(one), reach(other)
+    return mine.startswith(theirs) or theirs.startswith(mine)
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether all that one name stands for lies within another. A name that may lead anywhere covers nothing."""
+    text, known = _parse(wide)
+    return known and reach(narrow).startswith(text)
+
+
+# Stated preconditions
+
+ANY, NONE = "*", ""
+
+
+def check_preconditions(expected: Mapping[str, str], current: Callable[[str], str | None]) -> None:
+    """Compare what a caller states of resources with what is.
+
+    `expected` gives a version (an ETag, a number) for each resource, `*` for any, or nothing where the resource must
+    not exist; `current` tells its version now, None where there is none. E3411 where a resource is missing or in the
+    way, E3410 where it has another version than the caller saw.
+    """
+    now = {resource: current(resource) for resource in expected}
+    missing = [resource for resource, version in expected.items() if version == ANY and now[resource] is None]
+    present = [resource for resource, version in expected.items() if version == NONE and now[resource] is not None]
+    if missing or present:
+        words = f"{_names(missing)} must exist" if missing else f"{_names(present)} must not exist"
+        raise Failure("E3411", words, details={"missing": missing, "present": present})
+    stale = [name for name, version in expected.items() if version not in (ANY, NONE) and now[name] != version]
+    if stale:
+        details = {"stale": stale, "current": {resource: now[resource] for resource in stale}}
+        raise Failure("E3410", f"{_names(stale)} changed since it was read", details=details)
+
+
+def _names(resources: Sequence[str]) -> str:
+    return ", ".join(f"`{resource}`" for resource in resources)
+
+
+# Tickets
+
+
+class Held:
+    """The claims of one call, from the moment they are queued until they are released."""
+
+    __slots__ = (
+        "_locks", "above", "behind", "blockers", "call", "claims", "granted", "held", "number", "released", "waiter",
+    )  # fmt: skip
+
+    def __init__(self, locks: Locks | None, call: str, above: Held | None, claims: Sequence[Claim]) -> None:
+        self._locks = locks
+        self.call = call
+        self.above = above
+        self.claims: dict[str, bool] = {}  # reach -> whether to change it
+        for resource, mode in claims:
+            where, _ = _parse(resource)
+            if mode == "write" or where not in self.claims:
+                self.claims[where] = mode == "write"
+        # Whom it waits for, as a number, and who waits for it.
+        self.blockers = 0
+        self.behind: list[Held] = []
+        self.waiter: asyncio.Future[None] | None = None
+        # Nobody in this process is before it; nobody at all is; it is over.
+        self.granted = self.held = self.released = False
+        self.number: int | None = None
+
+    def within(self, other: Held) -> bool:
+        """Whether another call made this one, or made the call that did, and so on."""
+        above = self.above
+        while above is not None and above is not other:
+            above = above.above
+        return above is not None
+
+    def release(self) -> None:
+        """Let the next ones go. Again, or of a call that claimed nothing, it does nothing."""
+        if not self.released and self._locks is not None:
+            self.released = True
+            self._locks.drop(self)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+_NOTHING = Held(None, "", None, ())
+
+
+class Locks:
+    """All claims of one process, and through the board those of every process on its home."""
+
+    def __init__(self, home: Home, *, clock: Clock, instance: Instance) -> None:
+        self._monotonic = clock.monotonic
+        self._board = Board(home, instance)
+        self._loop = asyncio.get_running_loop()
+        # What is claimed, by reach: by whom, and whether to change it; the reaches in order; those that end in a star.
+        self._table: dict[str, dict[Held, bool]] = {}
+        self._order: list[str] = []
+        self._stems: set[str] = set()
+        self._tickets: dict[Held, None] = {}
+        self._calls: dict[str, Held] = {}
+        # INVARIANT: while this is true, the board says so, and nobody else holds anything.
+        self._alone = False
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._uses = self._uses_seen = 0
+        self._idle_since = 0.0
+
+    async def hold(self, call: str, claims: Sequence[Claim], deadline: float, parent: str | None = None) -> Held:
+        """Take all claims of a call together, waiting until the deadline at most; E3410 when they are not to be had.
+
+        Whoever gets a `Held` releases it, once nothing of the call runs any more.
+        """
+        above = None if parent is None else self._calls.get(parent)
+        if not claims and above is None:
+            return _NOTHING
+        ticket = Held(self, call, above, claims)
+        self._queue(ticket, claims)
+        if self._alone and ticket.granted:
+            ticket.held = True
+            return ticket
+        try:
+            if not ticket.granted:
+                await self._wait(ticket, claims, deadline)
+            await self._share(ticket, claims, deadline)
+        except BaseException:
+            ticket.release()
+            raise
+        return ticket
+
+    # Within the process
+
+    def _queue(self, ticket: Held, claims: Sequence[Claim]) -> None:
+        """Take a place: behind all that conflict, or for a call within a call ahead of those who only wait."""
+        if self._table:
+            above, found = ticket.above, self._conflicting(ticket)
+            if above is not None and any(other.granted and not other.within(above) for other in found):
+                raise _taken(claims)
+            for other in found:
+                first, second = (other, ticket) if above is None or other.within(above) else (ticket, other)
+                first.behind.append(second)
+                second.blockers += 1
+        for where, write in ticket.claims.items():
+            tickets = self._table.get(where)
+            if tickets is None:
+                self._table[where] = {ticket: write}
+                insort(self._order, where)
+                if where[-1:] not in _ENDS:
+                    self._stems.add(where)
+            else:
+                tickets[ticket] = write
+        self._tickets[ticket] = None
+        self._calls[ticket.call] = ticket
+        self._uses += 1
+        ticket.granted = ticket.blockers == 0
+
+    def _conflicting(self, ticket: Held) -> Iterable[Held]:
+        """Everybody who claims what this ticket does, one of the two to change it, but for its own callers."""
+        found: dict[Held, None] = {}
+        for mine, write in ticket.claims.items():
+            for where in self._overlapping(mine):
+                for other, writes in self._table[where].items():
+                    if write or writes:
+                        found[other] = None
+        return [other for other in found if not ticket.within(other)] if ticket.above is not None else found
+
+    def _overlapping(self, mine: str) -> list[str]:
+        """What is claimed above a reach, at it, and below it."""
+        table, order = self._table, self._order
+        found = [where for where in _wider(mine) if where in table]
+        found += [where for where in self._stems if where != mine and mine.startswith(where)]
+        index = bisect_left(order, mine)
+        while index < len(order) and order[index].startswith(mine):
+            found.append(order[index])
+            index += 1
+        return found
+
+    async def _wait(self, ticket: Held, claims: Sequence[Claim], deadline: float) -> None:
+        left_s = deadline - self._monotonic()
+        if left_s <= 0:
+            raise _taken(claims)
+        ticket.waiter = self._loop.create_future()
+        try:
+            async with asyncio.timeout(left_s):
+                await ticket.waiter
+        except TimeoutError:
+            raise _taken(claims) from None
+
+    def drop(self, ticket: Held) -> None:
+        """Forget a ticket, whether it was held or only waited; called by the ticket itself."""
+        for where in ticket.claims:
+            tickets = self._table[where]
+            del tickets[ticket]
+            if not tickets:
+                del self._table[where]
+                del self._order[bisect_left(self._order, where)]
+                self._stems.discard(where)
+        del self._tickets[ticket]
+        if self._calls.get(ticket.call) is ticket:
+            del self._calls[ticket.call]
+        for other in ticket.behind:
+            other.blockers -= 1
+            if other.blockers == 0 and not other.released:
+                other.granted = True
+                if other.waiter is not None and not other.waiter.done():
+                    other.waiter.set_result(None)
+        if ticket.number is not None and not self._alone and not self._closed:
+            self._tell()
+
+    # Between processes
+
+    async def _share(self, ticket: Held, claims: Sequence[Claim], deadline: float) -> None:
+        """Wait until nobody in another process is in the way either."""
+        pause_s = ASK_AFTER_S
+        while not self._alone and ticket.claims:
+            answer = self._post(ticket)
+            if answer in ("alone", "held"):
+                break
+            left_s = deadline - self._monotonic()
+            if left_s <= 0 or (answer == "taken" and ticket.above is not None):
+                raise _taken(claims)
+            await asyncio.sleep(min(left_s, pause_s))
+            pause_s = min(pause_s * 2, ASK_AT_LEAST_S)
+        ticket.held = True
+
+    def _post(self, asking: Held | None) -> Answer:
+        """Write down what this process claims, and learn how it stands."""
+        try:
+            answer = self._board.post([ticket for ticket in self._tickets if ticket.granted], asking)
+        except BlockingIOError:
+            return "handing over"
+        except OSError as error:
+            raise Failure("E3801", f"the home cannot be used: {error.strerror}") from None
+        self._alone = answer == "alone"
+        if self._timer is None:
+            self._idle_since = self._loop.time()
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+        return answer
+
+    def _tell(self) -> None:
+        """Write down what this process claims; later, if it cannot be done now."""
+        try:
+            told = self._post(None) != "handing over"
+        except Failure as failure:
+            _log.warning("locks of this home cannot be shared: %s", failure.message)
+            told = False
+        if not told and self._timer is not None:
+            self._loop.call_later(ASK_AFTER_S, self._retell)
+
+    def _retell(self) -> None:
+        if self._timer is not None and not self._alone:
+            self._tell()
+
+    def _look(self) -> None:
+        """Now and then: has anybody come, and is there a reason to stay?"""
+        now = self._loop.time()
+        if self._tickets or self._uses != self._uses_seen:
+            self._uses_seen, self._idle_since = self._uses, now
+        elif now - self._idle_since >= IDLE_S and self._leave():
+            return
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+        if self._alone and self._board.rung():
+            self._alone = False
+            self._tell()
+
+    def _leave(self) -> bool:
+        try:
+            self._board.leave()
+        except OSError:  # somebody else has the board; the next look tries again
+            return False
+        self._alone, self._timer = False, None
+        return True
+
+    def close(self) -> None:
+        """Leave the board. What is held still stays on it, and counts until the process's sign of life is gone."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            if not self._tickets:
+                self._leave()
+            self._timer = None
+        self._board.close()
+
+
+def _taken(claims: Sequence[Claim]) -> Failure:
+    names = [claim.resource for claim in claims]
+    shown = _names(names[:3]) + (" and more" if len(names) > 3 else "")
+    return Failure(
+        "E3410",
+        f"another call is at work on {shown}, and this one ran out of time or may not wait",
+        details={"resources": names},
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
+_HEADER = struct.Struct("!QQQ")  # how often it was written, where the text stands, how long it is
+
+
+class Board:
+    """Where the processes of a home tell one another what they hold.
+
+    One file: a header, and behind it the text that the header points at. New text is written beside the old, and then
+    the header is turned to it, which no kill divides.
+    """
+
+    def __init__(self, home: Home, instance: Instance) -> None:
+        self._me = instance.id
+        self._alive = instance.alive
+        self._path = home.path / "locks.board"
+        self._file: int | None = None
+        self._heard = bytes(_HEADER.size)
+
+    def post(self, mine: Sequence[Held], asking: Held | None) -> Answer:
+        """Say what this process claims and ask for one ticket of it. BlockingIOError while another process writes."""
+        with _Writing(self._open()):
+            said = self._read()
+            others = self._others(said)
+            number: int = said.get("next", 1)
+            for ticket in mine:
+                if ticket.number is None:
+                    ticket.number = number
+                    number += 1
+            answer = "alone" if not others else "held" if asking is None else _answer(asking, others.values())
+            if answer == "held" and asking is not None:
+                asking.held = True
+            claims = [] if answer == "alone" else [[one.number, one.held, one.claims] for one in mine if one.claims]
+            entry = {"alone": answer == "alone", "claims": claims}
+            self._write(said, {"next": number, "members": {**others, self._me: entry}})
+            return answer
+
+    def leave(self) -> None:
+        """Take this process off the board."""
+        with _Writing(self._open()):
+            said = self._read()
+            self._write(said, {"next": said.get("next", 1), "members": self._others(said)})
+
+    def rung(self) -> bool:
+        """Whether anybody has written since this process last did or looked."""
+        return self._header() != self._heard
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> int:
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._file
+
+    def _others(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        members = cast("dict[str, Any]", said.get("members", {}))
+        return {owner: entry for owner, entry in members.items() if owner != self._me and self._alive(owner)}
+
+    def _header(self) -> bytes:
+        return os.pread(self._open(), _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+
+    def _read(self) -> dict[str, Any]:
+        file = self._open()
+        self._heard = self._header()
+        _, start, length = _HEADER.unpack(self._heard)
+        if start + length <= os.fstat(file).st_size:
+            try:
+                return orjson.loads(os.pread(file, length, start))
+            except orjson.JSONDecodeError:
+                pass
+        # A new board, or what a power cut left of one: whoever wrote on that is gone.
+        self._heard = bytes(_HEADER.size)
+        return {}
+
+    def _write(self, said: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        if said == now:
+            return
+        file, text = self._open(), orjson.dumps(now)
+        times, start, length = _HEADER.unpack(self._heard)
+        # INVARIANT: the text that the header points at is not written over.
+        start = _HEADER.size if _HEADER.size + len(text) <= start else max(start + length, _HEADER.size)
+        os.pwrite(file, text, start)
+        self._heard = _HEADER.pack(times + 1, start, len(text))
+        os.pwrite(file, self._heard, 0)
+
+
+class _Writing:
+    """The board is one process's to write while this is entered. Does not wait."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _answer(asking: Held, others: Iterable[Mapping[str, Any]]) -> Answer:
+    """How a ticket stands among the claims of other processes."""
+    assert asking.number is not None
+    for entry in others:
+        if entry["alone"]:
+            return "handing over"
+        for number, held, claims in entry["claims"]:
+            ahead = held or (asking.above is None and number < asking.number)
+            if ahead and _conflict(asking.claims, claims):
+                return "taken"
+    return "held"
+
+
+def _conflict(mine: Mapping[str, bool], theirs: Mapping[str, bool]) -> bool:
+    return any(
+        (write or writes) and (one.startswith(other) or other.startswith(one))
+        for one, write in mine.items()
+        for other, writes in theirs.items()
+    )

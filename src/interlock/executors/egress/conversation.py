@@ -1,0 +1,271 @@
+"""One connection from the tool, from its first byte to its last.
+
+A turn is one request and its answer. It ends in one of four ways: the answer was passed on and another request may
+follow; the client is refused (403, 400 or 429, and remembered); the upstream failed it (502 or 504); or an answer was
+under way already, and all that can be done is to cut the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import h11
+
+from interlock.core.errors import Failure
+from interlock.executors.egress.hello import DENIED, NotTlsError, read_hello
+from interlock.executors.egress.policy import Refusal, Seen
+from interlock.executors.egress.target import Target, read_target, shown
+from interlock.executors.egress.wire import Peer, RefusedError, Stream, pump, until
+from interlock.store import addresses
+
+if TYPE_CHECKING:
+    from interlock.executors.egress.proxy import Egress, Streams
+
+Headers = list[tuple[bytes, bytes]]
+
+# What is between us and one end only. Where a body ends is not for a Connection header to take away.
+_BETWEEN = frozenset(
+    {
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authentication-info", b"proxy-authorization",
+        b"proxy-connection", b"te", b"trailer", b"upgrade", b"host",
+    }
+)  # fmt: skip
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Conversation:
+    """Serves one client connection of an `Egress`."""
+
+    def __init__(self, egress: Egress, streams: Streams) -> None:
+        self._egress = egress
+        self._limits = egress.limits
+        self._stream = Stream(streams, self._touch, self._touch)
+        self._client = Peer(h11.SERVER, self._stream, self._limits.head_bytes)
+        self._idle = asyncio.timeout(None)
+        self._last_words = b""
+        self._method, self._host = "", ""
+        self._port: int | None = None
+
+    async def hold(self) -> None:
+        """Serve requests until either side has had enough."""
+        try:
+            async with asyncio.timeout(self._limits.total_s):
+                while await self._turn():
+                    pass
+                await self._stream.farewell(self._last_words, self._limits.farewell_s)
+        finally:
+            self._stream.abort()
+
+    async def _turn(self) -> bool:
+        """One request and its answer; whether another may follow."""
+        self._method, self._host, self._port = "", "", None
+        try:
+            async with asyncio.timeout(self._limits.idle_s) as self._idle:
+                return await self._request()
+        except RefusedError as refused:
+            self._remember(refused)
+            self._fail(refused.status, refused.reason)
+        except TimeoutError:
+            if self._client.http.our_state is not h11.IDLE:
+                self._fail(504, "the upstream took too long")
+        except OSError:
+            self._fail(502, "the upstream could not be reached or broke off")
+        return False
+
+    async def _request(self) -> bool:
+        async with asyncio.timeout(self._limits.head_s):
+            request = await self._client.hear()
+        if not isinstance(request, h11.Request):
+            return False
+        target = self._judge(request)
+        places = await self._places(target)
+        if len(self._egress.requests) >= self._limits.requests:
+            raise RefusedError("the call has made as many requests as it may", status=429, limit=True)
+        seen = Seen(method=self._method, host=target.host, port=target.port)
+        self._egress.begin(seen)
+        try:
+            upstream = Stream(
+                await self._dial(places, target.port),
+                lambda size: self._received(seen, size),
+                lambda size: self._sending(seen, size),
+            )
+            try:
+                if target.path is None:
+                    await self._tunnel(target, upstream, seen)
+                    return False
+                return await self._exchange(request, target, upstream, seen)
+            finally:
+                upstream.abort()
+        finally:
+            self._egress.end(seen)
+
+    def _judge(self, request: h11.Request) -> Target:
+        """The place a request is for, if it is clear and allowed."""
+        self._method, text = request.method.decode("ascii"), request.target.decode("ascii")
+        self._host = shown(text)
+        try:
+            target = read_target(self._method, text)
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
+        self._host, self._port = target.host, target.port
+        said = dict(request.headers)  # h11 lets none of the three below through twice
+        if b"host" in said and not target.is_named_by(said[b"host"].decode("latin-1")):
+            raise RefusedError("the Host header names another place than the request line")
+        chunked, length = b"transfer-encoding" in said, said.get(b"content-length")
+        if (chunked and length is not None) or (target.path is None and (chunked or int(length or 0) > 0)):
+            raise RefusedError("where the request ends can be read in two ways", status=400)
+        objection = self._egress.policy.objection(target.host, target.port)
+        if objection is not None:
+            raise RefusedError(objection)
+        return target
+
+    async def _places(self, target: Target) -> Sequence[str]:
+        """The addresses of a target, every one of them checked."""
+        egress = self._egress
+        try:
+            async with asyncio.timeout(self._limits.resolve_s):
+                return await addresses.checked(
+                    target.host, allow_private=egress.policy.allow_private, resolve=egress.resolve
+                )
+        except Failure:
+            raise RefusedError(f"`{target.host}` leads to an address that is not public") from None
+
+    async def _dial(self, places: Sequence[str], port: int) -> Streams:
+        """A connection to the first that answers, in a fair share of the time for each."""
+        # INVARIANT: what is dialled is an address, and one of those just checked; no name is resolved again.
+        each_s = self._limits.connect_s / len(places)
+        for place in places[:-1]:
+            try:
+                async with asyncio.timeout(each_s):
+                    return await self._egress.dial(place, port)
+            except OSError:
+                pass  # the next one may answer
+        async with asyncio.timeout(each_s):
+            return await self._egress.dial(places[-1], port)
+
+    async def _exchange(self, request: h11.Request, target: Target, upstream: Stream, seen: Seen) -> bool:
+        assert target.path is not None
+        far = Peer(h11.CLIENT, upstream, self._limits.head_bytes)
+        headers = [(b"host", target.host_header.encode()), *_passed_on(request.headers), (b"connection", b"close")]
+        await far.say(h11.Request(method=request.method, target=target.path, headers=headers))
+        await until(self._download(far, seen), self._upload(far))
+        http = self._client.http
+        if http.our_state is not h11.DONE or http.their_state is not h11.DONE:
+            return False
+        http.start_next_cycle()
+        return True
+
+    async def _upload(self, far: Peer) -> None:
+        more = True
+        while more:
+            event = await self._client.hear()
+            more = isinstance(event, h11.Data)
+            try:
+                await far.say(h11.Data(data=event.data) if isinstance(event, h11.Data) else h11.EndOfMessage())
+            except (OSError, h11.LocalProtocolError):
+                return  # an upstream may answer before it has heard everything
+
+    async def _download(self, far: Peer, seen: Seen) -> None:
+        while True:
+            event = await far.hear()
+            if isinstance(event, h11.Response):
+                seen.status = event.status_code
+                answer = h11.Response(
+                    status_code=event.status_code, headers=_passed_on(event.headers), reason=event.reason
+                )
+                await self._client.say(answer)
+            elif isinstance(event, h11.Data):
+                await self._client.say(h11.Data(data=event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                return await self._client.say(h11.EndOfMessage())
+            elif isinstance(event, h11.InformationalResponse):
+                if event.status_code == 100 and self._client.http.they_are_waiting_for_100_continue:
+                    await self._client.say(h11.InformationalResponse(status_code=100, headers=[]))
+            else:
+                raise ConnectionError("the upstream broke off")
+
+    async def _tunnel(self, target: Target, upstream: Stream, seen: Seen) -> None:
+        await self._client.hear()  # the end of a request without a body
+        await self._client.say(h11.Response(status_code=200, headers=[], reason=b"connection established"))
+        seen.status = 200
+        try:
+            async with asyncio.timeout(self._limits.head_s):
+                hello = await self._hello(target)
+        except NotTlsError as error:
+            self._last_words = DENIED
+            raise RefusedError(f"a tunnel to `{target.host}` was not used for it: {error}") from None
+        if hello:
+            await upstream.write(hello)
+            await until(pump(upstream, self._stream), pump(self._stream, upstream))
+
+    async def _hello(self, target: Target) -> bytes:
+        """What the client said up to its TLS hello, which names the target; nothing if it never said anything."""
+        data = self._client.http.trailing_data[0]
+        while (hello := read_hello(data)) is None:
+            more = await self._stream.read()
+            if not more and not data:
+                return b""
+            if not more:
+                raise NotTlsError("its TLS hello breaks off")
+            data += more
+        # A client that wants an address names no server: there is no name that could be another's.
+        hello.must_name(target.host if addresses.parse(target.host) is None else None)
+        return data
+
+    def _fail(self, status: int, text: str) -> None:
+        """Answer with a status if no answer has begun; else cut the connection, so that nobody takes it for whole."""
+        http = self._client.http
+        if http.our_state is h11.SEND_BODY:
+            self._stream.reset()
+        if http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = b"" if self._method == "HEAD" else f"{text}\n".encode()
+        headers: Headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        answer = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+        said = [http.send(event) for event in (answer, h11.Data(data=body), h11.EndOfMessage())]
+        self._last_words = b"".join(part for part in said if part)
+
+    def _remember(self, refused: RefusedError) -> None:
+        self._egress.refuse(
+            Refusal(
+                host=self._host,
+                port=self._port,
+                method=self._method,
+                reason=refused.reason,
+                at=self._egress.clock.now_ms(),
+                code="E3407" if refused.limit else "E3406",
+            )
+        )
+
+    def _received(self, seen: Seen, size: int) -> None:
+        seen.bytes_in += size
+        self._spend(size)
+
+    def _sending(self, seen: Seen, size: int) -> None:
+        self._spend(size)
+        seen.bytes_out += size
+
+    def _spend(self, size: int) -> None:
+        self._touch(size)
+        self._egress.wire_bytes += size
+        if self._egress.wire_bytes > self._limits.wire_bytes:
+            raise RefusedError("the call has moved as many bytes as it may", status=429, limit=True)
+
+    def _touch(self, _size: int) -> None:
+        """Something moved: being idle begins anew."""
+        if not self._idle.expired():
+            self._idle.reschedule(asyncio.get_running_loop().time() + self._limits.idle_s)
+
+
+def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The headers that are meant for the other end. The host is named anew by us."""
+    said = list(headers)
+    named = {name.strip().lower() for key, value in said if key == b"connection" for name in value.split(b",")}
+    return [(key, value) for key, value in said if key in _FRAMING or key not in _BETWEEN | named]

@@ -1,0 +1,106 @@
+"""What a call may reach, how much of it, and what is remembered of its trying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from interlock.core.errors import Failure
+from interlock.store import addresses
+
+if TYPE_CHECKING:
+    from interlock.core.manifest import NetworkPolicy
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_TOLD = 10  # refusals that a failure spells out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressPolicy:
+    """Two lists that must both name a host and its port. `allow_private` is for tests and comes from no manifest."""
+
+    agent: NetworkPolicy
+    manifest: NetworkPolicy
+    allow_private: bool = False
+
+    def objection(self, host: str, port: int) -> str | None:
+        """Why a call may not connect there; None when it may."""
+        address = addresses.parse(host)
+        if address is not None and host != str(address):
+            return f"`{host}` is an address in another form; use a name that is allowed"
+        for whose, policy in (("the agent's allowance", self.agent), ("the tool's manifest", self.manifest)):
+            if policy.deny_all_egress:
+                return f"{whose} denies all egress"
+            if not any(_covers(domain.lower(), host, address) for domain in policy.allowed_domains):
+                return f"`{host}` is not among the allowed domains of {whose}"
+            if port not in policy.allowed_ports:
+                return f"port {port} is not among the allowed ports of {whose}"
+        return None
+
+
+def _covers(domain: str, host: str, address: addresses.Address | None) -> bool:
+    if domain.startswith("*."):
+        return address is None and host.endswith(domain[1:])
+    return domain == host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the connections of one call may use."""
+
+    connections: int = 32  # at a time; more wait
+    requests: int = 10_000
+    refusals: int = 1_000  # remembered; more are only counted
+    wire_bytes: int = 256 * 2**20  # to and from the world together
+    head_bytes: int = 32 * 2**10  # of a request, and of an answer
+    head_s: float = 10.0  # from the moment one is waited for
+    resolve_s: float = 10.0
+    connect_s: float = 10.0  # for all the addresses of a name
+    idle_s: float = 60.0  # without a byte in either direction
+    total_s: float = 3600.0  # a connection; the call's own deadline ends it sooner
+    farewell_s: float = 1.0  # for a client to read the last answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Something a call tried and was not let. What could not be read is empty."""
+
+    host: str
+    port: int | None
+    method: str
+    reason: str
+    at: int  # milliseconds since 1970
+    code: Literal["E3406", "E3407"] = "E3406"  # the policy says no, or a limit is reached
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """A request that was let through. Status and bytes grow while it lasts; without `bytes_out` nothing ever left."""
+
+    method: str
+    host: str
+    port: int
+    status: int | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    @property
+    def safe(self) -> bool | None:
+        """Whether the method only reads; None for a tunnel, whose inside is not seen."""
+        return None if self.method == "CONNECT" else self.method in SAFE_METHODS
+
+
+def violation(refusals: Sequence[Refusal]) -> Failure:
+    """What a call fails with after refusals: E3406, or E3407 where limits were all that it ran into."""
+    first = next((refusal for refusal in refusals if refusal.code == "E3406"), refusals[0])
+    more = f" (the first of {len(refusals)} refusals)" if len(refusals) > 1 else ""
+    told = [
+        {"host": one.host, "port": one.port, "method": one.method, "reason": one.reason, "at": one.at}
+        for one in refusals[:_TOLD]
+    ]
+    return Failure(
+        first.code,
+        f"the tool's network access was refused: {first.reason}{more}",
+        details={"refusals": told, "count": len(refusals)},
+    )

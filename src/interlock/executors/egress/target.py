@@ -1,0 +1,70 @@
+"""Which place a request to a proxy is for, read in one way only.
+
+Anything that two readers could take for two places is not read at all: user names, fragments, percent signs, empty
+ports, leading zeros, letters beyond ASCII. An international name comes in its ASCII form (`xn--…`), as lists hold it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_AUTHORITY = re.compile(
+    rf"(?:(?P<name>{_LABEL}(?:\.{_LABEL})*)\.?|(?P<bracketed>\[[0-9a-f:.]{{2,45}}\]))(?::(?P<port>[1-9][0-9]{{0,4}}))?",
+    re.ASCII | re.IGNORECASE,
+)
+_ABSOLUTE = re.compile(r"http://(?P<authority>[^/?#]*)(?P<path>/[^#]*|\?[^#]*|)", re.ASCII | re.IGNORECASE)
+_SHOWN = re.compile(
+    r"(?:[a-z0-9+.-]+://)?(?:[^/?#]*@)?((?:\[[^/?#]*\]|[^/?#:]*)(?::[0-9]+)?)", re.ASCII | re.IGNORECASE
+)
+_LONGEST = 260  # 253 of a name, a dot, a colon and a port
+_HTTP_PORT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A host in its one form, a port, and the path that is asked for there; None for a tunnel."""
+
+    host: str
+    port: int
+    path: str | None
+
+    @property
+    def host_header(self) -> str:
+        return self.host if self.port == _HTTP_PORT else f"{self.host}:{self.port}"
+
+    def is_named_by(self, header: str) -> bool:
+        """Whether a Host header means this place. For a tunnel it may leave the port out."""
+        try:
+            return _authority(header, self.port if self.path is None else _HTTP_PORT) == (self.host, self.port)
+        except ValueError:
+            return False
+
+
+def read_target(method: str, text: str) -> Target:
+    """The place that a request line asks for; ValueError with the reason when it is not one."""
+    if method == "CONNECT":
+        return Target(*_authority(text, None), None)
+    absolute = _ABSOLUTE.fullmatch(text)
+    if absolute is None:
+        raise ValueError("a proxy is asked for http://HOST/… or by CONNECT")
+    path = absolute["path"]
+    return Target(*_authority(absolute["authority"], _HTTP_PORT), path if path.startswith("/") else f"/{path}")
+
+
+def shown(text: str) -> str:
+    """As much of an unreadable target as may be kept: no path, no query, no user name or password."""
+    match = _SHOWN.match(text)
+    return match[1][:_LONGEST] if match else ""
+
+
+def _authority(text: str, default_port: int | None) -> tuple[str, int]:
+    match = _AUTHORITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise ValueError(f"`{shown(text)}` is not a host that can be read in one way only")
+    port = int(match["port"]) if match["port"] else default_port
+    if port is None or port > 65_535:
+        raise ValueError(f"`{shown(text)}` has no port that can be used")
+    host: str = match["name"] or match["bracketed"]
+    return host.lower(), port

@@ -1,0 +1,126 @@
+"""Bytes and HTTP events to and from one end, and two directions at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import h11
+
+if TYPE_CHECKING:
+    from interlock.executors.egress.proxy import Streams
+
+PIECE = 64 * 2**10
+_FAREWELL_PIECES = 64
+
+
+class RefusedError(Exception):
+    """What the client asks for is not done. The status is for the client, reason and code for the record."""
+
+    def __init__(self, reason: str, *, status: int = 403, limit: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+        self.limit = limit
+
+
+class Stream:
+    """One end of a connection. Whoever counts hears of bytes after they were read and before they are written."""
+
+    def __init__(self, streams: Streams, on_read: Callable[[int], None], on_write: Callable[[int], None]) -> None:
+        self._reader, self._writer = streams
+        self._on_read = on_read
+        self._on_write = on_write
+
+    async def read(self) -> bytes:
+        data = await self._reader.read(PIECE)
+        self._on_read(len(data))
+        return data
+
+    async def write(self, data: bytes) -> None:
+        self._on_write(len(data))
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def end(self) -> None:
+        """Say that nothing more will be written."""
+        self._writer.write_eof()
+
+    async def farewell(self, last_words: bytes, seconds: float) -> None:
+        """End it so that the other side can read what was written: bytes of theirs left unread would destroy it."""
+        try:
+            async with asyncio.timeout(seconds):
+                if last_words:
+                    self._writer.write(last_words)
+                self.end()
+                for _ in range(_FAREWELL_PIECES):
+                    if not await self._reader.read(PIECE):
+                        break
+        except OSError:
+            pass  # gone already, or in no hurry to go
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Let go of it at once, whatever is still to be written."""
+        self._writer.transport.abort()
+
+    def reset(self) -> None:
+        """End it so that nobody takes it for an orderly end."""
+        connection: socket.socket = self._writer.get_extra_info("socket")
+        if not self._writer.transport.is_closing():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.abort()
+
+
+class Peer:
+    """One end of a conversation in HTTP: a stream, and the state machine that reads and writes it."""
+
+    def __init__(self, role: type[h11.CLIENT] | type[h11.SERVER], stream: Stream, head_bytes: int) -> None:
+        self.stream = stream
+        self.http = h11.Connection(role, max_incomplete_event_size=head_bytes)
+        self._ended = False
+
+    async def hear(self) -> h11.Event | type[h11.PAUSED]:
+        """The next thing the other end says. RefusedError for a client's nonsense, OSError for an upstream's."""
+        try:
+            while True:
+                event = self.http.next_event()
+                if event is not h11.NEED_DATA:
+                    return event  # pyright: ignore[reportReturnType] - a sentinel that is a class does not narrow
+                data = await self.stream.read()
+                self._ended = self._ended or not data
+                self.http.receive_data(data)
+        except h11.RemoteProtocolError:
+            if self.http.our_role is h11.CLIENT or self._ended:
+                raise ConnectionError("the other end broke off or does not speak HTTP") from None
+            raise RefusedError("what was sent is not a request that can be read in one way only", status=400) from None
+
+    async def say(self, event: h11.Event) -> None:
+        data = self.http.send(event)
+        if data:
+            await self.stream.write(data)
+
+
+async def until(goal: Coroutine[Any, Any, None], aside: Coroutine[Any, Any, None]) -> None:
+    """Do both at once until the first is done or either fails."""
+    main, side = asyncio.create_task(goal), asyncio.create_task(aside)
+    try:
+        await asyncio.wait((main, side), return_when=asyncio.FIRST_COMPLETED)
+        if not main.done():
+            side.result()
+        await main
+    finally:
+        main.cancel()
+        side.cancel()
+        await asyncio.gather(main, side, return_exceptions=True)
+
+
+async def pump(source: Stream, sink: Stream) -> None:
+    """Pass bytes on until their end, and the end too."""
+    while data := await source.read():
+        await sink.write(data)
+    sink.end()

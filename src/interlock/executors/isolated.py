@@ -1,0 +1,265 @@
+"""Runs tools in the sandbox: Python ones, whose module is sent inside as source, and programs, word by word.
+
+What a Python tool reports of its doing (effects, costs, what would undo it, session values) is taken over into its
+context, where it counts as what it is: the tool's word. A program reports nothing but what it prints. How the call
+ended is not the tool's word but the sandbox's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from interlock.core.clock import Clock
+from interlock.core.context import Attestation, Change, Context, Preview
+from interlock.core.contract import Contract
+from interlock.core.cost import Cost
+from interlock.core.declare import Tool
+from interlock.core.errors import Failure
+from interlock.core.manifest import Execution, NetworkPolicy, Sandboxing
+from interlock.core.phases import Call, Granted
+from interlock.core.schema import Json
+from interlock.executors.egress import Egress, EgressPolicy, Refusal, Seen, violation
+from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
+from interlock.executors.sandbox.supervisor import Sandbox
+
+MIN_WALL_S = 0.05
+# How much of what a program complained about is told to its caller.
+LAST_LINES, LINE_LENGTH = 5, 200
+Note = Callable[[Call, Outcome], None]
+
+
+class IsolatedExecutor:
+    """Calls the function behind a grant where it can do no harm. Refuses anything without the gateway's seal."""
+
+    def __init__(
+        self,
+        seal: object,
+        *,
+        clock: Clock,
+        network: NetworkPolicy,
+        note: Note,
+        opener: Callable[[], Awaitable[Sandbox]] = Sandbox.open,
+    ) -> None:
+        self._seal = seal
+        self._clock = clock
+        self._network = network
+        self._note = note
+        self._opener = opener
+        self._opening: asyncio.Future[Sandbox] | None = None
+
+    async def run(self, granted: Granted, context: Context | None) -> Any:
+        # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
+        if granted.seal is not self._seal:
+            raise Failure("E3000", "a tool can only run under a grant")
+        call, tool = granted.checked.requested.call, granted.checked.requested.tool
+        sandbox = await self._sandbox()
+        refused: list[Refusal] = []
+        outcome = await sandbox.run(
+            self._job(granted, context, refused),
+            agent="" if call.request.caller is None else call.request.caller.acting,
+            exit_evidence=call.meter is not None,
+            on_progress=None if context is None else lambda facts: context.progress(**facts),
+            on_partial=None if context is None else context.partial,
+        )
+        self._note(call, outcome)
+        if refused:
+            # INVARIANT: whoever reached for a host it may not reach has failed, whatever it made of the refusal.
+            raise violation(refused)
+        program = _program_of(tool.contract)
+        if program is not None:
+            return _printed(program, outcome, tool.ref)
+        if outcome.status != "ok":
+            raise failure_of(outcome, tool.ref)
+        if granted.looking:
+            return _preview(outcome.value)
+        if context is not None:
+            _take_over(context, outcome.reports)
+        return outcome.value
+
+    async def _sandbox(self) -> Sandbox:
+        """Opened when it is first needed: most processes never need it."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._opener())
+        return await asyncio.shield(self._opening)
+
+    def _job(self, granted: Granted, context: Context | None, refused: list[Refusal]) -> Job:
+        requested = granted.checked.requested
+        call, contract, given = requested.call, requested.tool.contract, granted.checked.call_input
+        sandboxing = contract.manifest.sandbox
+        assert sandboxing is not None
+        left_s = requested.deadline - self._clock.monotonic()
+        lent = _lent(call, requested.tool.credentials)
+        confined: Json = {
+            "tier": sandboxing.tier,
+            "limits": _limits(contract, sandboxing, max(MIN_WALL_S, left_s)),
+            "mounts": tuple(Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items()),
+            "egress": self._egress(call, contract, refused) if sandboxing.tier == 2 else None,
+            "ticket": call.approval,
+        }
+        program = _program_of(contract)
+        if program is not None:
+            return ProgramJob(
+                argv=program.words(given),
+                stdin=program.fed(given),
+                cwd=program.cwd,
+                env=program.env,
+                # Files of one directory: the name of a credential may have slashes in it.
+                secrets={name.replace("/", "."): value for name, value in lent.items()},
+                **confined,
+            )
+        bound = requested.tool.bound
+        operation = "preview" if granted.looking else call.request.operation
+        return PythonJob(
+            source=source_of(bound),
+            entry=bound.function.__name__ if operation == "invoke" else f"{bound.function.__name__}:{operation}",
+            filename=f"{contract.id.name}.py",
+            arguments=given,
+            imports=frozenset(sandboxing.imports),
+            call={} if context is None else _told(call, context),
+            secrets=lent,
+            **confined,
+        )
+
+    def _egress(self, call: Call, contract: Contract, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
+        policy = EgressPolicy(agent=self._network, manifest=contract.manifest.network_policy)
+
+        @asynccontextmanager
+        async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:
+            told: list[str] = []
+
+            def heard(event: Refusal | Seen) -> None:
+                if isinstance(event, Refusal):
+                    refused.append(event)
+                    told.append(f"{event.method} {event.host}: {event.reason}")
+                elif event.safe is False and not contract.mutation.writes:
+                    # Such a method changes something elsewhere, and this tool says that it changes nothing.
+                    change = Change(resource=f"http:{event.host}:{event.port}", operation="UPDATE")
+                    call.detected = (*call.detected, change)
+
+            proxy = Egress(policy, clock=self._clock, on_event=heard)
+            serving = asyncio.ensure_future(proxy.serve(listener))
+            try:
+                yield told
+            finally:
+                await proxy.close()
+                await asyncio.gather(serving, return_exceptions=True)
+
+        return served
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            await (await asyncio.shield(self._opening)).close()
+
+
+def source_of(tool: Tool[..., Any]) -> str:
+    """The text of the module that a tool was declared in; E3405 when it has none that could be sent inside."""
+    function = tool.function
+    path = inspect.getsourcefile(function)
+    if path is None or "<locals>" in function.__qualname__ or "." in function.__qualname__:
+        raise Failure("E3405", "a sandboxed tool is a function at the top of a module that is a file")
+    try:
+        return Path(path).read_text()
+    except OSError:
+        raise Failure("E3405", "the module of the tool cannot be read any more") from None
+
+
+def _program_of(contract: Contract) -> Execution | None:
+    execution = contract.manifest.execution
+    return execution if execution is not None and execution.kind == "program" else None
+
+
+def _printed(program: Execution, outcome: Outcome, ref: str) -> Any:
+    """What a program printed, as its manifest says to read it; or the failure as which it ended."""
+    if outcome.status == "error" and outcome.exit_code:
+        details = {"exit_code": outcome.exit_code, "stderr": _last_lines(outcome.stderr)}
+        raise Failure("E3401", f"{ref} failed with exit code {outcome.exit_code}", details=details)
+    if outcome.status == "error" and (outcome.error or {}).get("type") in _NOT_THERE:
+        raise Failure("E3108", f"{ref} cannot be started: `{program.target}` or its directory is not in the sandbox")
+    if outcome.status != "ok":
+        raise failure_of(outcome, ref)
+    try:
+        if program.parse == "json":
+            return orjson.loads(outcome.stdout)
+        text = outcome.stdout.decode()
+    except ValueError:
+        wanted = "JSON" if program.parse == "json" else "UTF-8"
+        raise Failure("E3404", f"{ref} did not keep to its output protocol: what it printed is not {wanted}") from None
+    if program.parse == "text":
+        return text
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+_NOT_THERE = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def _last_lines(stderr: bytes) -> list[str]:
+    """The end of what a program complained about, with nothing in it that could steer a terminal."""
+    lines = _CONTROL.sub("", stderr.decode(errors="replace")).splitlines()
+    return [line[:LINE_LENGTH] for line in lines if line.strip()][-LAST_LINES:]
+
+
+def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float) -> Limits:
+    said = contract.manifest.resource_limits
+    return Limits(
+        memory_bytes=said.memory_bytes,
+        cpu_cores=said.cores,
+        cpu_s=max(1, round(wall_s * max(1.0, said.cores))),
+        wall_s=wall_s,
+        pids=sandboxing.pids,
+        tmp_bytes=min(said.storage_bytes, sandboxing.tmp_bytes),
+        output_bytes=sandboxing.output_bytes,
+    )
+
+
+def _lent(call: Call, names: tuple[str, ...]) -> dict[str, bytes]:
+    lease = call.lease
+    return {} if lease is None else {name: lease[name].reveal().encode() for name in names}
+
+
+def _told(call: Call, context: Context) -> Json:
+    """What the tool's context knows inside: who asks, and what the call is. Not the token, not the home."""
+    caller = context.caller
+    return {
+        "invocation_id": call.id,
+        "caller": {"id": caller.id, "tenant": caller.tenant, "agent": caller.agent, "scopes": sorted(caller.scopes)},
+        "session": dict(context.session),
+        "key": call.request.key,
+        "dry_run": call.request.dry_run,
+        "trace_id": call.trace_id,
+        "task": context.task,
+    }
+
+
+def _preview(said: Json) -> Preview:
+    """A preview that was written down inside."""
+    return Preview(
+        effects=tuple(Change(**change) for change in said["effects"]),
+        preconditions=said["preconditions"],
+        impact=said["impact"],
+    )
+
+
+def _take_over(context: Context, reports: Json) -> None:
+    """Put what the tool said of its doing where it would have said it outside."""
+    context.changes.extend(Change(**change) for change in reports.get("changes", ()))
+    for fact in reports.get("attestations", ()):
+        context.attestations.append(Attestation(fact["what"], fact["claimed"], lambda seen=fact["observed"]: seen))
+    context.compensation = reports.get("compensation") or context.compensation
+    context.modifiers.update(reports.get("modifiers") or {})
+    cost = Cost(**reports.get("cost", {}))
+    if cost.total:
+        context.costs += cost
+    said: Json = reports.get("session", {})
+    for name in [name for name in context.session if name not in said]:
+        del context.session[name]
+    context.session.update(said)

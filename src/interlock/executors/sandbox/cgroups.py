@@ -1,0 +1,218 @@
+"""Limits for a whole tree of processes, where the host lets us set them: cgroups, version 1 and 2.
+
+Under the server's own groups we make one directory, and in it a slot per running child, used again and again. A slot
+bounds memory, processes and processor share, and counts what the kernel did about them: that a process was killed for
+memory, or a fork refused, is read here and nowhere else. Without the right to make groups, `Cgroups.open` says why and
+the sandbox goes on with limits per process.
+
+Directories carry the server's pid and start time: those of a server that was killed are swept by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlock.executors.sandbox.job import Limits
+
+PREFIX = "interlock-sandbox-"
+_PERIOD_US = 100_000
+_NEEDED, _WANTED = ("memory", "pids"), ("memory", "pids", "cpu")
+_serial = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the kernel did to a slot's processes since the slot was taken, and their peak of memory."""
+
+    killed_for_memory: int
+    forks_refused: int
+    peak_bytes: int
+
+
+class Slot:
+    """The limits of one child."""
+
+    def __init__(self, directories: Mapping[str, Path], unified: bool) -> None:
+        self._of = directories
+        self._unified = unified
+        self._before = (0, 0)
+
+    def take(self, pid: int, limits: Limits) -> None:
+        quota = max(1000, int(limits.cpu_cores * _PERIOD_US))
+        memory, pids = self._of["memory"], self._of["pids"]
+        if self._unified:
+            _write(memory / "memory.max", limits.memory_bytes)
+            _write_if_there(memory / "memory.swap.max", 0)
+            _write(memory / "memory.oom.group", 1)
+            _write_if_there(memory / "cpu.max", f"{quota} {_PERIOD_US}")
+        else:
+            _write(memory / "memory.limit_in_bytes", limits.memory_bytes)
+            _write_if_there(memory / "memory.max_usage_in_bytes", 0)
+            if "cpu" in self._of:
+                _write(self._of["cpu"] / "cpu.cfs_period_us", _PERIOD_US)
+                _write(self._of["cpu"] / "cpu.cfs_quota_us", quota)
+        _write(pids / "pids.max", limits.pids)
+        self._before = self._events()
+        for directory in dict.fromkeys(self._of.values()):
+            _write(directory / "cgroup.procs", pid)
+
+    def counted(self) -> Counted:
+        kills, refused = self._events()
+        peak = "memory.peak" if self._unified else "memory.max_usage_in_bytes"
+        file = self._of["memory"] / peak
+        peak_bytes = int(file.read_text()) if file.exists() else 0
+        return Counted(kills - self._before[0], refused - self._before[1], peak_bytes)
+
+    def _events(self) -> tuple[int, int]:
+        kills = self._of["memory"] / ("memory.events" if self._unified else "memory.oom_control")
+        return _field(kills, "oom_kill"), _field(self._of["pids"] / "pids.events", "max")
+
+
+class Cgroups:
+    """The slots of one server. Its methods may be called from any thread."""
+
+    @classmethod
+    def open(cls) -> Cgroups:
+        """Raises OSError with the reason where groups cannot be made."""
+        unified, parents = _own_groups()
+        for parent in parents.values():
+            _sweep(parent)
+        return cls(unified, parents)
+
+    def __init__(self, unified: bool, parents: Mapping[str, Path]) -> None:
+        self._unified = unified
+        name = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
+        self._roots = {controller: parent / name for controller, parent in parents.items()}
+        self._free: list[Slot] = []
+        self._made = 0
+        self._lock = threading.Lock()
+        try:
+            for directory in dict.fromkeys(self._roots.values()):
+                directory.mkdir()
+                if unified:
+                    _write(directory / "cgroup.subtree_control", " ".join(f"+{one}" for one in self._roots))
+            self.give(self.take())
+        except OSError:
+            self.close()
+            raise
+
+    def take(self) -> Slot:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            self._made += 1
+            name = str(self._made)
+        directories = {controller: root / name for controller, root in self._roots.items()}
+        for directory in dict.fromkeys(directories.values()):
+            directory.mkdir()
+        return Slot(directories, self._unified)
+
+    def give(self, slot: Slot) -> None:
+        with self._lock:
+            self._free.append(slot)
+
+    def close(self) -> None:
+        for directory in self._roots.values():
+            _remove(directory)
+
+
+def _own_groups() -> tuple[bool, dict[str, Path]]:
+    """Where our own groups are: by controller, and whether they are one tree (version 2) or several."""
+    own = {names: path for _, names, path in (line.split(":", 2) for line in _lines("/proc/self/cgroup"))}
+    by_controller = {name: path for names, path in own.items() for name in names.split(",")}
+    mounts = [line.split()[1:4] for line in _lines("/proc/self/mounts") if " cgroup" in line]
+    found: dict[str, Path] = {}
+    for point, kind, options in mounts:
+        for controller in set(options.split(",")) & set(_WANTED) if kind == "cgroup" else ():
+            if controller in by_controller:
+                found[controller] = _below(point, by_controller[controller])
+    if all(controller in found for controller in _NEEDED):
+        return False, found
+    for point, kind, _ in mounts:
+        if kind == "cgroup2":
+            return True, _delegated(_below(point, own.get("", "/")))
+    raise OSError("this host has no cgroups for memory and processes")
+
+
+def _below(point: str, path: str) -> Path:
+    inside = Path(point) / path.lstrip("/")
+    return inside if inside.is_dir() else Path(point)
+
+
+def _delegated(group: Path) -> dict[str, Path]:
+    """Version 2: hand the controllers on to groups below ours. A group that does so may hold no process itself."""
+    offered = set((group / "cgroup.controllers").read_text().split())
+    missing = set(_NEEDED) - offered
+    if missing:
+        raise OSError(f"the server's cgroup was not given the {' and '.join(sorted(missing))} controller")
+    wanted = [one for one in _WANTED if one in offered]
+    asked = " ".join(f"+{one}" for one in wanted)
+    try:
+        _write(group / "cgroup.subtree_control", asked)
+    except OSError:
+        if (group / "cgroup.procs").read_text().split() != [str(os.getpid())]:
+            raise
+        leaf = group / "interlock-server"
+        leaf.mkdir(exist_ok=True)
+        _write(leaf / "cgroup.procs", os.getpid())
+        _write(group / "cgroup.subtree_control", asked)
+    return dict.fromkeys(wanted, group)
+
+
+def _sweep(parent: Path) -> None:
+    for directory in parent.glob(f"{PREFIX}*"):
+        pid, _, rest = directory.name.removeprefix(PREFIX).partition("-")
+        if not pid.isdigit() or rest.partition("-")[0] != _started(int(pid)):
+            _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    # A group outlives the last of its processes by a moment.
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            for slot in directory.iterdir() if directory.is_dir() else ():
+                if slot.is_dir():
+                    slot.rmdir()
+            directory.rmdir()
+        if not directory.is_dir():
+            return
+        time.sleep(0.01)
+
+
+def _started(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _lines(path: str) -> Iterator[str]:
+    return iter(Path(path).read_text().splitlines())
+
+
+def _field(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0
+
+
+def _write(path: Path, value: object) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _write_if_there(path: Path, value: object) -> None:
+    with contextlib.suppress(OSError):
+        _write(path, value)

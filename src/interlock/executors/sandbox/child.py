@@ -1,0 +1,150 @@
+"""A process that waits to serve one call, as the supervisor holds it, whichever back end made it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from interlock.executors.sandbox.cgroups import Slot
+from interlock.executors.sandbox.job import Job, Limits, Mount, PythonJob, Tier
+
+_GONE_S = 5.0
+_HEAVY = ("interlock", "pydantic", "async")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What has to be known before a process is made. Calls of one shape can use one another's spare processes."""
+
+    tier: Tier
+    mounts: tuple[Mount, ...]
+    limits: Limits
+    heavy: bool  # its source seems to need modules that cost a good part of a second to import, if not imported yet
+
+    @classmethod
+    def of(cls, job: Job) -> Shape:
+        heavy = isinstance(job, PythonJob) and any(word in job.source for word in _HEAVY)
+        return cls(job.tier, job.mounts, job.limits, heavy)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.tier, self.mounts, self.limits.confining, self.heavy
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended, from the one who waited for it."""
+
+    status: int | None
+    cpu_ns: int | None = None
+    max_rss: int | None = None
+
+
+class IsolationError(Exception):
+    """Isolation could not be set up. Nothing was run."""
+
+
+@dataclass(slots=True)
+class Child:
+    """The ends we hold. `over` becomes readable when the process has ended, and `ended` then says how.
+
+    `all` watches every end at once, so that a call has the event loop watch one descriptor, not five.
+    """
+
+    pid: int
+    pidfd: int
+    control: socket.socket
+    out: int
+    err: int
+    over: int
+    ended: Callable[[], Ended]
+    release: Callable[[], None]
+    refusals: int | None = None
+    inside: socket.socket | None = None
+    slot: Slot | None = None
+    all: select.epoll = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.all = select.epoll()
+
+    def make_ready(self) -> None:
+        """From now on only the event loop touches it."""
+        for one in {self.control.fileno(), self.out, self.err}:
+            os.set_blocking(one, False)
+        for one in (self.control.fileno(), self.out, self.err, self.over, self.refusals):
+            if one is not None:
+                self.all.register(one, select.EPOLLIN)
+
+    @property
+    def lives(self) -> bool:
+        return not self._ended_within(0)
+
+    def _ended_within(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def kill(self) -> None:
+        """End the process and, since it is the first of its namespace, everything it ever started."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def drop(self) -> None:
+        """Make sure that it is gone, then let go of everything. Blocks for as long as the kernel takes."""
+        self.kill()
+        self._ended_within(_GONE_S)
+        self.all.close()
+        self.release()
+        self.control.close()
+        if self.inside is not None:
+            self.inside.close()
+        for descriptor in (self.pidfd, self.out, self.err, self.refusals):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+class Backend(Protocol):
+    """Makes children. Two real ones: a zygote that forks them, and programs that start them one by one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tiers(self) -> frozenset[int]: ...
+
+    async def take(self, shape: Shape) -> Child: ...
+
+    def give_back(self, child: Child) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Evidence:
+    """What the zygote sends when it has waited for a child, and the child's mounts, which are let go of last."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self._source = source
+        self._mounts: list[int] = []
+
+    def ended(self) -> Ended:
+        """How the child ended; nothing if the zygote is gone itself."""
+        try:
+            data, self._mounts, _, _ = socket.recv_fds(self._source, 4096, 1)
+        except OSError:
+            data = b""
+        if not data:
+            return Ended(None)
+        told = json.loads(data)
+        return Ended(told["status"], told["cpu_ns"], told["max_rss"])
+
+    def close(self) -> None:
+        self._source.close()
+        for descriptor in self._mounts:
+            os.close(descriptor)

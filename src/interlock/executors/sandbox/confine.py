@@ -1,0 +1,111 @@
+"""The bonds that a process lays on itself, once it is in its namespaces and before it runs anything it was given."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from interlock.executors.sandbox import linux
+
+Json = dict[str, Any]
+
+PROXY = ("127.0.0.1", 3128)
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108
+_THROUGH_PROXY = dict.fromkeys(
+    ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://{PROXY[0]}:{PROXY[1]}"
+)
+_OPEN_FILES = 256
+_STACK = 8 << 20
+_SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bonds:
+    """What is the same for every process of one maker: made once, laid on many."""
+
+    metered: bool
+    landlock: int
+    programs: dict[int, bytes]
+    address_space: int
+
+
+def address_space() -> int:
+    """What this process has mapped so far: a bound on memory must leave room for it."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def confine(bonds: Bonds, tier: int, limits: Json, control: socket.socket, inside: socket.socket | None) -> None:
+    """Lay every bond on this process, and hand out the descriptor that hears of refused system calls.
+
+    Landlock goes before capabilities do, for it needs one of them or the promise never to gain any; the filter goes
+    last, because it forbids all of this.
+    """
+    _limit(bonds, limits)
+    os.chdir("/tmp")  # noqa: S108 - inside
+    linux.no_new_privileges()
+    if bonds.landlock:
+        ports = () if inside is None else (PROXY[1],)
+        linux.landlock(bonds.landlock, readable=("/",), writable=("/tmp", "/dev/null"), ports=ports)  # noqa: S108
+    linux.drop_capabilities()
+    refusals = linux.load_filter(bonds.programs[tier], listening=True)
+    handed = [refusals] if inside is None else [refusals, inside.fileno()]
+    socket.send_fds(control, [b"R"], handed)
+    if inside is not None:
+        inside.detach()
+    linux.close_from(4)
+    os.environ.update(ENVIRONMENT if inside is None else ENVIRONMENT | _THROUGH_PROXY)
+
+
+def _limit(bonds: Bonds, limits: Json) -> None:
+    memory: int = limits["memory_bytes"]
+    # With a cgroup this bound only has to stop what no machine could give; without one it is the bound.
+    headroom = memory if bonds.metered else 64 << 20
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, limits["tmp_bytes"]),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NPROC, limits["pids"] + (8 if bonds.metered else 0)),
+        (resource.RLIMIT_AS, bonds.address_space + memory + headroom),
+        (resource.RLIMIT_STACK, _STACK),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (lower, lower))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_s"], limits["cpu_s"] + 1))
+    if not bonds.metered:
+        # Without a share of the processor: some of the processors, and not everybody's the same.
+        cores = sorted(os.sched_getaffinity(0), key=lambda _: os.urandom(1))
+        os.sched_setaffinity(0, cores[: max(1, round(limits["cpu_cores"]))])
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+def limit_in_container(limits: Json) -> None:
+    """The limits that gVisor keeps for each process; the container as a whole has its own."""
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, limits["tmp_bytes"]),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_NPROC, limits["pids"]),
+        (resource.RLIMIT_AS, address_space() + limits["memory_bytes"]),
+        (resource.RLIMIT_CPU, limits["cpu_s"]),
+    ):
+        resource.setrlimit(kind, (most, most))
+
+
+def listen_inside() -> socket.socket:
+    """Raise the loopback of this network, in which there is nothing else, and listen where the proxy will answer."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    fcntl.ioctl(listener, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP_RUNNING))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(PROXY)
+    listener.listen(64)
+    return listener

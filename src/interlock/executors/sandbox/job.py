@@ -1,0 +1,175 @@
+"""What is run, within which limits, and what came of it.
+
+A job is code of one of two kinds at one of four tiers. An outcome says how it ended. Which way it ended is decided by
+evidence that the code cannot touch: how its process died, what the kernel counted, what the supervisor itself did.
+
+INVARIANT: what the code says about itself can choose between two failures, and can never make a success of one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+
+MIB, GIB = 1 << 20, 1 << 30
+
+Tier = Literal[0, 1, 2, 3]
+Status = Literal[
+    "ok", "error", "crashed", "timeout", "memory", "limit", "network", "no_result", "killed", "isolation"
+]  # fmt: skip
+
+# Takes the socket that listens inside the call's network, serves it until it is left, and gives the list to which it
+# adds every request that it refuses.
+Egress = Callable[[socket.socket], AbstractAsyncContextManager[list[str]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a call may use. Storage is memory here: it counts towards both."""
+
+    memory_bytes: int = 512 * MIB
+    cpu_cores: float = 1.0
+    cpu_s: int = 60
+    wall_s: float = 30.0
+    pids: int = 64
+    tmp_bytes: int = 100 * MIB
+    output_bytes: int = 1 * MIB
+    result_bytes: int = 4 * MIB
+
+    @property
+    def confining(self) -> tuple[int, float, int, int, int]:
+        """The limits that are laid on a process before it is known what it will run."""
+        return self.memory_bytes, self.cpu_cores, self.cpu_s, self.pids, self.tmp_bytes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mount:
+    """A file or directory of the host that the call may read, and where it finds it."""
+
+    host: Path
+    inside: str
+
+    def __post_init__(self) -> None:
+        if not self.inside.startswith("/in/") or ".." in self.inside.split("/"):
+            raise Failure("E3308", "an input file is mounted below `/in/`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    tier: Tier = 0
+    limits: Limits = field(default_factory=Limits)
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    secrets: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    wants_files: bool = False
+    egress: Egress | None = None
+    ticket: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tier == 0 and (self.mounts or self.env):
+            raise Failure("E3210", "code at tier 0 gets neither files nor environment; ask for tier 1")
+        if self.tier != 2 and self.egress is not None:
+            raise Failure("E3210", "only code at tier 2 reaches the network through the proxy")
+        if self.tier == 3 and not self.ticket:
+            raise Failure("E3208", "code at tier 3 has full access: a person must agree to every run of it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonJob(_Job):
+    """A function in a module given as source. `call` is what its context knows of the call it serves."""
+
+    source: str
+    entry: str
+    arguments: Json = field(default_factory=dict[str, Any])
+    filename: str = "tool.py"
+    imports: frozenset[str] = frozenset()
+    call: Json = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramJob(_Job):
+    """A program and its arguments, word by word: no shell reads them."""
+
+    argv: tuple[str, ...]
+    stdin: bytes = b""
+    cwd: str = "/tmp"  # noqa: S108 - the sandbox's own, private to the call
+
+
+Job = PythonJob | ProgramJob
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that the call left in its output directory."""
+
+    path: str
+    sha256: str
+    content: bytes = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended. What only a finished process can tell (`exit_code` to `max_rss`) is None where nobody waited."""
+
+    status: Status
+    why: str = ""
+    value: Any = None
+    error: Json | None = None
+    reports: Json = field(default_factory=dict[str, Any])
+    stdout: bytes = b""
+    stderr: bytes = b""
+    exit_code: int | None = None
+    signal: int | None = None
+    cpu_ns: int | None = None
+    max_rss: int | None = None
+    wall_ns: int = 0
+    violations: tuple[str, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+
+
+# The codes with which a tool may itself say what kind of failure it met.
+_OWN_CODES = frozenset(("E3308", "E3401", "E3410", "E3411", "E3502", "E3503", "E3504", "E3602"))
+
+
+def failure_of(outcome: Outcome, ref: str) -> Failure:
+    """An outcome that is not a success, as callers hear of it: no path, no output, nothing of the host."""
+    signal = None if outcome.signal is None else f"signal {outcome.signal}"
+    match outcome.status:
+        case "error":
+            return _own_failure(outcome, ref)
+        case "timeout":
+            return Failure("E3402", f"{ref} did not finish in time and was ended with everything it had started")
+        case "memory":
+            return Failure("E3403", f"{ref} used more memory than its limit")
+        case "crashed":
+            return Failure("E3404", f"{ref} was ended by {signal or 'a fault of its own'}")
+        case "no_result":
+            return Failure("E3404", f"{ref} ended without a result that can be read")
+        case "killed":
+            return Failure("E3703", f"{ref} was cancelled and ended with everything it had started")
+        case "network":
+            return Failure("E3406", f"{ref} reached for a network that it is not allowed")
+        case "limit":
+            return Failure("E3407", f"{ref} reached its limit of {outcome.why}")
+        case "isolation" | "ok":
+            return Failure("E3405", f"{ref} was not run: {outcome.why or 'it could not be isolated'}")
+
+
+def _own_failure(outcome: Outcome, ref: str) -> Failure:
+    error = outcome.error or {}
+    if error.get("code") in _OWN_CODES:
+        return Failure(error["code"], str(error.get("message", "")), retryable=bool(error.get("retryable")))
+    if outcome.exit_code:
+        return Failure("E3401", f"{ref} failed with exit code {outcome.exit_code}")
+    return Failure("E3401", f"{ref} failed: {error.get('type', 'an error')}")

@@ -1,0 +1,313 @@
+"""The last thing inside: takes one request, runs what it names, says what came of it, and ends.
+
+Everything before this module is trusted; everything after the request is read may be hostile, and shares this process.
+So nothing here is a guard. The guards are in place already, and the supervisor believes nothing that is said here.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import os
+import signal
+import stat
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from interlock.executors.sandbox import frames, linux
+
+Json = dict[str, Any]
+Say = Callable[[bytes, bytes], None]
+
+
+class Control(Protocol):
+    """The way to the supervisor: a socket, or what stands for one."""
+
+    def recv(self, bufsize: int, /) -> bytes: ...
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+
+FILES, SECRETS = "/tmp/out", "/tmp/.secrets"  # noqa: S108 - inside, private to the call
+_MESSAGE_LENGTH = 2000
+_OUT_OF_MEMORY = b'{"ok":false,"error":{"type":"MemoryError","message":"out of memory"}}'
+
+
+def serve(control: Control) -> None:
+    """Wait for the request, run it, answer. Returns only to be followed by the end of the process."""
+    head = _exactly(control, frames.HEAD_SIZE)
+    if head is None:
+        return
+    body = _exactly(control, frames.head(head)[1])
+    if body is None:
+        return
+    request: Json = json.loads(body)
+    os.environ.update(request["env"])
+
+    def say(kind: bytes, said: bytes) -> None:
+        control.sendall(frames.frame(kind, said))
+
+    try:
+        if request["wants_files"]:
+            os.mkdir(FILES)
+        answer = (_program if "argv" in request else _python)(request, say)
+        if request["wants_files"]:
+            _send_files(say)
+        result = json.dumps(answer, allow_nan=False).encode()
+    except MemoryError:
+        result = _OUT_OF_MEMORY
+    except BaseException as error:  # noqa: BLE001 - the edge of the sandbox: whatever it is, it is told
+        result = json.dumps({"ok": False, "error": _told(error)}).encode()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001, S110 - the code may have put anything in their place
+        pass
+    say(frames.RESULT, result)
+
+
+def _exactly(control: Control, size: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < size:
+        data = control.recv(min(size - len(received), 1 << 20))
+        if not data:
+            return None
+        received += data
+    return bytes(received)
+
+
+def _told(error: BaseException) -> Json:
+    traceback.print_exception(error, limit=-8)
+    told: Json = {"type": type(error).__name__, "message": str(error)[:_MESSAGE_LENGTH]}
+    if isinstance(error, OSError) and error.errno is not None:
+        told["errno"] = error.errno
+    if hasattr(error, "row") and hasattr(error, "retryable"):
+        told |= {"code": getattr(error, "code", None), "retryable": getattr(error, "retryable", False)}
+    return told
+
+
+# Programs
+
+
+def _program(request: Json, say: Say) -> Json:
+    # INVARIANT: a program cannot write into the memory of the process that reports how it ended.
+    linux.set_dumpable(False)
+    os.chdir(request["cwd"])
+    if request["secrets"]:
+        os.mkdir(SECRETS, 0o700)
+        for name, value in request["secrets"].items():
+            with open(f"{SECRETS}/{name}", "xb") as file:
+                file.write(base64.b64decode(value))
+    source = os.open("/tmp/.stdin", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)  # noqa: S108 - inside
+    os.unlink("/tmp/.stdin")  # noqa: S108
+    with open(source, "wb", closefd=False) as file:
+        file.write(base64.b64decode(request["stdin"]))
+    os.lseek(source, 0, os.SEEK_SET)
+    program = os.posix_spawnp(
+        request["argv"][0],
+        request["argv"],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_DUP2, source, 0), (os.POSIX_SPAWN_CLOSE, 3)],
+        setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ],
+    )
+    os.close(source)
+    ended, status = os.wait()
+    while ended != program:  # orphans fall to the first process of the namespace
+        ended, status = os.wait()
+    return {"ok": True, "exit": os.waitstatus_to_exitcode(status)}
+
+
+# Python
+
+
+def _python(request: Json, say: Say) -> Json:
+    name = os.path.basename(request["filename"]).removesuffix(".py")
+    sys.meta_path.insert(0, _Imports(name, request["imports"]))
+    module = types.ModuleType(name)
+    module.__file__ = request["filename"]
+    sys.modules[name] = module
+    exec(compile(request["source"], request["filename"], "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    path, _, handler = request["entry"].partition(":")
+    entry: Any = module
+    for part in path.split("."):
+        entry = getattr(entry, part)
+    answer = _call(entry.handlers[handler] if handler else entry, request, say)
+    if handler == "preview":
+        answer["value"] = _previewed(answer["value"])
+    return answer
+
+
+def _previewed(preview: Any) -> Json:
+    changes = [
+        {"resource": one.resource, "operation": one.operation, "before": one.before, "after": one.after}
+        for one in preview.effects
+    ]
+    return {"effects": changes, "preconditions": dict(preview.preconditions), "impact": preview.impact}
+
+
+def warm() -> None:
+    """Go the way of a request with nothing in it, so that memory and caches have been that way before."""
+    source = "def main(x):\n  try:\n    return {'a': [x + 1, 's%d' % x]}\n  except Exception:\n    raise\n"
+    document: Json = {"filename": "warm.py", "imports": [], "source": source, "entry": "main", "arguments": {"x": 1}}
+    request = json.loads(json.dumps(document))
+    frames.head(
+        frames.frame(frames.RESULT, json.dumps(_python(request, lambda _kind, _body: None)).encode())[
+            : frames.HEAD_SIZE
+        ]
+    )
+    del sys.modules["warm"]
+    sys.meta_path.pop(0)
+    sys.stdout.flush()
+
+
+def _call(entry: Any, request: Json, say: Say) -> Json:
+    function, arguments, takes_context, dump = _bound(entry, request["arguments"])
+    if takes_context is None and not inspect.iscoroutinefunction(function):
+        value = function(**arguments)
+        return {"ok": True, "value": value if dump is None else dump(value), "reports": {}}
+
+    import asyncio
+
+    return asyncio.run(_call_on_loop(function, arguments, takes_context, dump, request, say))
+
+
+async def _call_on_loop(
+    function: Callable[..., Any],
+    arguments: Json,
+    takes_context: str | None,
+    dump: Callable[[Any], Any] | None,
+    request: Json,
+    say: Say,
+) -> Json:
+    context = None
+    if takes_context is not None:
+        context = arguments[takes_context] = _context(request, say)
+    value = function(**arguments)
+    if inspect.isawaitable(value):
+        value = await value
+    reports = {} if context is None else await _reports(context)
+    return {"ok": True, "value": value if dump is None else dump(value), "reports": reports}
+
+
+def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str | None, Callable[[Any], Any] | None]:
+    """The function, its arguments in its own types, the name under which it wants a context, and how to dump."""
+    if hasattr(entry, "whole_numbers") and hasattr(entry, "function"):
+        from interlock.executors.function import bind
+
+        return entry.function, dict(bind(entry, arguments)), entry.context, entry.dump
+    if not getattr(entry, "__annotations__", None):
+        return entry, dict(arguments), None, None
+    from interlock.core.context import Context
+    from interlock.core.declare import convert
+
+    hints = inspect.get_annotations(entry, eval_str=True)
+    context = next((name for name, hint in hints.items() if hint is Context), None)
+    return entry, dict(convert(entry, arguments)), context, None
+
+
+def _context(request: Json, say: Say) -> Any:
+    from interlock.core.clock import Deadline
+    from interlock.core.context import Caller, Context
+    from interlock.core.errors import Failure
+
+    call, secrets = request["call"], request["secrets"]
+    caller = call.get("caller", {"id": "sandbox"})
+
+    def secret(name: str) -> str:
+        if name not in secrets:
+            raise Failure("E3602", f"no credential `{name}` was lent to this call")
+        return base64.b64decode(secrets[name]).decode()
+
+    async def child(*_: Any, **__: Any) -> Any:
+        raise Failure("E3109", "a sandboxed tool cannot call other tools; chain them instead")
+
+    return Context(
+        invocation_id=call.get("invocation_id", ""),
+        caller=Caller(**caller | {"scopes": frozenset(caller.get("scopes", ()))}),
+        deadline=Deadline(at=time.monotonic() + request["wall_s"]),
+        monotonic=time.monotonic,
+        session=call.get("session", {}),
+        key=call.get("key"),
+        dry_run=call.get("dry_run", False),
+        trace_id=call.get("trace_id", ""),
+        on_progress=lambda facts: say(frames.PROGRESS, json.dumps(facts).encode()),
+        on_partial=lambda part: say(frames.PARTIAL, json.dumps(part).encode()),
+        child=child,
+        hide=lambda text: text,
+        secret=secret,
+        task=call.get("task", ""),
+    )
+
+
+async def _reports(context: Any) -> Json:
+    """What the tool said of its own doing. A fact it attests to is looked at here, where the world is the tool's."""
+    observed: list[Json] = []
+    for one in context.attestations:
+        seen = one.observe()
+        seen = await seen if inspect.isawaitable(seen) else seen
+        observed.append({"what": one.what, "claimed": one.claimed, "observed": seen})
+    return {
+        "changes": [
+            {"resource": one.resource, "operation": one.operation, "before": one.before, "after": one.after}
+            for one in context.changes
+        ],
+        "attestations": observed,
+        "compensation": context.compensation,
+        "modifiers": context.modifiers,
+        "cost": {part: getattr(context.costs, part) for part in _cost_parts()},
+        "session": dict(context.session),
+    }
+
+
+def _cost_parts() -> Sequence[str]:
+    from interlock.core.cost import CALL_PARTS
+
+    return CALL_PARTS
+
+
+class _Imports(importlib.abc.MetaPathFinder):
+    """Refuses the tool modules that are neither Python's own, nor vetted, nor among its dependencies.
+
+    A rule about dependencies, so that a tool's list is true; what a module could do is bounded elsewhere. What a
+    dependency needs in turn is its own affair.
+    """
+
+    def __init__(self, tool: str, allowed: Sequence[str]) -> None:
+        self._tool = tool
+        self._allowed = {*allowed, "interlock", "pydantic"}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        top = fullname.partition(".")[0]
+        known = top in self._allowed or top in sys.stdlib_module_names or top in sys.modules
+        if not known and self._asked_by_tool():
+            raise ModuleNotFoundError(f"`{fullname}` is not among the dependencies of this tool", name=fullname)
+        return None
+
+    def _asked_by_tool(self) -> bool:
+        frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        while frame.f_globals.get("__name__", "").startswith("importlib") and frame.f_back is not None:
+            frame = frame.f_back
+        return frame.f_globals.get("__name__") == self._tool
+
+
+# Files
+
+
+def _send_files(say: Say) -> None:
+    for directory, _, names in os.walk(FILES):
+        for name in sorted(names):
+            path = os.path.join(directory, name)
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                continue
+            with open(path, "rb") as file:
+                content = file.read()
+            say(frames.FILE, json.dumps(os.path.relpath(path, FILES)).encode() + b"\n" + content)

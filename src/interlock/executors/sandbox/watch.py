@@ -1,0 +1,461 @@
+"""Watches one call: feeds it, reads what it says, counts what it does, ends it when it must, and judges how it went.
+
+Five descriptors and a timer, all on the event loop. What the code says arrives as frames; its output as two bounded
+streams; system calls it may not make as refusals, answered here; its end as evidence from the zygote. A call is ended
+by us for exactly one reason, the first that arises.
+
+By default a success is answered as soon as it is said, and the process is killed that moment: nothing that it could
+still do has an effect. Every failure, and every call whose caller wants the figures, waits for the evidence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from interlock.core.schema import Json
+from interlock.executors.sandbox import filter as seccomp
+from interlock.executors.sandbox import frames, linux, syscalls
+from interlock.executors.sandbox.cgroups import Counted
+from interlock.executors.sandbox.child import Child, Ended
+from interlock.executors.sandbox.job import Artifact, Job, Outcome, PythonJob, Status
+
+Report = Callable[[Any], None]
+
+_CHUNK = 1 << 16
+_MOST_REFUSALS = 1000
+_MOST_FILES = 1000
+_LOOK_EVERY_S = 0.05
+_STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LOOPBACK = (b"\x7f", bytes(15) + b"\x01")
+
+
+def request_of(job: Job) -> bytes:
+    """What the code inside is told. Secrets travel here and nowhere else."""
+    document: Json = {
+        "env": dict(job.env),
+        "secrets": {name: base64.b64encode(value).decode() for name, value in job.secrets.items()},
+        "wants_files": job.wants_files,
+        "wall_s": job.limits.wall_s,
+    }
+    if isinstance(job, PythonJob):
+        document |= {
+            "source": job.source,
+            "filename": job.filename,
+            "entry": job.entry,
+            "arguments": job.arguments,
+            "imports": sorted(job.imports),
+            "call": job.call,
+        }
+    else:
+        document |= {"argv": job.argv, "cwd": job.cwd, "stdin": base64.b64encode(job.stdin).decode()}
+    return frames.frame(frames.REQUEST, json.dumps(document).encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of a call that is over. Only `said` comes from the code itself."""
+
+    ended_by_us: tuple[Status, str] | None = None
+    ended: Ended
+    counted: Counted | None = None
+    violations: tuple[str, ...] = ()
+    said: Json | None = None
+    cpu_s: int = 0
+
+
+def judge(evidence: Evidence) -> tuple[Status, str]:
+    """Which way a call ended, and the name of the limit where there is one.
+
+    INVARIANT: `ok` needs a result, no reason of ours to end the call, and no death by a signal or for memory.
+    """
+    if evidence.ended_by_us is not None:
+        return evidence.ended_by_us
+    counted, said, status = evidence.counted, evidence.said, evidence.ended.status
+    if counted is not None and counted.killed_for_memory:
+        return "memory", "memory"
+    if status is None and said is None:
+        return "crashed", "its process was lost"
+    if status is not None and os.WIFSIGNALED(status):
+        died_of, spent_s = os.WTERMSIG(status), (evidence.ended.cpu_ns or 0) / 1e9
+        # The first process of a namespace does not hear the warning signal; the kernel then kills it a second later.
+        if died_of == signal.SIGXCPU or (died_of == signal.SIGKILL and spent_s >= evidence.cpu_s - 0.5):
+            return "limit", "processor time"
+        return "crashed", f"signal {died_of}"
+    if said is not None and said.get("ok") is True:
+        code = said.get("exit", 0)
+        return ("ok", "") if code == 0 else _failed_program(code, evidence)
+    if _reached_for_network(evidence):
+        return "network", ""
+    if said is None:
+        return "no_result", ""
+    return _failed_python(said, counted)
+
+
+def _failed_program(code: Any, evidence: Evidence) -> tuple[Status, str]:
+    if not isinstance(code, int):
+        return "no_result", ""
+    if _reached_for_network(evidence):
+        return "network", ""
+    if evidence.counted is not None and evidence.counted.forks_refused:
+        return "limit", "processes"
+    if code == -signal.SIGXCPU:
+        return "limit", "processor time"
+    if code == -signal.SIGXFSZ:
+        return "limit", "storage"
+    return ("error", "") if code > 0 else ("crashed", f"signal {-code}")
+
+
+def _failed_python(said: Json, counted: Counted | None) -> tuple[Status, str]:
+    told = _document(said.get("error"))
+    if said.get("ok") is not False or told is None:
+        return "no_result", ""
+    if told.get("type") == "MemoryError":
+        return "memory", "memory"
+    if told.get("errno") in _STORAGE_FULL:
+        return "limit", "storage"
+    if (counted is not None and counted.forks_refused) or told.get("errno") == errno.EAGAIN:
+        return "limit", "processes"
+    return "error", ""
+
+
+def _reached_for_network(evidence: Evidence) -> bool:
+    return any(one.partition(" ")[0] in seccomp.NETWORK or one.startswith("egress ") for one in evidence.violations)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Output of the code, kept up to its limit."""
+
+    descriptor: int
+    most: int
+    kept: bytearray = field(default_factory=bytearray)
+
+    def read(self) -> bool | None:
+        """Take what is there: False at the end of the stream, None when nothing is there now."""
+        try:
+            data = os.read(self.descriptor, _CHUNK)
+        except BlockingIOError:
+            return None
+        self.kept += data[: self.most + 1 - len(self.kept)]
+        return bool(data)
+
+    @property
+    def full(self) -> bool:
+        return len(self.kept) > self.most
+
+    def drained(self) -> bytes:
+        while not self.full and self.read():
+            pass
+        return bytes(self.kept[: self.most])
+
+
+class Watch:
+    """One call in one child."""
+
+    def __init__(
+        self,
+        child: Child,
+        job: Job,
+        *,
+        exit_evidence: bool,
+        on_progress: Report | None,
+        on_partial: Report | None,
+        refused: list[str],
+    ) -> None:
+        self._child = child
+        self._job = job
+        self._exit_evidence = exit_evidence
+        self._on_progress = on_progress
+        self._on_partial = on_partial
+        self._refused = refused
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._streams = [_Stream(one, job.limits.output_bytes) for one in (child.out, child.err)]
+        files = job.limits.tmp_bytes if job.wants_files else 0
+        self._reader = frames.Reader(job.limits.result_bytes + files)
+        self._unsent = memoryview(request_of(job))
+        self._said: Json | None = None
+        self._answered = False
+        self._files: list[Artifact] = []
+        self._violations: list[str] = []
+        self._ended_by_us: tuple[Status, str] | None = None
+        self._ended = Ended(None)
+        self._refusals = 0
+        self._handlers: dict[int, Callable[[], object]] = {
+            child.control.fileno(): self._hear,
+            child.over: self._gone,
+            child.out: lambda: self._read(self._streams[0]),
+            child.err: lambda: self._read(self._streams[1]),
+            -1 if child.refusals is None else child.refusals: self._refuse,
+        }
+
+    async def outcome(self, cancelled: asyncio.Event | None) -> Outcome:
+        started = time.perf_counter_ns()
+        timers = [self._loop.call_later(self._job.limits.wall_s, self._end, "timeout", "")]
+        watching = None if cancelled is None else self._loop.create_task(self._until(cancelled))
+        watched = self._child.all.fileno()
+        self._loop.add_reader(watched, self._watch)
+        self._send()
+        if self._child.slot is None:
+            self._look(timers)
+        try:
+            await self._over
+        finally:
+            self._child.kill()
+            for timer in timers:
+                timer.cancel()
+            if watching is not None:
+                watching.cancel()
+            self._loop.remove_reader(watched)
+            self._loop.remove_writer(self._child.control.fileno())
+        return self._judged(time.perf_counter_ns() - started)
+
+    def _watch(self) -> None:
+        """Take whatever has arrived. The end comes last: what was said before it must have been heard."""
+        ready = [descriptor for descriptor, _ in self._child.all.poll(0)]
+        for descriptor in sorted(ready, key=self._child.over.__eq__):
+            self._handlers[descriptor]()
+
+    def _ignore(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError):
+            self._child.all.unregister(descriptor)
+
+    async def _until(self, cancelled: asyncio.Event) -> None:
+        await cancelled.wait()
+        self._end("killed", "")
+
+    def _end(self, status: Status, why: str) -> None:
+        """End the call, for the first reason that there is."""
+        if self._ended_by_us is None:
+            self._ended_by_us = (status, why)
+        self._child.kill()
+
+    def _send(self) -> None:
+        try:
+            self._unsent = self._unsent[self._child.control.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = memoryview(b"")  # it is gone; the evidence will say how
+        if self._unsent:
+            self._loop.add_writer(self._child.control.fileno(), self._send)
+        else:
+            self._loop.remove_writer(self._child.control.fileno())
+
+    def _gone(self) -> None:
+        self._ignore(self._child.over)
+        self._ended = self._child.ended()
+        while self._hear():
+            pass
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    # What the code says
+
+    def _hear(self) -> bool:
+        """Take what was said; False when there is no more for now."""
+        try:
+            data = self._child.control.recv(_CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._ignore(self._child.control.fileno())
+            return False
+        try:
+            for kind, body in self._reader.feed(data):
+                self._take(kind, body)
+        except frames.TooMuch:
+            self._end("limit", "result size")
+            return False
+        except (frames.Malformed, ValueError, RecursionError):
+            self._end("no_result", "")
+            return False
+        return True
+
+    def _take(self, kind: bytes, body: bytes) -> None:
+        if self._said is not None:
+            raise frames.Malformed
+        if kind == frames.FILE:
+            self._take_file(body)
+            return
+        document = json.loads(body, parse_constant=_no_constant)
+        if kind == frames.PARTIAL:
+            if self._on_partial is not None:
+                self._on_partial(document)
+            return
+        said = _document(document)
+        if said is None:
+            raise frames.Malformed
+        if kind == frames.PROGRESS:
+            if self._on_progress is not None:
+                self._on_progress(said)
+            return
+        self._said = said
+        if not self._exit_evidence and self._ended_by_us is None and said.get("ok") is True and not said.get("exit"):
+            self._answered = True
+            self._finish()
+
+    def _take_file(self, body: bytes) -> None:
+        line, _, content = body.partition(b"\n")
+        path = json.loads(line)
+        if not isinstance(path, str) or not self._job.wants_files:
+            raise frames.Malformed
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+            raise frames.Malformed
+        if len(self._files) >= _MOST_FILES:
+            raise frames.TooMuch
+        self._files.append(Artifact("/".join(parts), hashlib.sha256(content).hexdigest(), content))
+
+    def _read(self, stream: _Stream) -> None:
+        if stream.read() is False:
+            self._ignore(stream.descriptor)
+        elif stream.full:
+            self._end("limit", "output size")
+
+    # What the code tries
+
+    def _refuse(self) -> None:
+        listener = self._child.refusals
+        heard = None if listener is None else linux.hear_refusal(listener)
+        if listener is None or heard is None:
+            return
+        name = _call_names().get(heard.number, str(heard.number))
+        if name == "connect" and self._child.inside is not None:
+            destination = _destination(heard)
+            if destination is None:
+                linux.answer_refusal(listener, heard.id, 0)
+                return
+            name = f"connect {destination}"
+        if name not in self._violations:
+            self._violations.append(name)
+        self._refusals += 1
+        if self._refusals >= _MOST_REFUSALS:
+            self._end("limit", "refused system calls")
+        linux.answer_refusal(listener, heard.id, errno.EACCES if name.split()[0] in seccomp.NETWORK else errno.EPERM)
+
+    def _look(self, timers: list[asyncio.TimerHandle]) -> None:
+        """Without a cgroup nobody bounds the memory of the tree together: look at it now and then."""
+        most = self._job.limits.memory_bytes
+        if _tree_memory(self._child.pid, most) > most:
+            self._end("memory", "memory")
+        elif not self._over.done():
+            timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look, timers)]
+
+    def _judged(self, wall_ns: int) -> Outcome:
+        slot, said = self._child.slot, self._said or {}
+        stdout, stderr = (stream.drained() for stream in self._streams)
+        violations = tuple(self._violations) + tuple(f"egress {one}" for one in self._refused)
+        evidence = Evidence(
+            ended_by_us=self._ended_by_us,
+            ended=self._ended,
+            counted=None if slot is None or self._answered else slot.counted(),
+            violations=violations,
+            said=self._said,
+            cpu_s=self._job.limits.cpu_s,
+        )
+        status, why = judge(evidence)
+        code, ended = said.get("exit"), self._ended
+        if not isinstance(code, int):
+            code = None if ended.status is None else os.waitstatus_to_exitcode(ended.status)
+        peak = evidence.counted.peak_bytes if evidence.counted is not None else 0
+        return Outcome(
+            status=status,
+            why=why,
+            value=said.get("value") if status == "ok" else None,
+            error=None if status == "ok" else _document(said.get("error")),
+            reports=_document(said.get("reports")) or {},
+            stdout=stdout,
+            stderr=stderr,
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            cpu_ns=ended.cpu_ns,
+            max_rss=peak or ended.max_rss,
+            wall_ns=wall_ns,
+            violations=violations,
+            artifacts=tuple(self._files),
+        )
+
+
+@lru_cache(maxsize=1)
+def _call_names() -> dict[int, str]:
+    return {number: name for name, number in syscalls.NUMBERS[os.uname().machine].items()}
+
+
+def _document(value: Any) -> Json | None:
+    return cast("Json", value) if isinstance(value, dict) else None
+
+
+def _no_constant(_: str) -> Any:
+    raise frames.Malformed
+
+
+def _destination(heard: linux.Refusal) -> str | None:
+    """Where a connection is to go, or None if that is within the call's own network. Only the class depends on it."""
+    try:
+        with open(f"/proc/{heard.pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(heard.arguments[1])
+            address = memory.read(min(heard.arguments[2], 28))
+        (family,) = struct.unpack_from("<H", address)
+        if family == socket.AF_UNIX:
+            return None
+        (port,) = struct.unpack_from("!H", address, 2)
+        packed = address[8:24] if family == socket.AF_INET6 else address[4:8]
+        if packed.startswith(_LOOPBACK):
+            return None
+        return f"{socket.inet_ntop(family, packed)} port {port}"
+    except (OSError, ValueError, struct.error):
+        return "somewhere"
+
+
+def _tree_memory(pid: int, most: int) -> int:
+    """The memory of a process and all that it started, in bytes. Orphans are its children too: it is their first.
+
+    Pages that a fork shares count once for each who shares them. Only if that sum is over the bound is it worth the
+    while to ask for shares, which the kernel has to walk the pages for.
+    """
+    tree, waiting = [pid], [pid]
+    while waiting:
+        with contextlib.suppress(OSError):
+            one = waiting.pop()
+            children = [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+            tree += children
+            waiting += children
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = sum(_number(f"/proc/{one}/statm", 1) * page for one in tree)
+    return total if total <= most else sum(_share(one, page) for one in tree)
+
+
+def _share(pid: int, page: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return _number(f"/proc/{pid}/statm", 1) * page
+
+
+def _number(path: str, place: int) -> int:
+    try:
+        return int(Path(path).read_text().split()[place])
+    except (OSError, IndexError):
+        return 0

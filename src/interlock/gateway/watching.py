@@ -1,0 +1,95 @@
+"""Looking over a call's shoulder: what it changed is held against what its tool declared.
+
+The tool's own reports, its session and the places an operator has put under watch are compared. A read-only tool that
+changed something, and a write tool that changed what its manifest does not cover, have broken their contract: what can
+be put back is put back, the call fails, and the version goes into quarantine until a person has looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from interlock.core.context import Change, Context
+from interlock.core.errors import Failure
+from interlock.core.phases import Call
+from interlock.core.prepared import Prepared
+from interlock.effects import watch
+from interlock.effects.databases import SqliteWatcher
+from interlock.effects.files import FileWatcher
+from interlock.effects.locks import Claim
+from interlock.effects.session import SessionState
+from interlock.effects.watch import Verdict, Watcher
+from interlock.gateway.observe import Observer
+from interlock.registry import quarantine
+from interlock.registry.quarantine import Quarantine
+from interlock.settings import Settings
+from interlock.store.journal import Journal
+
+
+class Watching:
+    """The watchers of one gateway, and what follows from what they see."""
+
+    def __init__(self, journal: Journal, settings: Settings, observer: Observer, kept_out: Quarantine) -> None:
+        self._journal = journal
+        self._observer = observer
+        self._kept_out = kept_out
+        self._watchers: list[Watcher] = []
+        if settings.watched_files:
+            self._watchers.append(FileWatcher(settings.watched_files, keep=True))
+        self._watchers.extend(SqliteWatcher(path, keep=True) for path in settings.watched_databases)
+        self.active = bool(self._watchers)
+        # Whoever is watched must be alone there: otherwise it is blamed for what its neighbours do.
+        self.claims = tuple(Claim(resource) for watcher in self._watchers for resource in watcher.resources)
+
+    async def before(self) -> list[Any]:
+        return await watch.look(self._watchers)
+
+    async def judge(self, call: Call, tool: Prepared, context: Context | None, before: Sequence[Any] | None) -> None:
+        """Compare; raises E3417 when the tool did what it said it would not."""
+        detected = [*call.detected, *([] if before is None else await watch.changes(self._watchers, before))]
+        reported: list[Change] = [] if context is None else context.changes
+        session = None if context is None else context.session
+        told = session.changes() if isinstance(session, SessionState) else ()
+        # Every tool that is declared to write may keep state in its own session; a read-only one may not.
+        own = told if not tool.writes else ()
+        if not detected and not reported and not own:
+            return
+        verdict = watch.judge(
+            tool.contract.mutation.mutation_class, call.predicted, [*detected, *_unseen(reported, detected)], own
+        )
+        if not verdict.ok:
+            await self._convict(call, tool, verdict, before)
+
+    async def _convict(self, call: Call, tool: Prepared, verdict: Verdict, before: Sequence[Any] | None) -> None:
+        left: list[Change] = []
+        for watcher, seen in zip(self._watchers, before or (), strict=False):
+            left.extend(await watcher.restore(seen))
+        changes = [self._observer.hide(call, f"{one.operation} {one.resource}") for one in verdict.outside[:20]]
+        words = f"{tool.ref} changed what it did not declare: {', '.join(changes[:3])}"
+        await self._journal.commit(
+            quarantine.impose(tool.digest, tool.ref, call.id, f"{verdict.finding}: {changes[0]}")
+        )
+        self._kept_out.look()
+        self._observer.alert(verdict.finding, call, changes=changes)
+        raise Failure(
+            "E3417",
+            words,
+            details={
+                "violation": verdict.finding,
+                "changes": changes,
+                "rolled_back": before is not None and not left,
+                "quarantined": True,
+            },
+        )
+
+    def close(self) -> None:
+        for watcher in self._watchers:
+            if isinstance(watcher, SqliteWatcher):
+                watcher.close()
+
+
+def _unseen(reported: Sequence[Change], detected: Sequence[Change]) -> list[Change]:
+    """What a tool reported that no watcher saw."""
+    seen = {(one.resource, one.operation) for one in detected}
+    return [one for one in reported if (one.resource, one.operation) not in seen]

@@ -1,0 +1,123 @@
+"""Quarantine: content that was caught doing what it said it would not is refused until a person has looked.
+
+What is quarantined is the content, by its digest: registering it again, under whatever version, restarting, and the
+passing of time lift nothing. Every process on a home hears of it within a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from interlock.core.clock import iso
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction, Unit
+
+LOOK_EVERY_S = 0.05
+
+
+class Quarantined(NamedTuple):
+    """One entry."""
+
+    digest: str
+    tool: str
+    call: str
+    reason: str
+    at_ms: int
+    lifted_ms: int | None
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "tool": self.tool,
+            "digest": self.digest,
+            "invocation_id": self.call,
+            "reason": self.reason,
+            "since": iso(self.at_ms),
+            "lifted": self.lifted_ms is not None,
+        }
+
+
+def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
+    """A unit that puts content into quarantine."""
+
+    def unit(transaction: Transaction) -> None:
+        transaction.execute(
+            "INSERT INTO quarantine (digest, tool, call, reason, at_ms, lifted_ms, epoch)"
+            " VALUES (?, ?, ?, ?, ?, NULL, (SELECT COALESCE(MAX(epoch), 0) + 1 FROM quarantine))"
+            " ON CONFLICT (digest) DO UPDATE SET call = excluded.call, reason = excluded.reason,"
+            " at_ms = excluded.at_ms, lifted_ms = NULL, epoch = excluded.epoch",
+            (digest, tool, call, reason, transaction.now_ms),
+        )
+        body = records.plain(
+            "registry", call, transaction.now_ms, event="tool.quarantined", toolId=tool, digest=digest, reason=reason
+        )  # fmt: skip
+        transaction.append("registry", call, body)
+
+    return unit
+
+
+def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
+    """A unit in which a person who may lets content out again. `tool` is the reference or the digest."""
+    if by.kind != "human" or by.agent not in (None, by.id):
+        raise Failure("E3206", "only a person can lift a quarantine; an agent never can")
+    if "tools:admin" not in by.scopes:
+        raise Failure("E3206", "lifting a quarantine needs the scope tools:admin")
+    if not reason.strip():
+        raise Failure("E3004", "say why the quarantine is lifted")
+
+    def unit(transaction: Transaction) -> Quarantined:
+        row = transaction.one(
+            f"SELECT {_COLUMNS} FROM quarantine WHERE (tool = ? OR digest = ?) AND lifted_ms IS NULL",  # noqa: S608 - constant
+            (tool, tool),
+        )
+        if row is None:
+            raise Failure("E3101", f"`{tool}` is not in quarantine")
+        found = Quarantined(*row)
+        transaction.execute(
+            "UPDATE quarantine SET lifted_ms = ?, epoch = (SELECT MAX(epoch) + 1 FROM quarantine) WHERE digest = ?",
+            (transaction.now_ms, found.digest),
+        )
+        body = records.plain(
+            "registry", found.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=found.tool,
+            digest=found.digest, by=by.acting, reason=reason,
+        )  # fmt: skip
+        transaction.append("registry", found.call, body)
+        return found._replace(lifted_ms=transaction.now_ms)
+
+    return unit
+
+
+_COLUMNS = "digest, tool, call, reason, at_ms, lifted_ms"
+
+
+class Quarantine:
+    """What is in quarantine now, as every process on the home sees it."""
+
+    def __init__(self, journal: Journal, monotonic: Callable[[], float]) -> None:
+        self._read: Callable[[str, Sequence[Any]], list[Any]] = journal.read
+        self._monotonic = monotonic
+        self._looked = float("-inf")
+        self._epoch = -1
+        self._reasons: dict[str, str] = {}
+
+    def check(self, digest: str, ref: str, now: float) -> None:
+        """Refuse (E3210) content that is in quarantine."""
+        if now - self._looked >= LOOK_EVERY_S:
+            self.look()
+        if self._reasons and digest in self._reasons:
+            words = f"{ref} is in quarantine until a person has looked at it: {self._reasons[digest]}"
+            raise Failure("E3210", words, details={"quarantined": True})
+
+    def look(self) -> None:
+        """Look whether anything was put in or let out."""
+        self._looked = self._monotonic()
+        epoch: int = self._read("SELECT COALESCE(MAX(epoch), 0) FROM quarantine", ())[0][0]
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._reasons = {one.digest: one.reason for one in self.all() if one.lifted_ms is None}
+
+    def all(self) -> list[Quarantined]:
+        """Everything that ever was in quarantine."""
+        return [Quarantined(*row) for row in self._read(f"SELECT {_COLUMNS} FROM quarantine ORDER BY at_ms", ())]  # noqa: S608 - constant

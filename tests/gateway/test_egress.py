@@ -1,0 +1,61 @@
+"""A sandboxed tool that may reach one host reaches that one, through the proxy, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from interlock import Interlock, Sandboxing, tool
+from interlock.core.manifest import NetworkPolicy
+from interlock.executors import isolated
+from interlock.executors.egress import EgressPolicy
+from tests.gateway import isolated_tools as cell
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest_asyncio.fixture
+async def upstream() -> AsyncGenerator[int]:
+    """A host that the tool's manifest names, here on this machine."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+@pytest.mark.part_of("EXEC-06", rest="the table of targets, which runs on the proxy; the agent's allowance in a token")
+async def test_only_what_operator_and_manifest_both_list_is_reached(
+    tmp_path: Path, upstream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The one thing a test on one machine cannot have: a public address. Everything else is as it is.
+    monkeypatch.setattr(isolated, "EgressPolicy", partial(EgressPolicy, allow_private=True))
+    listed = {"allowed_domains": ["localhost"], "allowed_ports": [upstream]}
+    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=listed) as lock:
+        network = NetworkPolicy(allowed_domains=("localhost", "elsewhere.test"), allowed_ports=(upstream,))  # pyright: ignore[reportCallIssue] - defaults
+        declare = tool(
+            version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=2), network=network
+        )  # fmt: skip
+        fetch = declare(cell.fetch.function)
+        await lock.journal.commit(_publish(fetch))
+        lock.catalog.attach(fetch)
+        assert (await lock.call("cell.fetch", url=f"http://localhost:{upstream}/")).unwrap() == "200 hello"
+        for url in (f"http://elsewhere.test:{upstream}/", "http://localhost:1/", f"http://127.0.0.1:{upstream}/"):
+            assert code(await lock.call("cell.fetch", url=url)) == "E3406"
+        assert len(records(lock, kind="violation")) == 3
+        # It says that it only reads.
+        posted = await lock.call("cell.fetch", url=f"http://localhost:{upstream}/post")
+        assert posted.error is not None
+        assert posted.error.details is not None
+        assert posted.error.details["violation"] == "MUTATION_CLASS_VIOLATION"
+        assert code(await lock.call("cell.fetch", url=f"http://localhost:{upstream}/")) == "E3210"

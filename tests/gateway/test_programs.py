@@ -1,0 +1,349 @@
+"""Programs as tools: a manifest and no Python. Words stay words, and a program ends as what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock import Caller, Failure, Interlock
+from interlock.core.manifest import Execution
+from interlock.core.schema import Json
+from interlock.executors.sandbox.confine import ENVIRONMENT
+from interlock.registry.source import load
+from tests.cli.conftest import Cli
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+
+ADAPTERS = "the adapters for LangChain tools and function-call schemas, and the exports"
+TEXT: Json = {"type": "string", "description": "any text", "examples": ["hello"]}
+MANY: Json = {"type": "array", "items": {"type": "string"}, "description": "texts", "examples": [["a", "b"]]}
+NUMBER: Json = {"type": "integer", "description": "a number", "examples": [3]}
+PRINT = "import json, sys; print(json.dumps(sys.argv[2:]))"
+MARK = "98731"  # how long the hanging programs would sleep, so that they can be found
+
+
+REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+
+
+def manifest(tool_id: str, argv: list[str], result: Json | None = None, **said: Any) -> Json:
+    execution = {"kind": "program", "target": argv[0], "argv": argv, **said.pop("execution", {})}
+    parameters: Json = said.pop("parameters", {})
+    required = said.pop("required", list(parameters))
+    return {
+        "tool_id": tool_id,
+        "namespace": "prog",
+        "version": "1.0.0",
+        "name": f"Program {tool_id}",
+        "description": "A program that the tests run.",
+        "provider": "local",
+        "protocol": "native",
+        "mutation_class": "read_only",
+        "parameters": {"type": "object", "properties": parameters, "required": required},
+        "result_schema": {"type": "string"} if result is None else result,
+        "required_permissions": [],
+        "idempotency": {},
+        "observability": {},
+        "timeout_class": "standard",
+        "execution": execution,
+        **said,
+    }
+
+
+STRINGS: Json = {"type": "array", "items": {"type": "string"}}
+TOOLS = [
+    manifest(
+        "echo", ["python3", "-I", "-c", PRINT, "--", "{text}", "{more...}"], STRINGS,
+        parameters={"text": TEXT, "more": MANY}, required=["text"], execution={"parse": "json"},
+    ),
+    manifest(
+        "default", ["printf", "--", "%s", "{text}"], parameters={"text": {**TEXT, "default": "unsaid"}}, required=[]
+    ),
+    manifest("bare", ["printf", "%s", "{text}"], parameters={"text": TEXT}),
+    manifest("option", ["printf", "--", "%s", "--name={text}"], parameters={"text": TEXT}),
+    manifest(
+        "exits", ["sh", "-c", "echo out; printf 'one\\n\\033[31mred\\033[0m\\r\\n' >&2; exit $0", "{status}"],
+        parameters={"status": NUMBER},
+    ),
+    manifest("segv", ["sh", "-c", "kill -SEGV $$"]),
+    manifest("hang", ["sh", "-c", f"(setsid sleep {MARK} &); setsid sleep {MARK} & sleep {MARK}"]),
+    manifest("flood", ["yes"]),
+    manifest("stdin", ["cat"], {"type": "object"}, parameters={"text": TEXT, "more": MANY},
+             execution={"stdin": "json", "parse": "json"}),
+    manifest("words", ["wc", "-w"], {"type": "integer"}, parameters={"text": TEXT},
+             execution={"stdin": "text", "parse": "json"}),
+    manifest("lines", ["printf", "--", "%s\\n", "{more...}"], STRINGS, parameters={"more": MANY},
+             execution={"parse": "lines"}),
+    manifest("env", ["env"], STRINGS, execution={"parse": "lines", "env": {"GREETING": "a b", "LANG": "C"}}),
+    manifest("where", ["pwd"], execution={"cwd": "/usr"}),
+    manifest("torn", ["printf", '{"a": '], {"type": "object"}, execution={"parse": "json"}),
+    manifest("binary", ["printf", "\\377"]),
+    manifest("misfit", ["printf", "12"], execution={"parse": "json"}),
+    manifest("missing", ["no-such-program"]),
+    manifest("lent", ["sh", "-c", "wc -c < $HOME/.secrets/prog.key; cat $HOME/.secrets/prog.key; env"],
+             required_permissions=["credentials:prog/key"]),
+    manifest(
+        "post", ["printf", "--", "%s", "{text}"], parameters={"text": TEXT}, mutation_class="write_irreversible",
+        effects=[{"resource": "box:{text}", "operation": "CREATE"}],
+    ),
+]  # fmt: skip
+NAMED: dict[str, Json] = {one["tool_id"]: one for one in TOOLS}
+
+
+def written(path: Path, *documents: Json) -> str:
+    path.write_text(json.dumps(documents))
+    return str(path)
+
+
+@pytest_asyncio.fixture
+async def lock(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Interlock]:
+    monkeypatch.setenv("A_SERVERS_SECRET", "canary-7731")
+    _, tools = load(written(tmp_path / "programs.json", *TOOLS))
+    async with Interlock.open(home, housekeeping=False) as opened:
+        for one in tools:
+            await opened.journal.commit(_publish(one))
+            opened.catalog.attach(one)
+        yield opened
+
+
+HOSTILE = ("a b", "'\"", "$(id)", "`id`", "-rf", "--help", "line\nline", "*", ";id", "", "é\u2028🙂", "{text}", "\\x")
+
+
+@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+async def test_arguments_reach_a_program_as_single_literal_words(lock: Interlock) -> None:
+    for text in HOSTILE:
+        assert (await lock.call("prog.echo", text=text)).unwrap() == [text]
+    assert (await lock.call("prog.echo", text="first", more=list(HOSTILE))).unwrap() == ["first", *HOSTILE]
+    assert (await lock.call("prog.lines", more=["a b", "", "c"])).unwrap() == ["a b", "", "c"]
+    assert (await lock.call("prog.default")).unwrap() == "unsaid"
+    assert (await lock.call("prog.option", text="-x y")).unwrap() == "--name=-x y"
+
+
+@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+async def test_an_argument_cannot_become_an_option(lock: Interlock) -> None:
+    assert (await lock.call("prog.bare", text="x -v")).unwrap() == "x -v"
+    for text in ("-v", "--help", "-"):
+        refused = await lock.call("prog.bare", text=text)
+        assert code(refused) == "E3305"
+        (record,) = records(lock, refused.invocation_id)
+        assert "authorize" not in record["phases"], "nobody should be asked about what cannot be run"
+    assert code(await lock.call("prog.echo", text="a\0b")) == "E3305"
+    assert code(await lock.call("prog.echo", text="x" * 200_000)) == "E3308"
+
+
+@pytest.mark.part_of("EXEC-05", rest="asynchronous mode")
+async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
+    failed = await lock.call("prog.exits", status=3)
+    assert failed.error is not None
+    assert failed.error.code == "E3401"
+    assert failed.error.details == {"exit_code": 3, "stderr": ["one", "red"]}
+    assert (await lock.call("prog.exits", status=0)).unwrap() == "out\n"
+    assert code(await lock.call("prog.segv")) == "E3404"
+    assert code(await lock.call("prog.flood")) == "E3407"
+    assert code(await lock.call("prog.missing")) == "E3108"
+
+
+@pytest.mark.part_of("EXEC-05", rest="asynchronous mode")
+async def test_a_program_that_hangs_is_ended_with_everything_it_started(lock: Interlock) -> None:
+    assert code(await lock.call("prog.hang", timeout_s=0.5)) == "E3402"
+    async with asyncio.timeout(10):
+        while any(MARK.encode() in line for line in _command_lines()):  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(0.01)
+
+
+def _command_lines() -> list[bytes]:
+    found: list[bytes] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((process / "cmdline").read_bytes())
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+@pytest.mark.part_of("EXEC-05", rest="asynchronous mode")
+async def test_output_that_is_not_what_was_promised_is_no_result(lock: Interlock) -> None:
+    torn = await lock.call("prog.torn")
+    assert torn.error is not None
+    assert torn.error.code == "E3404"
+    assert "output protocol" in torn.error.message
+    assert code(await lock.call("prog.binary")) == "E3404"
+    assert code(await lock.call("prog.misfit")) == "E3303"
+
+
+@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+async def test_parameters_come_by_stdin_where_the_manifest_says_so(lock: Interlock) -> None:
+    arguments = {"text": 'a "quoted"\n$(id)', "more": ["é"]}
+    assert (await lock.call("prog.stdin", arguments)).unwrap() == arguments
+    assert (await lock.call("prog.words", text="three small words")).unwrap() == 3
+
+
+@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+async def test_directory_and_environment_are_what_the_manifest_says(lock: Interlock) -> None:
+    seen = dict(line.split("=", 1) for line in (await lock.call("prog.env")).unwrap())
+    assert seen == {**ENVIRONMENT, "LC_CTYPE": "C.UTF-8", "GREETING": "a b", "LANG": "C"}
+    assert (await lock.call("prog.where")).unwrap() == "/usr\n"
+
+
+async def test_a_program_reads_what_outside_it_was_promised(lock: Interlock, tmp_path: Path) -> None:
+    given = tmp_path / "given.txt"
+    written(given, {"a": 1})
+    reading = manifest("reading", ["cat", "/in/given"], sandbox={"reads": {"given": str(given)}})
+    _, (tool,) = load(written(tmp_path / "reading.json", reading))
+    await lock.journal.commit(_publish(tool))
+    lock.catalog.attach(tool)
+    assert (await lock.call("prog.reading")).unwrap() == '[{"a": 1}]'
+
+
+async def test_a_credential_is_lent_to_a_program_as_a_file(lock: Interlock) -> None:
+    await lock.secrets.set("prog/key", "s3cret-canary", by="local:test")
+    said = (await lock.call("prog.lent")).unwrap()
+    assert said.startswith("13\n[REDACTED]")
+    assert said.count("[REDACTED]") == 1
+
+
+async def test_what_a_program_was_given_is_nowhere_in_the_store(lock: Interlock, home: Path) -> None:
+    canary = "unlikely-argument-5512"
+    await lock.call("prog.echo", text=canary)
+    await lock.call("prog.stdin", text=canary, more=[])
+    await lock.call("prog.bare", text=f"-{canary}")
+    assert _files_with(canary, home) == []
+
+
+def _files_with(text: str, directory: Path) -> list[Path]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+def test_a_program_cannot_be_run_in_process(tmp_path: Path) -> None:
+    _, (tool,) = load(written(tmp_path / "echo.json", NAMED["echo"]))
+    with pytest.raises(Failure, match="sandbox") as refusal:
+        tool(text="x")
+    assert refusal.value.code == "E3405"
+
+
+async def test_a_preview_comes_from_the_side_effect_manifest(lock: Interlock) -> None:
+    seen = (await lock.call("prog.post", text="letter", dry_run=True)).unwrap()
+    assert seen["predicted_effects"] == [{"resource": "box:letter", "operation": "CREATE"}]
+    assert "nothing was run" in seen["impact"]
+
+
+async def test_a_program_that_changes_something_runs_once_agreed_to(lock: Interlock) -> None:
+    pending = await lock.call("prog.post", text="letter", key="k")
+    assert pending.pending
+    await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
+    first = await lock.call("prog.post", text="letter", key="k")
+    assert first.unwrap() == "letter"
+    assert (await lock.call("prog.post", text="letter", key="k")).replayed
+    assert "previewDifferences" not in first.metadata
+
+
+@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+async def test_a_program_is_admitted_by_its_examples_like_any_tool(home: Path, tmp_path: Path) -> None:
+    wrong = manifest("wrong", ["false"], version="1.0.1")
+    target = written(tmp_path / "programs.json", NAMED["echo"], NAMED["post"], wrong)
+    async with Interlock.open(home, housekeeping=False) as lock:
+        admitted, looked_at, refused = await lock.add_from(target)
+        assert admitted.admitted
+        assert looked_at.admitted
+        assert looked_at.trial is not None
+        assert looked_at.trial.mode == "preview"
+        assert list(refused.verdict.refused) == ["contract_tests_passing"]
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ({"argv": ["wc", "{nothing}"]}, "/execution/argv/1"),
+        ({"argv": ["wc", "{maybe}"]}, "/execution/argv/1"),
+        ({"argv": ["wc", "{anything}"]}, "/execution/argv/1"),
+        ({"argv": ["wc", "-{text}"]}, "/execution/argv/1"),
+        ({"argv": ["wc", "--{text}=1"]}, "/execution/argv/1"),
+        ({"argv": ["wc", "-n{text}"]}, "/execution/argv/1"),
+        ({"argv": ["wc", "{text}{maybe...}"]}, "/execution/argv/1"),
+        ({"argv": ["wc"], "stdin": "nothing"}, "/execution/stdin"),
+        ({"argv": []}, "/execution"),
+        ({"argv": ["other"]}, "/execution"),
+        ({"argv": ["{text}"], "target": "{text}"}, "/execution"),
+        ({"argv": ["./wc"], "target": "./wc"}, "/execution"),
+        ({"argv": ["wc"], "handlers": {"check": "a.py:b"}}, "/execution"),
+        ({"argv": ["wc"], "kind": "function"}, "/execution"),
+        ({"argv": ["wc", "a\0b"]}, "/execution/argv/1"),
+        ({"argv": ["wc"], "cwd": "here"}, "/execution/cwd"),
+        ({"argv": ["wc"], "env": {"A=B": "c"}}, "/execution/env/A=B/[key]"),
+    ],
+)
+def test_a_template_that_could_go_wrong_is_refused_when_it_is_loaded(tmp_path: Path, said: Json, where: str) -> None:
+    document = manifest(
+        "wrong", ["wc"], parameters={"text": TEXT, "maybe": TEXT, "anything": True}, required=["text"], execution=said
+    )  # fmt: skip
+    with pytest.raises(Failure) as refusal:
+        load(written(tmp_path / "wrong.json", document))
+    assert refusal.value.code == "E3105"
+    assert refusal.value.details is not None
+    assert [fault["pointer"] for fault in refusal.value.details["faults"]] == [where]
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ({"sandbox": {"tier": 0, "reads": {"hosts": "/etc/hosts"}}}, "/sandbox/tier"),
+        ({"mutation_class": "write_reversible", "effects": [{"resource": "x", "operation": "UPDATE"}]},
+         "/mutation_class"),
+        ({"has_fixture": True}, "/has_fixture"),
+    ],
+)  # fmt: skip
+def test_what_a_program_cannot_promise_is_refused(tmp_path: Path, said: Json, where: str) -> None:
+    with pytest.raises(Failure) as refusal:
+        load(written(tmp_path / "wrong.json", manifest("wrong", ["wc"], **said)))
+    assert refusal.value.details is not None
+    assert [fault["pointer"] for fault in refusal.value.details["faults"]] == [where]
+
+
+def test_a_program_is_isolated_whatever_its_manifest_says(tmp_path: Path) -> None:
+    reading = manifest("reading", ["cat", "/in/hosts"], sandbox={"reads": {"hosts": "/etc/hosts"}})
+    _, tools = load(written(tmp_path / "some.json", NAMED["echo"], NAMED["env"], reading))
+    assert [tool.manifest.sandbox and tool.manifest.sandbox.tier for tool in tools] == [0, 1, 1]
+
+
+WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.lists(WORD, max_size=5), WORD)
+def test_every_item_is_a_word_and_nothing_is_read_in_it(items: list[str], text: str) -> None:
+    program = Execution(kind="program", target="p", argv=("p", "--o={text}", "--", "{text}", "{items...}"))
+    assert program.words({"text": text, "items": items}) == ("p", f"--o={text}", "--", text, *items)
+
+
+@given(st.lists(WORD, max_size=5))
+def test_no_word_of_the_input_is_an_option(items: list[str]) -> None:
+    program = Execution(kind="program", target="p", argv=("p", "{items...}"))
+    if any(item.startswith("-") for item in items):
+        with pytest.raises(Failure, match="option"):
+            program.words({"items": items})
+    else:
+        assert program.words({"items": items}) == ("p", *items)
+
+
+def test_what_is_not_text_is_one_word_of_json() -> None:
+    program = Execution(kind="program", target="p", argv=("p", "--", "{value}", "{many...}"))
+    values: list[tuple[Any, str]] = [(5.0, "5"), (-1, "-1"), (True, "true"), (None, "null"), ({"a": [1]}, '{"a":[1]}')]
+    for value, word in values:
+        assert program.words({"value": value}) == ("p", "--", word)
+    assert program.words({"value": [1, 2], "many": [1, "a"]}) == ("p", "--", "[1,2]", "1", "a")
+
+
+@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+def test_a_program_is_added_and_called_from_the_command_line(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    written(tmp_path / "words.json", NAMED["words"])
+    assert cli("tools", "add", "words.json").code == 0
+    assert cli.call("prog.words", {"text": "in four small words"})["structured_content"] == 4

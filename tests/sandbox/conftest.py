@@ -1,0 +1,96 @@
+"""Sandboxes for tests, and proof after every test that nothing of a call is left on the host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from interlock.executors.sandbox.allowance import Allowance
+from interlock.executors.sandbox.cgroups import PREFIX
+from interlock.executors.sandbox.job import GIB
+from interlock.executors.sandbox.supervisor import Sandbox
+
+ROOMY = Allowance(cores=64, memory_bytes=64 * GIB)
+PROGRAMS = {"bubblewrap": "bwrap", "gvisor": "runsc"}
+
+
+def require(backend: str) -> None:
+    """The back end's program must be there. In CI, which installs it, its absence is a failure and not a skip."""
+    program = PROGRAMS.get(backend)
+    if program is None or shutil.which(program):
+        return
+    if os.environ.get("CI") == "true" and backend == "bubblewrap":
+        pytest.fail(f"{program} is not installed: apt-get install {backend}")
+    pytest.skip(f"{program} is not installed")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sandbox() -> AsyncGenerator[Sandbox]:
+    """One for the whole run: what one test's calls leave behind, another would find."""
+    os.environ["SECRET_TOKEN"] = "hunter2"
+    async with await Sandbox.open(backends=("zygote",), spares=2, allowance=ROOMY) as opened:
+        yield opened
+    del os.environ["SECRET_TOKEN"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Generator[None]:
+    """No process of a call, no mount and no temporary file stays behind."""
+    mounts = _mounts()
+    yield
+    deadline = time.monotonic() + 10
+    while (left := strays()) and time.monotonic() < deadline:
+        time.sleep(0.01)  # a killed process takes the kernel a moment
+    assert left == []
+    assert _mounts() == mounts
+    assert bundles_left() == []
+
+
+def strays() -> list[str]:
+    """Processes below ours that are neither a zygote nor a spare child: what a call has left."""
+    found: list[str] = []
+    for pid in _below(os.getpid()):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z" and "zygote.launch" not in line:
+            found.append(line)
+    return found
+
+
+def _below(pid: int) -> list[int]:
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            for task in os.listdir(f"/proc/{one}/task"):
+                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
+                waiting += map(int, children)
+                found += map(int, children)
+        except OSError:
+            continue
+    return found
+
+
+def _mounts() -> str:
+    return Path("/proc/self/mountinfo").read_text()
+
+
+def bundles_left() -> list[Path]:
+    """The temporary directories of sandboxes of this process."""
+    return list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}-*"))
+
+
+def groups_left() -> list[Path]:
+    """The cgroups of sandboxes of this process."""
+    return [path for path in Path("/sys/fs/cgroup").rglob(f"{PREFIX}{os.getpid()}-*") if path.is_dir()]

@@ -1,0 +1,68 @@
+"""Hostile code fails, is classified by evidence, and leaves nothing behind: as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interlock.executors.sandbox.supervisor import Sandbox
+from tests.sandbox.attacks import ATTACKS, Attack
+from tests.sandbox.conftest import require
+
+HERE = Path(__file__).parent
+ORDINARY = 1000
+
+
+@pytest.mark.part_of("EXEC-03", rest="the answer at the doors")
+@pytest.mark.part_of("EXEC-04", rest="the latency of other calls")
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_attack_fails(sandbox: Sandbox, attack: Attack) -> None:
+    assert await attack.fault(sandbox) is None
+
+
+@pytest.mark.part_of("EXEC-03", rest="the answer at the doors")
+@pytest.mark.parametrize("backend", ["zygote", "bubblewrap", "gvisor"])
+@pytest.mark.parametrize("user", [0, ORDINARY], ids=["root", "ordinary"])
+def test_every_attack_fails_on_every_back_end_for_every_user(backend: str, user: int) -> None:
+    require(backend)
+    if os.getuid() != 0 and user != os.getuid():
+        pytest.skip("only root can become another user; the tests above ran as this one")
+    if backend == "zygote" and user == os.getuid():
+        pytest.skip("the tests above ran exactly this")
+    if backend == "gvisor" and user != 0:
+        pytest.skip("runsc needs root")
+    done = subprocess.run(
+        [_python(user), "-I", str(HERE / "siege.py"), backend, *sys.path],
+        user=user,
+        group=user,
+        extra_groups=[],
+        cwd="/",
+        env={"SECRET_TOKEN": "hunter2", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "every attack failed\n", "")
+
+
+def _python(user: int) -> str:
+    """An interpreter that this user can start: the one that runs the tests may lie in somebody's home."""
+    for python in (os.path.realpath(sys.executable), f"/usr/bin/python3.{sys.version_info.minor}"):
+        tried = (
+            subprocess.run([python, "-c", ""], user=user, group=user, check=False, cwd="/")
+            if _there(python, user)
+            else None
+        )
+        if tried is not None and tried.returncode == 0:
+            return python
+    pytest.skip(f"no interpreter of this version can be started by user {user}")
+
+
+def _there(python: str, user: int) -> bool:
+    return user == os.getuid() or all(os.stat(one).st_mode & 0o001 for one in (python, *Path(python).parents))

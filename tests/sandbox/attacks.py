@@ -169,7 +169,7 @@ ATTACKS = (
         limits=_short(1.0),
     ),
     Attack("as many as there can be", "while True:\n    if os.fork() == 0: time.sleep(60)", ("limit",)),
-    Attack("a fork bomb in a shell", ("sh", "-c", "f() { f | f & }; f; sleep 60"), ("timeout",), limits=_short(1.0)),
+    Attack("a fork bomb in a shell", ("sh", "-c", "f() { f | f & }; (f) & exec sleep 60"), ("timeout",), limits=_short(1.0)),
     Attack(
         "signals to everybody",
         "hit = []\nfor p in (*range(2, 400), os.getppid()):\n    try:\n        os.kill(p, 9); hit.append(p)\n"
@@ -219,8 +219,7 @@ ATTACKS = (
         "memory of many processes",
         "for _ in range(10):\n    if os.fork() == 0:\n        b = bytearray(os.urandom(1 << 20)) * 40; time.sleep(60)\n"
         "time.sleep(5)\nreturn 'lived'",
-        # Where all calls are one user to the kernel, the fork bomb beside it may have used up the processes first.
-        ("memory", "limit"),
+        ("memory",),
     ),
     Attack(
         "files in memory",

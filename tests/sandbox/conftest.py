@@ -91,6 +91,7 @@ def bundles_left() -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"{PREFIX}{os.getpid()}-*"))
 
 
-def groups_left() -> list[Path]:
-    """The cgroups of sandboxes of this process."""
-    return [path for path in Path("/sys/fs/cgroup").rglob(f"{PREFIX}{os.getpid()}-*") if path.is_dir()]
+def groups_left(server: int | None = None) -> list[str]:
+    """The cgroups of a server, of this process if none is named. Other servers' come and go while we look."""
+    mine = f"{PREFIX}{os.getpid() if server is None else server}-"
+    return [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names if name.startswith(mine)]

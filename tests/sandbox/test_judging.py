@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, root, syscalls
-from interlock.executors.sandbox.cgroups import Counted
+from interlock.executors.sandbox.cgroups import Cgroups, Counted
 from interlock.executors.sandbox.child import Ended
-from interlock.executors.sandbox.job import Outcome, Status, failure_of
+from interlock.executors.sandbox.job import Limits, Outcome, Status, failure_of
 from interlock.executors.sandbox.watch import Evidence, judge
 
 CODES: dict[Status, str] = {
@@ -166,3 +166,23 @@ def test_where_isolation_is_denied_nothing_runs(denied: str, backends: str, tmp_
     command = [sys.executable, str(script), denied, backends]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr) == ("None isolation E3405 True\n", "")
+
+
+def test_a_group_is_not_used_again_while_anything_of_its_last_call_lives() -> None:
+    try:
+        groups = Cgroups.open()
+    except OSError as refused:
+        pytest.skip(f"this host gives us no groups, so no call has one: {refused}")
+    limits = Limits(pids=4)
+    try:
+        slot = groups.take()
+        with subprocess.Popen(["sleep", "60"]) as left:
+            slot.take(left.pid, limits)
+            groups.give(slot)
+            another = groups.take()
+            assert another is not slot
+            left.kill()
+        groups.give(another)
+        assert {groups.take(), groups.take()} == {slot, another}
+    finally:
+        groups.close()

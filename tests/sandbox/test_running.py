@@ -21,7 +21,7 @@ import pytest
 
 from interlock.core.errors import Failure
 from interlock.executors.sandbox.allowance import Allowance
-from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
+from interlock.executors.sandbox.cgroups import Cgroups
 from interlock.executors.sandbox.job import MIB, Limits, Mount, Outcome, ProgramJob, PythonJob, Tier, failure_of
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
@@ -456,7 +456,7 @@ def test_a_killed_server_leaves_no_process_behind(tmp_path: Path) -> None:
     # Its cgroups are empty now, and the next server sweeps them.
     with contextlib.suppress(OSError):
         Cgroups.open().close()
-    assert list(Path("/sys/fs/cgroup").rglob(f"{PREFIX}{server.pid}-*")) == []
+    assert groups_left(server.pid) == []
 
 
 def _pidfd(pid: int) -> int | None:

@@ -63,6 +63,11 @@ class Slot:
         for directory in dict.fromkeys(self._of.values()):
             _write(directory / "cgroup.procs", pid)
 
+    @property
+    def deserted(self) -> bool:
+        """A killed tree is counted here until the kernel has buried the last of it."""
+        return int((self._of["pids"] / "pids.current").read_text()) == 0
+
     def counted(self) -> Counted:
         kills, refused = self._events()
         peak = "memory.peak" if self._unified else "memory.max_usage_in_bytes"
@@ -105,8 +110,10 @@ class Cgroups:
 
     def take(self) -> Slot:
         with self._lock:
-            if self._free:
-                return self._free.pop()
+            for slot in self._free:
+                if slot.deserted:
+                    self._free.remove(slot)
+                    return slot
             self._made += 1
             name = str(self._made)
         directories = {controller: root / name for controller, root in self._roots.items()}

@@ -19,6 +19,7 @@ ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR":
 _THROUGH_PROXY = dict.fromkeys(
     ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://{PROXY[0]}:{PROXY[1]}"
 )
+_PROCESSES = 65_536
 _OPEN_FILES = 256
 _STACK = 8 << 20
 _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
@@ -70,7 +71,8 @@ def _limit(bonds: Bonds, limits: Json) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits["tmp_bytes"]),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_NPROC, limits["pids"] + (8 if bonds.metered else 0)),
+        # The kernel counts these per user, and for some back ends all calls are one user: a cgroup counts per call.
+        (resource.RLIMIT_NPROC, _PROCESSES if bonds.metered else limits["pids"]),
         (resource.RLIMIT_AS, bonds.address_space + memory + headroom),
         (resource.RLIMIT_STACK, _STACK),
         (resource.RLIMIT_MEMLOCK, 0),

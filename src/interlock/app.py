@@ -153,10 +153,8 @@ class Interlock:
             secrets=self._secret_texts,
         )
         self._caller_id = caller or f"local:{_user()}"
-        self._tasks = [asyncio.create_task(self._keep_house()), asyncio.create_task(self._keep_time())]
-        if not settings.housekeeping:
-            for task in self._tasks:
-                task.cancel()
+        chores = (self._keep_house(), self._keep_time()) if settings.housekeeping else ()
+        self._tasks = [asyncio.create_task(chore) for chore in chores]
 
     @classmethod
     def open(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Context, Effect, Field, Interlock, Preview, tool
 from interlock.core.errors import Failure
+from interlock.gateway.hooks import Hook, HookResult
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Name, Text
@@ -32,6 +33,7 @@ class World:
         self.together = 0
         self.most = 0
         self.values: dict[str, int] = {}
+        self.wrote = asyncio.Event()
 
 
 world = World()
@@ -56,6 +58,13 @@ async def honest(ctx: Context, way: Way) -> str:
             file.chmod(0o600)
         case "create":
             (world.root / "new.txt").write_text("new")
+        case "write, then fail":
+            file.write_text("changed")
+            raise ValueError("and that was that")
+        case "write, then wait":
+            file.write_text("changed")
+            world.wrote.set()
+            await asyncio.sleep(60)
         case "sql":
             with sqlite3.connect(world.database) as connection:
                 connection.execute("INSERT INTO t VALUES (2)")
@@ -162,6 +171,35 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
         refused = await lock.call("eff.honest", way="not")
         assert refused.error is not None
         assert (refused.error.code, refused.error.row.error_class) == ("E3210", "policy_blocked")
+
+
+@pytest.mark.part_of("EFFECT-03", rest="Postgres; the span")
+@pytest.mark.parametrize("end", ["fails", "times out", "is abandoned"])
+async def test_a_tool_that_lies_and_does_not_come_back_is_caught_too(
+    tmp_path: Path, watched: dict[str, Any], end: str
+) -> None:
+    async with opened(tmp_path / "home", **watched) as lock:
+        if end == "fails":
+            assert code(await lock.call("eff.honest", way="write, then fail")) == "E3417"
+        elif end == "times out":
+            assert code(await lock.call("eff.honest", way="write, then wait", timeout_s=0.2)) == "E3417"
+        else:
+            call = asyncio.create_task(lock.call("eff.honest", way="write, then wait"))
+            await world.wrote.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        assert (world.root / "a.txt").read_text() == "as it was"
+        assert code(await lock.call("eff.honest", way="not")) == "E3210"
+
+
+async def test_a_hook_that_says_no_afterwards_undoes_nothing(tmp_path: Path, watched: dict[str, Any]) -> None:
+    """What a hook objects to is its own affair: the effect is what the contract promises, and stays."""
+    async with opened(tmp_path / "home", **watched) as lock:
+        lock.hook(Hook(id="objector", when="post", run=lambda _: HookResult(stop="not in this house")))
+        assert code(await lock.call("eff.put", name="a", key="1")) == "E3211"
+        assert world.values == {"a": 1}
+        assert "compensate" not in [record["operation"] for record in records(lock)]
 
 
 @pytest.mark.part_of("EFFECT-04", rest="doors and surfaces; several machines")

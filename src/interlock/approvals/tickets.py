@@ -33,6 +33,8 @@ from interlock.store.journal import Transaction, Unit
 
 TicketState = Literal["PENDING", "APPROVED", "USED", "DENIED", "AUTO_DENIED", "LAPSED", "VOID"]
 Channels = Callable[[str], Sequence[str]]
+# How the store is asked: by a transaction, or beside all of them.
+Read = Callable[[str, Sequence[Any]], list[Any]]
 
 _OPEN = ("PENDING", "APPROVED")
 _SHORTEST = 4  # characters of an id that may stand for it
@@ -233,31 +235,38 @@ def latest(transaction: Transaction, scope: bytes) -> Ticket | None:
     return None if row is None else _ticket(row)
 
 
-def load(transaction: Transaction, ticket_id: str) -> Ticket:
+def load(read: Read, ticket_id: str) -> Ticket:
     """The ticket of this id, or the only one whose id begins or ends so. E3702 when there is none, or several."""
-    row = transaction.one(f"SELECT {_COLUMNS} FROM ticket WHERE id = ?", (ticket_id,))  # noqa: S608 - constant
-    if row is not None:
-        return _ticket(row)
+    found = read(f"SELECT {_COLUMNS} FROM ticket WHERE id = ?", (ticket_id,))  # noqa: S608 - constant
+    if found:
+        return _ticket(found[0])
     part = ticket_id.strip("#…. ").upper().removeprefix("APR_")
     # INVARIANT: among all tickets there are. Were it only among those that wait, a piece of an id might by then mean
     # another ticket than the one its reader saw.
-    rows = [] if len(part) < _SHORTEST else transaction.execute(
+    rows = [] if len(part) < _SHORTEST else read(
         f"SELECT {_COLUMNS} FROM ticket WHERE substr(id, 5, ?) = ? OR substr(id, ?) = ? LIMIT 2",  # noqa: S608 - constant
         (len(part), part, -len(part), part),
-    ).fetchall()  # fmt: skip
+    )  # fmt: skip
     if len(rows) != 1:
         what = "more than one ticket begins or ends with" if rows else "no ticket has the id"
         raise Failure("E3702", f"{what} `{ticket_id}`; see interlock approvals list")
     return _ticket(rows[0])
 
 
-def listing(read: Callable[[str, Sequence[Any]], list[Any]], *, every: bool = False) -> list[Ticket]:
+def waiting_of(read: Read, tool: str, version: str, tenant: str, requester: str) -> list[Ticket]:
+    """What one requester waits for from one version of a tool."""
+    which = "state IN ('PENDING', 'APPROVED') AND tool = ? AND version = ? AND tenant = ? AND requester = ?"
+    rows = read(f"SELECT {_COLUMNS} FROM ticket WHERE {which}", (tool, version, tenant, requester))  # noqa: S608 - constant
+    return [_ticket(row) for row in rows]
+
+
+def listing(read: Read, *, every: bool = False) -> list[Ticket]:
     """Tickets that wait, oldest first; or all there are, newest first."""
     which = "ORDER BY created_ms DESC LIMIT 500" if every else "WHERE state = 'PENDING' ORDER BY created_ms"
     return [_ticket(row) for row in read(f"SELECT {_COLUMNS} FROM ticket {which}", ())]  # noqa: S608 - constant
 
 
-def approved(read: Callable[[str, Sequence[Any]], list[Any]]) -> list[Ticket]:
+def approved(read: Read) -> list[Ticket]:
     """Tickets that were approved and not used yet."""
     return [_ticket(row) for row in read(f"SELECT {_COLUMNS} FROM ticket WHERE state = 'APPROVED'", ())]  # noqa: S608 - constant
 
@@ -271,7 +280,7 @@ def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
     )  # fmt: skip
     marks = ", ".join("?" * len(values))
     transaction.execute(f"INSERT INTO ticket ({_COLUMNS}) VALUES ({marks})", values)  # noqa: S608 - constant
-    ticket = load(transaction, wish.id)
+    ticket = load(transaction.all, wish.id)
     pending = {**wish.head, "kind": "pending", "timestamp": iso(wish.created_ms), "approvalTicketId": wish.id}
     pending |= {"states": [*wish.head.get("states", ()), "awaiting_approval"], "authDecision": "REQUIRES_APPROVAL"}
     transaction.append("pending", wish.call, records.encode(pending))
@@ -311,7 +320,7 @@ def consider(ticket_id: str, by: Caller) -> Unit[Ticket | Refused]:
     """A unit that hands a ticket to a person to decide on. Whoever may not is refused, and that is on record too."""
 
     def unit(transaction: Transaction) -> Ticket | Refused:
-        ticket = _aged(transaction, load(transaction, ticket_id))
+        ticket = _aged(transaction, load(transaction.all, ticket_id))
         failure = _may_not(ticket, by)
         if failure is None:
             return ticket
@@ -341,7 +350,7 @@ def resolve(
         _move(transaction, ticket, state, act=state.lower(), **facts)
         if not approve:
             _close(transaction, ticket, f"{by.acting} said no")
-        return load(transaction, ticket.id)
+        return load(transaction.all, ticket.id)
 
     return unit
 
@@ -370,7 +379,7 @@ def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
 
 def use(transaction: Transaction, wish: Ticket, call: str) -> None:
     """Use up an approval inside the transaction that makes the call's intent durable. Raises when there is none."""
-    ticket = load(transaction, wish.id)
+    ticket = load(transaction.all, wish.id)
     # INVARIANT: an approval is used once, before it expires, for exactly what was approved.
     if ticket.state != "APPROVED" or transaction.now_ms >= ticket.expires_ms or not ticket.same_wish(wish):
         raise rejection(_as_aged(transaction, ticket)) or Failure(
@@ -383,7 +392,7 @@ def give_up(ticket_id: str, failure: Failure) -> Unit[None]:
     """A unit that voids an approval whose call was refused for good when it was gone on with."""
 
     def unit(transaction: Transaction) -> None:
-        ticket = _aged(transaction, load(transaction, ticket_id))
+        ticket = _aged(transaction, load(transaction.all, ticket_id))
         if ticket.state != "APPROVED":
             return
         _move(transaction, ticket, "VOID", act="voided", why=f"{failure.code} {failure.message}")
@@ -438,7 +447,7 @@ def _next_step_due(ticket: Ticket, now_ms: int) -> bool:
 
 def _escalated(transaction: Transaction, ticket: Ticket, channels: Channels) -> Ticket:
     transaction.execute("UPDATE ticket SET step = step + 1 WHERE id = ?", (ticket.id,))
-    further = load(transaction, ticket.id)
+    further = load(transaction.all, ticket.id)
     _record(transaction, further, "escalated", step=further.step, group=further.chain[further.step].group)
     _tell(transaction, further, channels)
     return further
@@ -458,7 +467,7 @@ def _aged(transaction: Transaction, ticket: Ticket) -> Ticket:
         return ticket
     _move(transaction, ticket, aged.state, act=aged.state.lower())
     _close(transaction, ticket, "nobody decided in time" if aged.state == "AUTO_DENIED" else "it was not run in time")
-    return load(transaction, ticket.id)
+    return load(transaction.all, ticket.id)
 
 
 # Pieces

@@ -277,6 +277,19 @@ def from_program(manifest: Manifest) -> Tool[..., Any]:
     return tool
 
 
+def from_upstream(manifest: Manifest) -> Tool[..., Any]:
+    """A tool that an upstream serves. Nothing of it runs here."""
+
+    async def upstream(**_: Any) -> Any:
+        raise Failure("E3405", f"{manifest.address} is served by an upstream: only Interlock calls it")
+
+    upstream.__name__ = manifest.tool_id
+    tool: Tool[..., Any] = Tool(upstream, manifest.model_dump(), Annotations(), manifest)
+    # What its upstream reports of its progress is passed on.
+    tool.takes_context = manifest.protocol == "mcp"
+    return tool
+
+
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)

@@ -232,10 +232,11 @@ class Execution(Part):
     """How the tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code.
 
     A program is written down word by word, and no shell reads the words. `{path}` in a word stands for the argument
-    `path`, as one word; `{paths...}` gives one word for each item of a list, and none if it is absent.
+    `path`, as one word; `{paths...}` gives one word for each item of a list, and none if it is absent. A tool of an
+    upstream names the upstream, and in `native` the operation there.
     """
 
-    kind: Literal["function", "program"] = "function"
+    kind: Literal["function", "program", "upstream"] = "function"
     target: str = Field(min_length=1, max_length=2000)
     implementation: str | None = None
     handlers: dict[HandlerName, str] = Field(default_factory=dict[HandlerName, str])
@@ -246,12 +247,17 @@ class Execution(Part):
         default_factory=dict[str, str]
     )
     cwd: str = Field(default="/tmp", pattern=r"^/[^\x00]*$")  # noqa: S108 - the sandbox's own, private to the call
+    native: dict[str, Any] = Field(default_factory=dict[str, Any])  # the upstream's own operation, as it was pinned
 
     @pydantic.model_validator(mode="after")
     def _of_one_kind(self) -> Execution:
-        if self.kind == "function":
+        if self.kind != "upstream" and self.native:
+            raise ValueError("`native` is said of upstreams; say kind: upstream")
+        if self.kind != "program":
             if strange := sorted(self.model_fields_set & _OF_PROGRAMS):
                 raise ValueError(f"`{strange[0]}` is said of programs; say kind: program")
+            if self.kind == "upstream" and (self.handlers or not self.native):
+                raise ValueError("a tool of an upstream has `native`, which says what to ask for, and no handlers")
             return self
         if not self.argv or self.argv[0] != self.target:
             raise ValueError("argv begins with the program that target names")

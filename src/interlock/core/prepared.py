@@ -36,6 +36,7 @@ class Prepared:
         "quick",
         "redactor",
         "ref",
+        "remote",
         "required_scopes",
         "service",
         "slow",
@@ -70,12 +71,18 @@ class Prepared:
         self.members = frozenset(property_names(contract.output.document))
         self.isolated = manifest.sandbox is not None
         self.tier = 0 if manifest.sandbox is None else manifest.sandbox.tier
+        self.remote = manifest.execution is not None and manifest.execution.kind == "upstream"
         self.service = manifest.external_service
         self.has_checks = "check" in bound.handlers or "preflight" in bound.handlers
         self.has_verifier = "verify" in bound.handlers
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
         # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
-        self.quick = contract.timeout.timeout_class == "interactive" and not self.writes and not self.isolated
+        self.quick = (
+            contract.timeout.timeout_class == "interactive"
+            and not self.writes
+            and not self.isolated
+            and not self.remote
+        )
         self.slow = contract.timeout.timeout_class in ("long_running", "async")
         # A read that leaves nothing behind but its closing record.
         self.plain = not self.writes and not bound.takes_context

@@ -63,7 +63,24 @@ class Desk:
 
     async def show(self, ticket_id: str) -> Ticket:
         """One ticket, by its id or the beginning of it."""
-        return await self._journal.commit(lambda transaction: tickets.load(transaction, ticket_id))
+        return tickets.load(self._journal.read, ticket_id)
+
+    def waiting_key(self, request: Request, ref: str, *, prefix: str) -> str | None:
+        """The key, if it begins so, of a waiting call that is this very one: for callers who have no keys."""
+        caller = request.caller
+        assert caller is not None
+        tool, _, version = ref.partition("@")
+        for ticket in tickets.waiting_of(self._journal.read, tool, version, caller.tenant, caller.acting):
+            if ticket.sealed is None or ticket.caller != caller.id:
+                continue
+            content = self._asking.unsealed(ticket.sealed, ticket.id)
+            key: str | None = content["key"]
+            same = content["session"] == request.session and canonical(content["arguments"]) == canonical(
+                dict(request.arguments)
+            )
+            if key is not None and key.startswith(prefix) and same:
+                return key
+        return None
 
     # Deciding
 

@@ -7,8 +7,9 @@ is stopped, and if it was a write that runs on regardless, its true outcome is r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from interlock.effects.locks import Claim, Locks
 from interlock.effects.session import SessionState
 from interlock.executors.function import FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor
+from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
 from interlock.gateway import keys, running
 from interlock.gateway.closing import Closer, session_id
@@ -57,6 +59,7 @@ class Execution:
         lend: Callable[[tuple[str, ...], float], Awaitable[Lease]],
         locks: Locks,
         quarantine: Quarantine,
+        connect: Connect = nowhere,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -70,6 +73,7 @@ class Execution:
         self._watching = Watching(journal, settings, observer, quarantine)
         self._executor = FunctionExecutor(seal)
         self._isolated_executor = IsolatedExecutor(seal, clock=clock, network=settings.egress, note=self._note_outcome)
+        self._remote_executor = RemoteExecutor(seal, clock=clock, connect=connect)
         self._floor = Floor(clock.monotonic, self._note_start)
         # Calls that were told to stop before they ran, and calls that others wait for under the same key.
         self._doomed: dict[str, Why] = {}
@@ -105,9 +109,17 @@ class Execution:
         if tool.slow:
             self._observer.progress(call, {"message": "started", "percent": 0})
         before = await self._watching.before() if self._watching.active else None
-        output = await self._bounded(granted, context)
-        if not undo and (before is not None or context is not None or call.detected):
-            await self._watching.judge(call, tool, context, before)
+        # INVARIANT: a tool that fails, or is cut off, is held to its word like one that succeeds.
+        try:
+            output = await self._bounded(granted, context)
+        except Failure:
+            await self._judge(call, context, before)
+            raise
+        except asyncio.CancelledError:
+            with suppress(Failure):  # the tool is convicted all the same; the caller has gone
+                await asyncio.shield(self._judge(call, context, before))
+            raise
+        await self._judge(call, context, before)
         if context is None:
             return Ran(granted, output)
         return Ran(
@@ -118,6 +130,14 @@ class Execution:
             compensation=context.compensation,
             context=context,
         )
+
+    async def _judge(self, call: Call, context: Context | None, before: Sequence[Any] | None) -> None:
+        """Hold what a call did against what its tool declares. One that runs on regardless is not done yet."""
+        assert call.tool is not None
+        if call.runs_on or call.request.operation == "compensate":
+            return
+        if before is not None or context is not None or call.detected:
+            await self._watching.judge(call, call.tool, context, before)
 
     async def _lend_to(self, requested: Requested) -> None:
         left_s = requested.deadline - self._clock.monotonic()
@@ -138,6 +158,8 @@ class Execution:
         try:
             if tool.isolated:
                 output = await run(call, self._isolated_executor.run(granted, context))
+            elif tool.remote:
+                output = await run(call, self._remote_executor.run(granted, context))
             else:
                 output = await run(call, self._executor.run(granted, context))
             call.returned = True

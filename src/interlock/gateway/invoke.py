@@ -28,6 +28,7 @@ from interlock.core.redact import Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.effects.locks import Locks
+from interlock.executors.remote import Connect, nowhere
 from interlock.gateway import validate, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.asking import Asking
@@ -45,6 +46,8 @@ from interlock.store.journal import Journal
 from interlock.store.sealing import Box
 
 _TRACE = re.compile(r"[0-9A-Za-z_.:-]{1,128}\Z")
+# What shows that an effect is not what its contract promises; a hook's no, or a check that could not be made, does not.
+_DISPROVED = frozenset(("E3303", "E3417"))
 
 
 class Gateway:
@@ -66,6 +69,7 @@ class Gateway:
         clock: Clock,
         instance: Instance,
         cursors: Cursors,
+        connect: Connect = nowhere,
     ) -> None:
         self._catalog = catalog
         self._clock = clock
@@ -90,6 +94,7 @@ class Gateway:
             lend=lend,
             locks=locks,
             quarantine=self.quarantine,
+            connect=connect,
         )
         self.asking = Asking(
             journal=journal,
@@ -256,7 +261,9 @@ class Gateway:
         """
         requested = ran.granted.checked.requested
         call, tool = requested.call, requested.tool
-        if not tool.writes or ran.source != "compute" or call.request.operation != "invoke":
+        if failure.code not in _DISPROVED or not tool.writes or ran.source != "compute":
+            return failure
+        if call.request.operation != "invoke":
             return failure
         undone = False
         if ran.compensation is not None and tool.contract.manifest.compensable:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from interlock.core.errors import Failure
 
-SCHEMA_HEAD = "0003"
+SCHEMA_HEAD = "0004"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 

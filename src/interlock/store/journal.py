@@ -86,6 +86,9 @@ class Transaction:
     def one(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         return self._connection.execute(statement, parameters).fetchone()
 
+    def all(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        return self._connection.execute(statement, parameters).fetchall()
+
     def mark(self) -> tuple[int, int, bytes]:
         return len(self.rows), self._seq, self._head
 

@@ -309,3 +309,47 @@ quarantine = sa.Table(
     sa.Column("lifted_ms", sa.Integer),
     sa.Column("epoch", sa.Integer, nullable=False),
 )
+
+# Systems that others run and whose tools are served here. `state` is available, unavailable or failed.
+upstream = sa.Table(
+    "upstream",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("config", sa.Text, nullable=False),
+    sa.Column("overlay", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("added_ms", sa.Integer, nullable=False),
+    sa.Column("added_by", sa.Text, nullable=False),
+    sa.Column("discovered_ms", sa.Integer, nullable=False),
+    sa.Column("probed_ms", sa.Integer, nullable=False),
+)
+
+# What an upstream offers, by its own names. `pinned` is the digest of the definition that was admitted, `seen` that of
+# the one seen last; `state` is admitted, refused, changed (until looked at) or gone.
+upstream_tool = sa.Table(
+    "upstream_tool",
+    metadata,
+    sa.Column("upstream", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("address", sa.Text, nullable=False),
+    sa.Column("version", sa.Text),
+    sa.Column("pinned", sa.Text),
+    sa.Column("seen", sa.Text, nullable=False),
+    sa.Column("definition", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("discovered_ms", sa.Integer, nullable=False),
+)
+
+# Breakers that are not closed, so that a restart and other processes know.
+breaker = sa.Table(
+    "breaker",
+    metadata,
+    sa.Column("service", sa.Text, primary_key=True),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("since_ms", sa.Integer, nullable=False),
+    sa.Column("until_ms", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)

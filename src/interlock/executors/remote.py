@@ -1,0 +1,75 @@
+"""Runs tools that others serve: hands a granted call to the connector of its upstream, with what it may use there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from interlock.core.clock import Clock
+from interlock.core.connector import Connector, RemoteCall
+from interlock.core.context import Context
+from interlock.core.errors import Failure
+from interlock.core.phases import Granted
+from interlock.core.schema import Json
+
+# Which upstream: by the name its tools' manifests give. Raises E3502 for one that is known to be away.
+Connect = Callable[[str], Connector]
+
+
+def nowhere(upstream: str) -> Connector:
+    """For a gateway that has no upstreams."""
+    raise Failure("E3108", f"the upstream `{upstream}` is not connected here: interlock upstream add")
+
+
+class RemoteExecutor:
+    """Refuses anything that does not carry the gateway's seal."""
+
+    def __init__(self, seal: object, *, clock: Clock, connect: Connect = nowhere) -> None:
+        self._seal = seal
+        self._clock = clock
+        self._connect = connect
+
+    async def run(self, granted: Granted, context: Context | None) -> Any:
+        # INVARIANT: nothing is asked of an upstream without a grant that the Authorize phase of this gateway made.
+        if granted.seal is not self._seal:
+            raise Failure("E3000", "a tool can only run under a grant")
+        requested = granted.checked.requested
+        call, tool = requested.call, requested.tool
+        manifest = tool.contract.manifest
+        execution, caller = manifest.execution, call.request.caller
+        assert execution is not None
+        assert caller is not None
+        lease = call.lease
+        remote = RemoteCall(
+            tool=tool.ref,
+            native=execution.native,
+            arguments=granted.checked.call_input,
+            invocation_id=call.id,
+            caller=caller,
+            deadline=requested.deadline,
+            monotonic=self._clock.monotonic,
+            traceparent=f"00-{_hex(call.trace_id)}-{self._clock.random_bytes(8).hex()}-01",
+            key=call.request.key,
+            writes=tool.writes,
+            credentials={} if lease is None else {name: lease[name].reveal() for name in tool.credentials},
+            retry=manifest.retry_policy,
+            breaker=manifest.circuit_breaker_config,
+            progress=None if context is None else _reporter(context),
+        )
+        return await self._connect(execution.target).call(remote)
+
+
+def _reporter(context: Context) -> Callable[[Json], None]:
+    def report(facts: Json) -> None:
+        context.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
+
+    return report
+
+
+def _hex(trace_id: str) -> str:
+    """A trace id as the W3C writes it; one that is not of that form is hashed into it."""
+    import hashlib
+
+    if len(trace_id) == 32 and all(letter in "0123456789abcdef" for letter in trace_id):
+        return trace_id
+    return hashlib.sha256(trace_id.encode()).hexdigest()[:32]

@@ -1,0 +1,201 @@
+"""Calls, as doors make and follow them: at once or in the background, with progress, status and an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from interlock.core.clock import Deadline, new_id
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.phases import Request
+from interlock.core.results import Result
+from interlock.core.schema import Json
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+# How many results of background calls are kept for whoever asks; older ones are in the journal, without their data.
+KEPT = 1000
+RUNNING = 1000
+OWN_KEY = "auto-"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call as a wire asks for it. `trace` is a W3C traceparent; with `own_key` a missing key is made up."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    version: str | None = None
+    key: str | None = None
+    session: str = ""
+    timeout_s: float | None = None
+    dry_run: bool = False
+    task: str | None = None
+    trace: str | None = None
+    own_key: bool = False
+
+
+class Calls:
+    """The calls of one server."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+        self._running: dict[str, tuple[Caller, asyncio.Task[Result]]] = {}
+        self._kept: OrderedDict[str, tuple[str, Result]] = OrderedDict()
+
+    # Making
+
+    async def invoke(
+        self,
+        ask: Ask,
+        caller: Caller,
+        *,
+        door: str,
+        on_progress: Callable[[Json], None] | None = None,
+        call_id: str | None = None,
+    ) -> Result:
+        """Make a call and wait for its end, or for the news that a person must agree first."""
+        clock = self._lock.clock
+        deadline = None if ask.timeout_s is None else Deadline(at=clock.monotonic() + ask.timeout_s)
+        request = Request(
+            ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, ask.trace, None, deadline,
+            ask.dry_run, "invoke", None, None, door, on_progress, ask.task,
+        )  # fmt: skip
+        if ask.key is None and ask.own_key:
+            request = self._with_key(request)
+        return await self._lock.gateway.invoke(request)
+
+    def _with_key(self, request: Request) -> Request:
+        """For wires whose clients have no keys: a fresh one, unless this very call waits for a person already."""
+        tool = self._lock.catalog.prepared(request.tool, request.version)
+        if not tool.key_required or request.dry_run:
+            return request
+        clock = self._lock.clock
+        waiting = self._lock.approvals.waiting_key(request, tool.ref, prefix=OWN_KEY)
+        return replace(request, key=waiting or f"{OWN_KEY}{new_id(clock.now_ms(), clock.random_bytes(8))}")
+
+    def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
+        """Make a call in the background. Its id, by which it is followed."""
+        if len(self._running) >= RUNNING:
+            raise Failure("E3701", f"{RUNNING} calls run in the background already", retry_after_ms=1000)
+        clock = self._lock.clock
+        call_id = new_id(clock.now_ms(), clock.random_bytes(8))
+        task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
+        self._running[call_id] = caller, task
+        task.add_done_callback(lambda done: self._keep(call_id, caller, done))
+        return call_id
+
+    def _keep(self, call_id: str, caller: Caller, done: asyncio.Task[Result]) -> None:
+        del self._running[call_id]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._kept[call_id] = _owner(caller), done.result()
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+    # Following
+
+    def result(self, call_id: str, caller: Caller) -> Result | None:
+        """The result of a background call of this caller, while it is kept."""
+        owner, result = self._kept.get(call_id, ("", None))
+        return result if owner == _owner(caller) else None
+
+    def status(self, call_id: str, caller: Caller) -> Json:
+        """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see."""
+        running = self._running.get(call_id)
+        if running is not None and _owner(running[0]) == _owner(caller):
+            return {"invocation_id": call_id, "status": "running"}
+        kept = self.result(call_id, caller)
+        if kept is not None:
+            return {"invocation_id": call_id, "status": kept.state, "result": kept.document()}
+        rows = self._lock.journal.read("SELECT kind, body FROM journal WHERE call = ? ORDER BY seq", (call_id,))
+        records: list[Json] = [orjson.loads(body) for _, body in rows]
+        facts: Json = {}
+        for record in records:
+            if record.get("kind") != "approval":
+                facts |= {name: value for name, value in record.items() if value is not None}
+        mine = facts.get("callerId") == caller.id and facts.get("tenant", caller.tenant) == caller.tenant
+        if not records or not (mine or "audit:read" in caller.scopes):
+            raise Failure("E3702", f"no call `{call_id}` of yours is on record")
+        states: list[str] = facts.get("states") or []
+        closed = any(record.get("kind") == "closed" for record in records)
+        return {
+            "invocation_id": call_id,
+            "status": states[-1]
+            if closed and states
+            else "awaiting_approval"
+            if facts.get("approvalTicketId")
+            else "running",
+            "tool_id": facts.get("toolId"),
+            "version": facts.get("version"),
+            "error_code": facts.get("errorCode"),
+            "approval_ticket_id": facts.get("approvalTicketId"),
+            "trace_id": facts.get("traceId"),
+            "latency_ms": facts.get("latencyMs"),
+            "outcome": facts.get("outcome"),
+        }
+
+    async def follow(self, call_id: str, caller: Caller) -> AsyncGenerator[Json]:
+        """Events of a call as they happen, then its status. Ends when the call does."""
+        events: asyncio.Queue[Json] = asyncio.Queue(1000)
+
+        def hear(event: Any) -> None:
+            if event.invocation_id == call_id and not events.full():
+                events.put_nowait(event.document())
+
+        running = self._running.get(call_id)
+        status = self.status(call_id, caller)  # also: whether it is theirs
+        stop = self._lock.listen(hear)
+        try:
+            if running is not None:
+                _, task = running
+                while not task.done() or not events.empty():
+                    heard = asyncio.ensure_future(events.get())
+                    await asyncio.wait({heard, task}, return_when=asyncio.FIRST_COMPLETED)
+                    if heard.done():
+                        yield heard.result()
+                    else:
+                        heard.cancel()
+                status = self.status(call_id, caller)
+        finally:
+            stop()
+        yield {"event_class": "tool.invocation.status", **status}
+
+    # Ending
+
+    def cancel(self, call_id: str, caller: Caller) -> str:
+        """Ask for a call to end: canceled, unsupported or finished."""
+        self.status(call_id, caller)
+        return self._lock.cancel(call_id)
+
+    async def resume(self, call_id: str, caller: Caller) -> Result:
+        """Go on with a call that a person has agreed to."""
+        status = self.status(call_id, caller)
+        ticket = status.get("approval_ticket_id") or _ticket(self.result(call_id, caller))
+        if ticket is None:
+            raise Failure("E3411", f"call `{call_id}` does not wait for anybody")
+        return await self._lock.approvals.resume(ticket)
+
+    async def close(self, within_s: float = 10.0) -> None:
+        """Let background calls end; after the given time they are cut off, which is on record."""
+        tasks = [task for _, task in self._running.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=within_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+
+def _owner(caller: Caller) -> str:
+    return f"{caller.tenant}/{caller.id}"
+
+
+def _ticket(result: Result | None) -> str | None:
+    return None if result is None or not result.pending else result.metadata["pending"]["ticketId"]

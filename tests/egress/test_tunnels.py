@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import shutil
 import ssl
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from interlock.executors.egress.hello import DENIED
 from interlock.executors.egress.proxy import Streams
 from tests.egress.test_reading import client_hello, in_records, with_extension
 from tests.egress.world import PUBLIC, SOON, World, becomes, both, world
+from tests.needs import need
 
 REST = "the sandbox that leaves no other way out, and the audit entry"
 
@@ -88,8 +88,8 @@ async def test_a_real_client_speaks_tls_with_the_host_it_named(
             await there.client(verify=client_side).get("https://evil.example/")
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
 async def test_curl_reaches_a_listed_host_and_no_other(authority: Path, server_side: ssl.SSLContext) -> None:
+    need("curl", "curl")
     async with world(tls=server_side) as there:
         for url, status in (("https://api.example.com/", 0), ("https://evil.example/", 56), ("https://127.0.0.1/", 56)):
             curl = await asyncio.create_subprocess_exec(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -16,19 +15,16 @@ from interlock.executors.sandbox.allowance import Allowance
 from interlock.executors.sandbox.cgroups import PREFIX
 from interlock.executors.sandbox.job import GIB
 from interlock.executors.sandbox.supervisor import Sandbox
+from tests.needs import need
 
 ROOMY = Allowance(cores=64, memory_bytes=64 * GIB)
-PROGRAMS = {"bubblewrap": "bwrap", "gvisor": "runsc"}
+PROGRAMS = {"bubblewrap": ("bwrap", "bubblewrap"), "gvisor": ("runsc", "runsc")}
 
 
 def require(backend: str) -> None:
-    """The back end's program must be there. In CI, which installs it, its absence is a failure and not a skip."""
-    program = PROGRAMS.get(backend)
-    if program is None or shutil.which(program):
-        return
-    if os.environ.get("CI") == "true" and backend == "bubblewrap":
-        pytest.fail(f"{program} is not installed: apt-get install {backend}")
-    pytest.skip(f"{program} is not installed")
+    """The back end's program must be there."""
+    if backend in PROGRAMS:
+        need(*PROGRAMS[backend])
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from interlock.authority.dids import DidResolver, keys_within, make_did_key, read_document, to_multibase, web_address
 from interlock.authority.identities import Identity
-from interlock.authority.keys import PublicKey, fetch_json, is_public, make_private, to_jwk
+from interlock.authority.keys import PublicKey, fetch_json, make_private, to_jwk
 from interlock.authority.tokens import delegate_offline
 from interlock.core.errors import Failure
 from interlock.testing import FakeClock
@@ -135,35 +135,12 @@ def test_a_did_web_that_leads_astray_is_refused(did: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "public"),
+    "host",
     [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1:248:1893:25c8:1946", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("192.168.1.1", False),
-        ("172.16.0.1", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::1", False),
-        ("::", False),
-        ("fe80::1%eth0", False),
-        ("fd00::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("::ffff:169.254.169.254", False),
-        ("2002:7f00:1::", False),
-        ("64:ff9b::7f00:1", False),
-        ("not an address", False),
+        "127.0.0.1", "localhost", "10.0.0.1", "192.168.1.1", "172.16.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
+        "[::1]", "[::]", "[fd00::1]", "[::ffff:127.0.0.1]", "[2002:7f00:1::]", "[64:ff9b::7f00:1]",
     ],
-)
-def test_only_addresses_of_the_open_internet_are_public(address: str, public: bool) -> None:
-    assert is_public(address) is public
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.0.0.1", "169.254.169.254", "[::1]"])
+)  # fmt: skip
 async def test_documents_of_strangers_are_not_fetched_from_within(host: str) -> None:
     with pytest.raises(Failure) as refused:
         await fetch_json(f"https://{host}/did.json", public_only=True)

@@ -70,7 +70,7 @@ async def test_an_engine_elsewhere_decides_by_the_arguments(home: Path, fake: Fa
 
 @pytest.mark.proves("AUTH-04")
 async def test_an_engine_that_cannot_answer_stops_the_call_and_is_asked_again(home: Path, fake: FakeEngine) -> None:
-    async with opened(home, **remote(fake, policy_timeout_s=0.2)) as lock:
+    async with opened(home, **remote(fake, policy_timeout_s=2.0)) as lock:
         fake.status = "500 Broken"
         for _ in range(2):
             broken = await lock.call("demo.increment", name="a", key="k")

@@ -15,11 +15,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import ipaddress
 import json
 import os
 import re
-import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.store import addresses
 
 if TYPE_CHECKING:
     import ssl
@@ -427,7 +426,7 @@ async def fetch_json(url: str, *, public_only: bool = False, loopback_http: bool
             headers, extensions = {"Accept-Encoding": "identity"}, dict[str, Any]()
             if public_only and not local:
                 headers["Host"], extensions["sni_hostname"] = target.netloc.decode(), target.host
-                target = target.copy_with(host=await _public_address(target.host, target.port or 443))
+                target = target.copy_with(host=await _public_address(target.host))
             async with (
                 httpx.AsyncClient(
                     verify=_tls(), timeout=FETCH_S, follow_redirects=False, trust_env=not public_only
@@ -460,25 +459,9 @@ async def _body(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-async def _public_address(host: str, port: int) -> str:
+async def _public_address(host: str) -> str:
     """An address of a host none of whose addresses is private, local or reserved."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [str(entry[4][0]) for entry in found]
-    if not addresses or not all(map(is_public, addresses)):
-        raise Failure("E3001", "keys of a DID are fetched from public addresses only")
-    return addresses[0]
-
-
-def is_public(address: str) -> bool:
-    """Whether an IP address is one of the open Internet, also when it is wrapped in an IPv6 address."""
     try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(parsed, ipaddress.IPv6Address):
-        wrapped = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo[1] if parsed.teredo else None)
-        if wrapped is not None:
-            return is_public(str(wrapped))
-        if parsed in ipaddress.ip_network("64:ff9b::/96"):
-            return False
-    return parsed.is_global and not parsed.is_multicast
+        return (await addresses.checked(host))[0]
+    except Failure:
+        raise Failure("E3001", "keys of a DID are fetched from public addresses only") from None

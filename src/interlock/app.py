@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import itertools
 import logging
 import os
 import random
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -27,6 +28,7 @@ from interlock.authority.secrets import Secrets, SecretSource, open_lease
 from interlock.authority.tokens import Tokens
 from interlock.core.canonical import derive_key
 from interlock.core.clock import Clock, Deadline, new_id
+from interlock.core.connector import Connector
 from interlock.core.context import Caller
 from interlock.core.cost import Cost
 from interlock.core.declare import Tool
@@ -56,8 +58,12 @@ from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.trials import Trial, try_tool
+from interlock.upstreams.connectors import connector
+from interlock.upstreams.manager import Upstreams
 
 _log = logging.getLogger("interlock.app")
+
+Connect = Callable[[str], Connector]
 
 # How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
 TICKETS_EVERY_S = 1.0
@@ -119,6 +125,7 @@ class Interlock:
         box = Box(home.keys, where=settings.secrets_key)
         self.secrets = Secrets(self.journal, box, clock)
         self._source = self._lent_from = _secret_source(settings, self.secrets, clock)
+        self._connect: Connect = self._connect_upstream
         self.gateway = Gateway(
             journal=self.journal,
             catalog=self.catalog,
@@ -133,7 +140,20 @@ class Interlock:
             clock=clock,
             instance=self.instance,
             cursors=Cursors(home.keys),
+            connect=lambda name: self._connect(name),
         )
+        self.upstreams = Upstreams(
+            journal=self.journal,
+            catalog=self.catalog,
+            clock=clock,
+            make=lambda name, kind, config, changed: connector(
+                name, kind, config, changed, clock=clock, logs=home.path / "logs"
+            ),
+            try_out=self.try_out_all,
+            announce=self.gateway.observer.announce,
+            look=self.gateway.quarantine.look,
+        )
+        self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.approvals = Desk(
             gateway=self.gateway,
             asking=self.gateway.asking,
@@ -153,7 +173,7 @@ class Interlock:
             secrets=self._secret_texts,
         )
         self._caller_id = caller or f"local:{_user()}"
-        chores = (self._keep_house(), self._keep_time()) if settings.housekeeping else ()
+        chores = (self._keep_house(), self._keep_time(), self._keep_watch()) if settings.housekeeping else ()
         self._tasks = [asyncio.create_task(chore) for chore in chores]
 
     @classmethod
@@ -181,6 +201,7 @@ class Interlock:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.courier.close()
         await self.gateway.close()
+        await self.upstreams.close()
         await self.engine.close()
         await self._source.close()
         await self.journal.close()
@@ -270,12 +291,19 @@ class Interlock:
         deadline = self.clock.monotonic() + within_s
         pacing = Pacing(monotonic=self.clock.monotonic, sleep=asyncio.sleep, uniform=random.uniform)
 
+        observer, retried = self.gateway.observer, self.gateway.telemetry.metrics.retried
+        tries = itertools.count()
+
+        def attempt() -> Awaitable[Result]:
+            if next(tries):
+                retried(version.prepared)
+            return self.call(tool, arguments, deadline=Deadline(at=deadline), **options)
+
         def exhausted(result: Result, attempts: int) -> None:
-            self.gateway.observer.metrics["RETRY_BUDGET_EXHAUSTED"] += 1
-            _log.warning("RETRY_BUDGET_EXHAUSTED: %s after %d attempts", result.tool, attempts)
+            observer.announce("RETRY_BUDGET_EXHAUSTED", result.invocation_id, result.tool, attempts=attempts)
 
         return await call_with_retries(
-            lambda: self.call(tool, arguments, deadline=Deadline(at=deadline), **options),
+            attempt,
             version.contract.manifest.retry_policy,
             pacing,
             deadline=deadline,
@@ -357,7 +385,10 @@ class Interlock:
             while await self.journal.commit(evict) == at_once:
                 pass
         await self.journal.commit(expire_payloads)
-        return await sweep(self.journal, self.clock.now_ms(), by="housekeeping")
+        milestones = await sweep(self.journal, self.clock.now_ms(), by="housekeeping")
+        for one in milestones:
+            self.gateway.observer.announce(one.event, one.tool, one.tool)
+        return milestones
 
     async def _keep_house(self) -> None:
         while True:
@@ -380,12 +411,28 @@ class Interlock:
                 _log.warning("tickets were not looked after: %s", failure.message)
             await asyncio.sleep(TICKETS_EVERY_S)
 
+    async def _keep_watch(self) -> None:
+        """Ask the upstreams now and then whether they are there."""
+        while True:
+            await asyncio.sleep(self.settings.upstream_probe_s)
+            try:
+                await self.upstreams.probe_all()
+            except Failure as failure:
+                _log.warning("upstreams were not looked after: %s", failure.message)
+
+    def _connect_upstream(self, name: str) -> Connector:
+        return self.upstreams.connect(name)
+
     def _channels_of(self, group: str) -> list[str]:
         return [channel.name for channel in self.settings.channels if channel.serves(group) and not channel.console]
 
     def lend_from(self, source: SecretSource) -> None:
         """Lend credentials from another source than the settings name."""
         self._lent_from = source
+
+    def connect_through(self, connect: Connect) -> None:
+        """Reach upstreams through somebody else's connections."""
+        self._connect = connect
 
     async def _lend(self, names: tuple[str, ...], lifetime_s: float) -> Lease:
         return await open_lease(self._lent_from, names, lifetime_s=lifetime_s, clock=self.clock)
@@ -480,18 +527,17 @@ class Interlock:
         """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
         if live and "tools:admin" not in self.caller.scopes:
             raise Failure("E3206", "recording evidence needs the scope tools:admin")
-        async with _scratch(self.settings, self._lent_from) as scratch:
-            digest = contract_digest(tool)
-            pretend = Evidence(digest, True, "trial", "")
-            manifest = tool.manifest
-            await scratch.journal.commit(admission.publish(manifest, digest, "library:", pretend, "trial"))
-            scratch.catalog.attach(tool)
-            trial = await try_tool(
-                scratch.gateway, tool, scratch.request, live=live, agree=lambda pending: _agree(scratch, pending)
-            )
+        async with _scratch(self.settings, self._lent_from, self._connect) as scratch:
+            trial = await _try_in(scratch, tool, live=live)
         if live:
-            await self.journal.commit(lambda tx: admission.record_evidence(tx, trial.evidence(digest)))
+            evidence = trial.evidence(contract_digest(tool))
+            await self.journal.commit(lambda tx: admission.record_evidence(tx, evidence))
         return trial
+
+    async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[Evidence]:
+        """The contract tests of many tools, in one scratch home."""
+        async with _scratch(self.settings, self._lent_from, self._connect) as scratch:
+            return [(await _try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]
 
 
 class _Opening:
@@ -615,16 +661,27 @@ def _secret_source(settings: Settings, embedded: Secrets, clock: Clock) -> Secre
 
 
 @asynccontextmanager
-async def _scratch(settings: Settings, secrets: SecretSource) -> AsyncGenerator[Interlock]:
+async def _scratch(settings: Settings, secrets: SecretSource, connect: Connect) -> AsyncGenerator[Interlock]:
     """A home for contract tests: everything is allowed there, and all of it is thrown away."""
     with tempfile.TemporaryDirectory(prefix="interlock-") as directory:
         home = Home(directory)
         home.prepare()
         home.policy.write_text(_OPEN_POLICY)
         said = settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
-        async with Interlock.open(directory, **said, housekeeping=False) as lock:
+        async with Interlock.open(directory, **said, housekeeping=False, otlp_endpoint="") as lock:
             lock.lend_from(secrets)
+            lock.connect_through(connect)
             yield lock
+
+
+async def _try_in(scratch: Interlock, tool: Tool[..., Any], *, live: bool = False) -> Trial:
+    digest = contract_digest(tool)
+    pretend = Evidence(digest, True, "trial", "")
+    await scratch.journal.commit(admission.publish(tool.manifest, digest, "library:", pretend, "trial"))
+    scratch.catalog.attach(tool)
+    return await try_tool(
+        scratch.gateway, tool, scratch.request, live=live, agree=lambda pending: _agree(scratch, pending)
+    )
 
 
 async def _agree(scratch: Interlock, pending: Result) -> None:

@@ -98,6 +98,10 @@ class Settings(pydantic.BaseModel):
         description="the hosts and ports that sandboxed tools may reach at all; a tool's manifest must list them too",
     )
 
+    upstream_probe_s: float = pydantic.Field(
+        60.0, gt=0, le=300, description="how often upstreams are asked whether they are there"
+    )
+
     watched_files: tuple[Path, ...] = pydantic.Field(
         (), description="directories in which every change a call makes is held against its tool's manifest"
     )
@@ -111,6 +115,23 @@ class Settings(pydantic.BaseModel):
     loops: LoopLimits = pydantic.Field(
         LoopLimits(),
         description="from how many calls on a caller is thought to be caught in a loop",
+    )
+
+    trace_ratio: float | None = pydantic.Field(
+        None,
+        ge=0,
+        le=1,
+        description="the share of traces that are recorded; unsaid: all where there is a collector, none elsewhere",
+    )
+    otlp_endpoint: str = pydantic.Field(
+        "", description="the OTLP/HTTP collector that spans are sent to, say http://localhost:4318"
+    )
+    traces_kept: int = pydantic.Field(
+        1000, ge=1, le=100_000, description="of how many calls the spans can be read back from this process"
+    )
+    log_format: Literal["text", "json"] = pydantic.Field("text", description="how a server writes its log")
+    log_level: Literal["debug", "info", "warning", "error"] = pydantic.Field(
+        "info", description="from which level on a server writes it"
     )
 
     housekeeping: bool = pydantic.Field(

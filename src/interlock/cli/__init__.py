@@ -35,7 +35,9 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     lazy={
         "demo": "demo:demo",
+        "serve": "serve:serve",
         "tools": "tools:tools",
+        "upstream": "upstream:upstream",
         "call": "calls:call",
         "calls": "calls:calls",
         "approvals": "approvals:approvals",
@@ -63,7 +65,7 @@ def root(context: click.Context, home: str | None, verbose: bool) -> None:
     """Governed tools for AI agents: typed, authorized, run once, and provable afterwards.
 
     \b
-    New here?     interlock demo
+    New here?     interlock demo, or interlock serve
     Your tools:   interlock tools add my_tools.py
     A call:       interlock call demo.post '{"account": "cash", "cents": 250}' --key order-17
     The proof:    interlock audit verify

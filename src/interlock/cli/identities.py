@@ -78,6 +78,19 @@ async def make_identity(lock: Interlock, **told: Any) -> Identity:
     return await lock.identities.register(Identity(did=did, **told), by=lock.caller.id)
 
 
+async def somebody(lock: Interlock, who: str, kind: CallerKind) -> Identity:
+    """An identity by name or DID. A new name gets a did:key of its own; a new DID has to be registered first."""
+    from interlock.core.capability import is_did
+    from interlock.core.errors import Failure
+
+    known = lock.identities.find(who)
+    if known is not None:
+        return known
+    if is_did(who):
+        raise Failure("E3207", f"`{who}` is not registered; interlock identities add {who}")
+    return await make_identity(lock, name=who, kind=kind)
+
+
 @identities.command("list")
 @over_home
 async def list_identities(lock: Interlock, out: Output, /) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import Output, over_home, require
+from interlock.cli.command import Output, over_home, parse_span, require
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_SPAN = re.compile(r"([0-9]{1,6})([smhdw])")
 
 
 @click.group()
@@ -49,13 +47,8 @@ def _value(_: click.Context, __: click.Parameter, given: str | None) -> str:
     return value
 
 
-def _span(_: click.Context, __: click.Parameter, given: str | None) -> int | None:
-    if given is None:
-        return None
-    match = _SPAN.fullmatch(given)
-    if match is None or not int(match[1]):
-        raise click.BadParameter("write a number and a unit: 30d, 12h, 90m")
-    return int(match[1]) * _UNITS_S[match[2]] * 1000
+def _span(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    return None if given is None else parse_span(context, parameter, given)
 
 
 @secrets.command(name="set")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,19 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from interlock.cli.command import Output, over_home, require
+from interlock.cli.command import Output, over_home, parse_span, require
+from interlock.cli.identities import somebody
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
-    from interlock.authority.identities import Identity
     from interlock.cli.render import Cell, Page
     from interlock.core.capability import ToolGrant
-    from interlock.core.context import CallerKind
 
 Json = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
-
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @click.group()
@@ -39,13 +35,10 @@ def token() -> None:
 # What narrows a token
 
 
-def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     if value is None:
         return None
-    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
-    if match is None or int(match[1]) == 0:
-        raise click.BadParameter("say a time such as 90s, 15m, 1h or 1d")
-    return int(match[1]) * _UNITS[match[2]]
+    return parse_span(context, parameter, value if value[-1:].isalpha() else f"{value}s") // 1000
 
 
 def _grants(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[ToolGrant] | None:
@@ -117,8 +110,8 @@ async def issue(
     if (agent is None) == (person is None):
         raise click.UsageError("say who holds it: --agent NAME or --person NAME")
     require(lock.caller.scopes, "tokens:issue", "issuing a token")
-    holder = await _somebody(lock, agent, "agent") if agent else await _somebody(lock, cast("str", person), "human")
-    behalf = None if user is None else await _somebody(lock, user, "human")
+    holder = await somebody(lock, agent, "agent") if agent else await somebody(lock, cast("str", person), "human")
+    behalf = None if user is None else await somebody(lock, user, "human")
     text = await lock.tokens.issue(
         subject=holder.did,
         user=None if behalf is None else behalf.did,
@@ -130,20 +123,6 @@ async def issue(
         by=lock.caller,
     )
     return await _hand_out(lock, out, text)
-
-
-async def _somebody(lock: Interlock, who: str, kind: CallerKind) -> Identity:
-    """An identity by name or DID. A new name gets a did:key of its own; a new DID has to be registered first."""
-    from interlock.cli.identities import make_identity
-    from interlock.core.capability import is_did
-    from interlock.core.errors import Failure
-
-    known = lock.identities.find(who)
-    if known is not None:
-        return known
-    if is_did(who):
-        raise Failure("E3207", f"`{who}` is not registered; interlock identities add {who}")
-    return await make_identity(lock, name=who, kind=kind)
 
 
 async def _hand_out(lock: Interlock, out: Output, text: str) -> int:
@@ -200,7 +179,7 @@ async def delegate(
     require(lock.caller.scopes, "tokens:issue", "passing on a token from here")
     held = _text(parent or "-")
     narrowing: Json = {
-        "subject": (await _somebody(lock, to, "agent")).did,
+        "subject": (await somebody(lock, to, "agent")).did,
         "scopes": given["scopes"] or None,
         "tools": given["tools"],
         "resources": given["resources"] or None,

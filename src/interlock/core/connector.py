@@ -32,6 +32,7 @@ class RemoteCall:
     traceparent: str
     retry: RetryPolicy
     breaker: CircuitBreakerConfig
+    tracestate: str = ""
     key: str | None = None
     writes: bool = True
     credentials: Mapping[str, str] = field(default_factory=dict[str, str])

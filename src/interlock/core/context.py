@@ -71,8 +71,9 @@ class Attestation:
 class _ToolLog(logging.LoggerAdapter[logging.Logger]):
     """A tool's log: under the call's trace id, and without what the call must keep to itself."""
 
-    def __init__(self, trace_id: str, hide: Callable[[str], str]) -> None:
-        super().__init__(logging.getLogger("interlock.tool"), {"trace_id": trace_id})
+    def __init__(self, trace_id: str, invocation_id: str, hide: Callable[[str], str]) -> None:
+        ids = {"trace_id": trace_id, "invocation_id": invocation_id}
+        super().__init__(logging.getLogger("interlock.tool"), ids)
         self._hide = hide
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
@@ -113,7 +114,7 @@ class Context:
         self.idempotency_key = key
         self.dry_run = dry_run
         self.trace_id = trace_id
-        self.log = _ToolLog(trace_id, hide)
+        self.log = _ToolLog(trace_id, invocation_id, hide)
         self.changes: list[Change] = []
         self.attestations: list[Attestation] = []
         self.compensation: dict[str, Any] | None = None

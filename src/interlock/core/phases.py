@@ -67,8 +67,8 @@ class Call(Trail):
         "additional_context", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
         "detected", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "meter", "mutations",
         "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised", "recorded",
-        "request", "returned", "runs_on", "scope", "started", "started_ms", "task", "tool", "trace_id", "waiter",
-        "warnings", "why",
+        "request", "returned", "runs_on", "scope", "span", "started", "started_ms", "task", "tool", "trace_id",
+        "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -117,6 +117,8 @@ class Call(Trail):
         self.noted = False
         # Whether what it failed with is the failure of a call it made.
         self.borrowed = False
+        # Where it stands in a trace, if it came with one or is traced.
+        self.span: Traced | None = None
 
     @property
     def ref(self) -> str:
@@ -125,6 +127,16 @@ class Call(Trail):
 
 
 Why = Literal["timeout", "canceled", "sibling"]
+
+
+class Traced(Protocol):
+    """A place in a trace, as whoever is asked next is told of it."""
+
+    @property
+    def traceparent(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
 
 
 class Held(Protocol):

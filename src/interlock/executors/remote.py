@@ -9,8 +9,9 @@ from interlock.core.clock import Clock
 from interlock.core.connector import Connector, RemoteCall
 from interlock.core.context import Context
 from interlock.core.errors import Failure
-from interlock.core.phases import Granted
+from interlock.core.phases import Call, Granted
 from interlock.core.schema import Json
+from interlock.telemetry.w3c import trace_hex
 
 # Which upstream: by the name its tools' manifests give. Raises E3502 for one that is known to be away.
 Connect = Callable[[str], Connector]
@@ -48,7 +49,8 @@ class RemoteExecutor:
             caller=caller,
             deadline=requested.deadline,
             monotonic=self._clock.monotonic,
-            traceparent=f"00-{_hex(call.trace_id)}-{self._clock.random_bytes(8).hex()}-01",
+            traceparent=self._trace(call) if call.span is None else call.span.traceparent,
+            tracestate="" if call.span is None else call.span.state,
             key=call.request.key,
             writes=tool.writes,
             credentials={} if lease is None else {name: lease[name].reveal() for name in tool.credentials},
@@ -58,18 +60,13 @@ class RemoteExecutor:
         )
         return await self._connect(execution.target).call(remote)
 
+    def _trace(self, call: Call) -> str:
+        """The trace of a call that is not recorded here: others may still follow it."""
+        return f"00-{trace_hex(call.trace_id)}-{self._clock.random_bytes(8).hex()}-00"
+
 
 def _reporter(context: Context) -> Callable[[Json], None]:
     def report(facts: Json) -> None:
         context.progress(str(facts.get("message") or ""), percent=facts.get("percent"))
 
     return report
-
-
-def _hex(trace_id: str) -> str:
-    """A trace id as the W3C writes it; one that is not of that form is hashed into it."""
-    import hashlib
-
-    if len(trace_id) == 32 and all(letter in "0123456789abcdef" for letter in trace_id):
-        return trace_id
-    return hashlib.sha256(trace_id.encode()).hexdigest()[:32]

@@ -68,6 +68,10 @@ def terminal_state(failure: Failure, current: State) -> State:
     return wanted if wanted in MOVES[current] else "failed"
 
 
+# Failures of an upstream that leave open whether it did what it was asked.
+_MAYBE_DONE = frozenset(("E3001", "E3502", "E3503"))
+
+
 class Closer:
     """Closes calls."""
 
@@ -116,6 +120,7 @@ class Closer:
         else:
             await self._record_success(verified, persistence, now_ms, metadata)
         call.move("succeeded")
+        self._observer.closed(call, metadata, ran.source)
         if self._observer.listeners:
             self._tell(call, persistence, verified.redacted)
         # In order of its fields; by name it would take half as long again.
@@ -150,6 +155,7 @@ class Closer:
             # Only a tool that can report its changes can be seen to have made none.
             call.warnings.append("WRITE_TOOL_NO_MUTATION")
             metadata["warnings"] = call.warnings
+            self._observer.alert("WRITE_TOOL_NO_MUTATION", call)
         undo = _compensation(verified)
         outcome: Json = {
             "value": None if persistence.ref is not None else verified.value,
@@ -319,6 +325,7 @@ class Closer:
         )  # fmt: skip
         await self._journal.append("closed", call.id, body)
         call.move("succeeded")
+        self._observer.closed(call, metadata, "replay")
         decision, ref, size, reason = found.outcome["persistence"]
         if ref is not None and verified.value is None:
             decision, reason = "link", "the payload is no longer kept"
@@ -378,6 +385,7 @@ class Closer:
         self._allowances.tell(call, overrun)
         self._allowances.note_limit(call, failure)
         call.move(state)
+        self._observer.closed(call, metadata, source, failure)
         if self._observer.listeners:
             event = _EVENT_OF_STATE.get(state, "failed")
             self._observer.emit(f"tool.invocation.{event}", call, error_code=failure.code)
@@ -425,6 +433,9 @@ class Closer:
             return "released" if failure.code == "E3410" and session_only and not reported else "unknown"
         if call.runs_on or reported or (cut_off and not manifest.restart_safe):
             return "unknown"
+        if call.tool.remote and failure.code in _MAYBE_DONE and not manifest.restart_safe:
+            # The upstream may have done it before the connection was lost, unless nothing was sent at all.
+            return "released" if (failure.details or {}).get("sent") is False else "unknown"
         return "released"
 
     def settle_late(self, granted: Granted, done: Future[Any]) -> None:

@@ -32,6 +32,7 @@ from interlock.gateway.observe import Observer
 from interlock.gateway.running import Floor
 from interlock.gateway.watching import Watching
 from interlock.registry.quarantine import Quarantine
+from interlock.resilience.services import Services
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Instance
@@ -70,6 +71,7 @@ class Execution:
         self._invoke = invoke
         self._lend = lend
         self._locks = locks
+        self.services = Services(journal, clock, listen=self._note_service)
         self._watching = Watching(journal, settings, observer, quarantine)
         self._executor = FunctionExecutor(seal)
         self._isolated_executor = IsolatedExecutor(seal, clock=clock, network=settings.egress, note=self._note_outcome)
@@ -80,10 +82,31 @@ class Execution:
         self._holders: dict[str, asyncio.Future[None]] = {}
 
     async def run(self, granted: Granted) -> Ran:
-        """Run a granted call, or find that it has been run."""
+        """Run a granted call, or find that it has been run. A service that keeps failing is left alone (E3501)."""
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
+        if tool.service is None or granted.looking:
+            return await self._run(granted)
         call.phases.append("execute")
+        entry = self.services.enter(tool.service, tool.contract.manifest.circuit_breaker_config)
+        try:
+            ran = await self._run(granted)
+            if ran.source == "compute":
+                entry.done()
+            return ran
+        except Failure as failure:
+            if call.launched and not call.borrowed:
+                promised = call.started + tool.contract.timeout.default_s
+                entry.done(failure, own_deadline=requested.deadline < promised)
+            raise
+        finally:
+            entry.abandoned()  # unless it said something about the service
+
+    async def _run(self, granted: Granted) -> Ran:
+        requested = granted.checked.requested
+        call, tool = requested.call, requested.tool
+        if call.phases[-1] != "execute":
+            call.phases.append("execute")
         if tool.credentials and call.claims is not None and not granted.looking:
             # What cannot be had must not use anything up.
             await self._lend_to(requested)
@@ -424,12 +447,18 @@ class Execution:
         body = records.plain("violation", call.id, self._clock.now_ms(), toolId=call.ref, violations=violations)
         self._journal.post(lambda transaction: transaction.append("violation", call.id, body))
 
+    def _note_service(self, service: str, before: str, after: str) -> None:
+        if after != "half_open":
+            facts = {"alert": "SERVICE_BREAKER", "service": service, "from": before, "to": after}
+            self._observer.announce("tool.alert", service, "", **facts)
+
     def _note_start(self, call: Call) -> None:
         body = records.started(call, self._clock.now_ms())
         self._journal.post(lambda transaction: transaction.append("started", call.id, body))
 
     async def close(self) -> None:
         await self._floor.close()
+        await self.services.settle()
         self._executor.close()
         await self._isolated_executor.close()
         self._watching.close()

@@ -36,7 +36,7 @@ from interlock.gateway.authorize import Authorizer
 from interlock.gateway.closing import Closer, terminal_state
 from interlock.gateway.execute import Execution
 from interlock.gateway.hooks import Hooks
-from interlock.gateway.observe import Observer
+from interlock.gateway.observe import Observer, approvals
 from interlock.gateway.paging import Cursors
 from interlock.registry.catalog import Catalog
 from interlock.registry.quarantine import Quarantine
@@ -44,6 +44,9 @@ from interlock.settings import Settings
 from interlock.store.home import Instance
 from interlock.store.journal import Journal
 from interlock.store.sealing import Box
+from interlock.telemetry import w3c
+from interlock.telemetry.setup import Telemetry
+from interlock.telemetry.trace import Recording
 
 _TRACE = re.compile(r"[0-9A-Za-z_.:-]{1,128}\Z")
 # What shows that an effect is not what its contract promises; a hook's no, or a check that could not be made, does not.
@@ -74,7 +77,12 @@ class Gateway:
         self._catalog = catalog
         self._clock = clock
         seal = object()
-        self.observer = Observer(clock, redactor)
+        self.telemetry = Telemetry(
+            clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, kept=settings.traces_kept
+        )
+        self.telemetry.metrics.approvals = lambda: approvals(journal.read)
+        self._tracer = self.telemetry.tracer
+        self.observer = Observer(clock, redactor, self.telemetry)
         self.hooks = Hooks(self.observer, clock)
         self._cursors = cursors
         self.quarantine = Quarantine(journal, clock.monotonic)
@@ -119,6 +127,8 @@ class Gateway:
     async def invoke(self, request: Request) -> Result:
         """One call, from request to result."""
         call = self._open(request)
+        if self._tracer is not None:
+            self._tracer.begin(call)
         try:
             requested = self._request(call)
             checked = await self._validate(requested)
@@ -140,6 +150,8 @@ class Gateway:
             self.observer.log_failure(call, "the gateway failed", error)
             return await self._refuse(call, Failure("E3000", "something went wrong inside Interlock"))
         finally:
+            if self._tracer is not None:
+                self._tracer.end(call)
             if request.key is not None or request.id is not None or call.held is not None:
                 self.execution.release(call)
             if call.lease is not None:
@@ -148,10 +160,16 @@ class Gateway:
     def _open(self, request: Request) -> Call:
         clock = self._clock
         now_ms, random = clock.now_ms(), clock.random_bytes(24)
-        trace_id = request.trace_id
+        trace_id, above = request.trace_id, None
+        if trace_id is not None and w3c.claims(trace_id):
+            above = w3c.read(trace_id)
+            trace_id = None if above is None else above.trace_id
         if trace_id is None or not _TRACE.match(trace_id):
             trace_id = random[8:].hex()
-        return Call(request.id or new_id(now_ms, random[:8]), trace_id, now_ms, clock.monotonic(), request)
+        call = Call(request.id or new_id(now_ms, random[:8]), trace_id, now_ms, clock.monotonic(), request)
+        if above is not None:
+            call.span = above
+        return call
 
     def _request(self, call: Call) -> Requested:
         """1. Who asks, for which tool, by when; the input as it was sent."""
@@ -276,7 +294,7 @@ class Gateway:
             )  # fmt: skip
             undone = (await self.invoke(undo)).ok
         name = "OUTPUT_SCHEMA_VIOLATION" if failure.code == "E3303" else "SIDE_EFFECT_INCONSISTENCY"
-        self.observer.emit("tool.alert", call, alert=name, rolled_back=undone)
+        self.observer.alert(name, call, rolled_back=undone)
         if not undone:
             self.observer.alert("ROLLBACK_FAILED", call)
         details = {**(failure.details or {}), "rolled_back": undone}
@@ -290,6 +308,8 @@ class Gateway:
             # The approval was not used, so this attempt is not the call it was given for.
             self.execution.release(call)
             call.id, call.approval = call.own_id, None
+        if isinstance(call.span, Recording):
+            call.span.fail(failure)
         if call.phases[-1] != "return":
             call.phases.append("return")
         return await self._closer.fail(call, failure, terminal_state(failure, call.state))
@@ -314,12 +334,20 @@ class Gateway:
 
     async def decline(self, request: Request, failure: Failure) -> Result:
         """The result of a call that was never started: labelled synthetic, on record like any other."""
-        return await self._refuse(self._open(request), failure)
+        call = self._open(request)
+        if self._tracer is not None:
+            self._tracer.begin(call)
+        try:
+            return await self._refuse(call, failure)
+        finally:
+            if self._tracer is not None:
+                self._tracer.end(call)
 
     async def close(self) -> None:
         """End what runs, write what is owed."""
         await self.execution.close()
         await self._closer.pay()
+        await self.telemetry.close()
 
 
 def _refuse_unwritable(names: Sequence[str]) -> None:

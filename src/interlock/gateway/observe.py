@@ -1,4 +1,4 @@
-"""What others can see of calls while they happen: events, progress, partial results, alerts and counts."""
+"""What others can see of calls while they happen: events, progress, partial results, alerts, counts and spans."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
+from interlock.approvals import tickets
 from interlock.authority.secrets import scrub
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
-from interlock.core.phases import Call
+from interlock.core.phases import Call, Source
 from interlock.core.redact import (
     REDACTED,
     Redactor,
@@ -24,6 +25,9 @@ from interlock.core.redact import (
     without_credentials,
 )
 from interlock.core.schema import Json
+from interlock.telemetry.metrics import Approvals
+from interlock.telemetry.setup import Telemetry
+from interlock.telemetry.trace import Recording, progress_facts
 
 _log = logging.getLogger("interlock.gateway")
 
@@ -31,13 +35,15 @@ _log = logging.getLogger("interlock.gateway")
 class Observer:
     """Tells listeners what happens. Costs nothing while nobody listens."""
 
-    def __init__(self, clock: Clock, redactor: Redactor) -> None:
+    def __init__(self, clock: Clock, redactor: Redactor, telemetry: Telemetry) -> None:
         self._clock = clock
         self._redactor = redactor
+        self._alerts = telemetry.alerts
+        self._count = telemetry.metrics.closed
         self.listeners: list[Listener] = []
         self._numbers = itertools.count(1)
         self._sinks: dict[str, SchemaRedactor] = {}
-        self.metrics: Counter[str] = Counter()
+        self.metrics: Counter[str] = telemetry.metrics.signals
 
     def emit(self, kind: str, call: Call, **data: Any) -> None:
         """Tell of one event."""
@@ -59,8 +65,20 @@ class Observer:
     def alert(self, name: str, call: Call, **facts: Any) -> None:
         """Tell of something an operator should see."""
         self.metrics[name] += 1
-        _log.warning("%s: %s in call %s", name, call.ref, call.id, extra={"trace_id": call.trace_id})
+        severity = self._alerts.fire(name, tool=call.ref, invocation_id=call.id, trace_id=call.trace_id, facts=facts)
+        if isinstance(call.span, Recording):
+            call.span.event("tool.alert", alert=name, severity=severity)
         self.emit("tool.alert", call, alert=name, **facts)
+
+    def closed(
+        self, call: Call, metadata: Mapping[str, Any], source: Source = "compute", failure: Failure | None = None
+    ) -> None:
+        """A call has ended and is on record: count it."""
+        self._count(call, metadata, source, failure)
+        if call.started >= self._alerts.due:
+            self._alerts.look()
+        if call.span is not None and isinstance(call.span, Recording):
+            call.span.cost, call.span.source = metadata.get("cost", 0.0), source
 
     def hide(self, call: Call, text: str) -> str:
         """A text of a call's making without credentials and personal data, above all those it was called with."""
@@ -162,7 +180,9 @@ class Observer:
         event = Event(
             id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=self._clock.now_ms(), data=data
         )  # fmt: skip
-        self.metrics[kind] += 1
+        name = str(data.get("alert", kind))
+        self.metrics[name] += 1
+        self._alerts.fire(name, tool=tool, invocation_id=invocation_id, facts=data)
         for listener in self.listeners:
             self._tell(listener, event)
 
@@ -179,7 +199,8 @@ class Observer:
     def log_failure(self, call: Call, what: str, error: BaseException) -> None:
         """Put an unforeseen failure into the log, in full but for what is private."""
         trace = "".join(traceback.format_exception(error))
-        _log.error("%s in call %s\n%s", what, call.id, self.hide(call, trace), extra={"trace_id": call.trace_id})
+        extra = {"trace_id": call.trace_id, "invocation_id": call.id}
+        _log.error("%s in call %s\n%s", what, call.id, self.hide(call, trace), extra=extra)
 
     def progress(self, call: Call, facts: Json) -> None:
         """Pass on a progress record: numbered without gaps, never above 100 percent, never after the end."""
@@ -200,6 +221,8 @@ class Observer:
             "elapsed_ms": round((self._clock.monotonic() - call.started) * 1000, 3),
             "timestamp": iso(self._clock.now_ms()),
         }
+        if isinstance(call.span, Recording):
+            call.span.event("tool.invocation.progress", **progress_facts(record))
         if call.request.on_progress is not None:
             self._tell(call.request.on_progress, record)
         self.emit("tool.invocation.progress", call, **record)
@@ -211,3 +234,19 @@ class Observer:
         call.move("partial_result")
         call.parts.append(value)
         self.emit("tool.invocation.partial_result", call, index=len(call.parts), value=value)
+
+
+def approvals(read: tickets.Read) -> Approvals:
+    """How many calls wait for which group, and how long each decision that was ever made took."""
+    pending = Counter((ticket.tool, ticket.approvers[-1]) for ticket in tickets.listing(read))
+    rows = read(
+        "SELECT tool, state, created_ms, coalesce(resolved_ms, expires_ms) FROM ticket"
+        " WHERE resolved_ms IS NOT NULL OR state = 'AUTO_DENIED'",
+        (),
+    )
+    return Approvals(pending, [(tool, _resolution(state), float(until - since)) for tool, state, since, until in rows])
+
+
+def _resolution(state: str) -> str:
+    """What was decided, whatever has become of it since."""
+    return state.lower() if state in ("DENIED", "AUTO_DENIED") else "approved"

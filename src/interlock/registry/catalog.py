@@ -14,9 +14,9 @@ import orjson
 
 from interlock.core.clock import Clock, iso
 from interlock.core.contract import Contract, parse_contract
-from interlock.core.declare import Tool
+from interlock.core.declare import Tool, from_upstream
 from interlock.core.errors import Failure
-from interlock.core.manifest import LifecycleState
+from interlock.core.manifest import LifecycleState, parse_manifest
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.core.versions import common, resolve
@@ -269,6 +269,8 @@ class Catalog:
         return tool
 
     def _loaded(self, row: Row) -> Tool[..., Any]:
+        if row.origin.startswith("upstream:"):
+            return from_upstream(parse_manifest(orjson.loads(row.manifest)))
         if row.origin not in self._origins:
             self._origins[row.origin] = {_name(tool): tool for tool in reload(row.origin)}
         tool = self._origins[row.origin].get(f"{row.address}@{row.version}")

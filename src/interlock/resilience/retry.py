@@ -3,18 +3,25 @@
 The `retryable` flag of a failure is the only judge: what is not retryable is never sent again. Delays are drawn with
 full jitter, so that clients that failed together do not come back together; a delay that the other side asks for
 overrides the draw. Nothing sleeps past the deadline.
+
+There are two places to retry. `call_with_retries` repeats whole calls, which their key protects from being carried out
+twice. `sending` repeats one request to an upstream within a call, and an upstream knows nothing of our keys: what may
+have reached it is sent again only if doing it twice does no harm. Both draw on one allowance: attempts that were made
+within a call count for whoever repeats the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from interlock.core.errors import Failure
 from interlock.core.manifest import RetryPolicy
 from interlock.core.record import record
 from interlock.core.results import Result
+
+T = TypeVar("T")
 
 BASE_S = 0.1
 
@@ -39,12 +46,23 @@ def delay_s(policy: RetryPolicy, pacing: Pacing, retry: int) -> float:
     return max(0.0, capped + pacing.uniform(-pacing.jitter_factor * capped, pacing.jitter_factor * capped))
 
 
-def may_retry(failure: Failure, policy: RetryPolicy) -> bool:
+def http_status(failure: Failure) -> int | None:
+    """The HTTP status that a failure goes back to, if one does."""
+    kind, _, status = (failure.native_error_ref or "").partition(":")
+    return int(status) if kind == "http" and status.isdigit() else None
+
+
+def may_retry(failure: Failure, policy: RetryPolicy, status_of: Callable[[Failure], int | None] = http_status) -> bool:
     """Whether a failure may be met by sending the same call again."""
     if not failure.retryable or failure.code == "E3208":
         return False  # an approval is waited for, not asked for again and again
-    kind, _, status = (failure.native_error_ref or "").partition(":")
-    return kind != "http" or not status.isdigit() or int(status) in policy.retry_on_status_codes
+    status = status_of(failure)
+    return status is None or status in policy.retry_on_status_codes
+
+
+def unsent(failure: Failure) -> bool:
+    """Whether a failure proves that the upstream was not asked for anything."""
+    return failure.details is not None and failure.details.get("sent") is False
 
 
 async def call_with_retries(
@@ -56,25 +74,81 @@ async def call_with_retries(
     on_exhausted: Callable[[Result, int], None],
 ) -> Result:
     """Attempt until success, a failure that must not be repeated, the attempt limit or the deadline."""
-    result = await attempt()
-    for retry in range(1, policy.max_attempts + 1):
-        if result.error is None or not may_retry(result.error, policy):
-            return result
-        if retry == policy.max_attempts:
-            on_exhausted(result, retry)
-            return _exhausted(result, retry)
-        asked_ms = result.error.retry_after_ms
-        pause = delay_s(policy, pacing, retry) if asked_ms is None else asked_ms / 1000
-        if pacing.monotonic() + pause >= deadline:
-            return result  # waiting would only find the deadline passed; this is the last word
-        await pacing.sleep(pause)
+    attempts = 0
+    while True:
         result = await attempt()
-    return result
+        failure = result.error
+        if failure is None or not may_retry(failure, policy):
+            return result
+        attempts += _attempts_below(failure)
+        if attempts >= policy.max_attempts:
+            on_exhausted(result, attempts)
+            return _exhausted(result, failure, attempts)
+        if not await _paused(failure, policy, pacing, attempts, deadline):
+            return result
 
 
-def _exhausted(result: Result, attempts: int) -> Result:
-    last = result.error
-    assert last is not None
+async def sending(
+    attempt: Callable[[], Awaitable[T]],
+    policy: RetryPolicy,
+    pacing: Pacing,
+    *,
+    deadline: float,
+    safe: bool,
+    status_of: Callable[[Failure], int | None] = http_status,
+) -> T:
+    """One request to an upstream: what it answers, or the last failure, which says how many attempts there were.
+
+    `safe`: doing it twice does no harm, because it is a read or because the upstream promised to do it once under its
+    key. A breaker's refusal is not waited out: it is there to fail fast.
+    """
+    attempts, reached = 0, False
+    while True:
+        attempts += 1
+        try:
+            return await attempt()
+        except Failure as failure:
+            reached = reached or not unsent(failure)
+            # INVARIANT: what may have been carried out and must not be twice is never sent again.
+            again = (safe or not reached) and failure.code != "E3501" and may_retry(failure, policy, status_of)
+            if again and attempts < policy.max_attempts and await _paused(failure, policy, pacing, attempts, deadline):
+                continue
+            if attempts == 1:
+                raise
+            raise _after(failure, attempts, reached) from failure
+
+
+async def _paused(failure: Failure, policy: RetryPolicy, pacing: Pacing, retry: int, deadline: float) -> bool:
+    """Wait until the next attempt is due; False at once if that would only find the deadline passed."""
+    asked_ms = failure.retry_after_ms
+    pause = delay_s(policy, pacing, retry) if asked_ms is None else asked_ms / 1000
+    if pacing.monotonic() + pause >= deadline:
+        return False
+    await pacing.sleep(pause)
+    return True
+
+
+def _attempts_below(failure: Failure) -> int:
+    made = (failure.details or {}).get("attempts")
+    return made if isinstance(made, int) and made > 0 else 1
+
+
+def _after(failure: Failure, attempts: int, reached: bool) -> Failure:
+    """The last failure of several: that it was not sent is true only if none of them was."""
+    details: Mapping[str, Any] = {**(failure.details or {}), "attempts": attempts, "sent": reached}
+    return Failure(
+        failure.code,
+        failure.message,
+        details=details,
+        retryable=failure.retryable,
+        retry_after_ms=failure.retry_after_ms,
+        native_error_ref=failure.native_error_ref,
+        policy_refs=failure.policy_refs,
+        evidence_refs=failure.evidence_refs,
+    )
+
+
+def _exhausted(result: Result, last: Failure, attempts: int) -> Result:
     details = {"attempts": attempts, "last_error": last.envelope(result.trace_id)}
     return replace(
         result, error=Failure("E3415", f"gave up after {attempts} attempts: {last.message}", details=details)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.service.admin import Admin
 from interlock.service.calls import Ask, Calls
 from interlock.service.tools import Page, Tools
 
@@ -28,6 +29,7 @@ class Service:
         self.lock = lock
         self.calls = Calls(lock)
         self.tools = Tools(lock)
+        self.admin = Admin(lock)
 
     def known(self, authorization: str | None) -> Caller | None:
         """The caller of an `Authorization` header that was verified before; None where `authenticate` must."""

@@ -16,6 +16,7 @@ from interlock.core.errors import Failure
 from interlock.core.phases import Request
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -64,8 +65,9 @@ class Calls:
         """Make a call and wait for its end, or for the news that a person must agree first."""
         clock = self._lock.clock
         deadline = None if ask.timeout_s is None else Deadline(at=clock.monotonic() + ask.timeout_s)
+        trace = None if ask.trace is None else joined(ask.trace)
         request = Request(
-            ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, ask.trace, None, deadline,
+            ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
             ask.dry_run, "invoke", None, None, door, on_progress, ask.task,
         )  # fmt: skip
         if ask.key is None and ask.own_key:
@@ -74,7 +76,10 @@ class Calls:
 
     def _with_key(self, request: Request) -> Request:
         """For wires whose clients have no keys: a fresh one, unless this very call waits for a person already."""
-        tool = self._lock.catalog.prepared(request.tool, request.version)
+        try:
+            tool = self._lock.catalog.prepared(request.tool, request.version)
+        except Failure:
+            return request  # the gateway refuses it, on record
         if not tool.key_required or request.dry_run:
             return request
         clock = self._lock.clock
@@ -107,8 +112,11 @@ class Calls:
         owner, result = self._kept.get(call_id, ("", None))
         return result if owner == _owner(caller) else None
 
-    def status(self, call_id: str, caller: Caller) -> Json:
-        """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see."""
+    def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
+        """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see.
+
+        Auditors see all of them, but with `own` it must be the caller's.
+        """
         running = self._running.get(call_id)
         if running is not None and _owner(running[0]) == _owner(caller):
             return {"invocation_id": call_id, "status": "running"}
@@ -122,7 +130,7 @@ class Calls:
             if record.get("kind") != "approval":
                 facts |= {name: value for name, value in record.items() if value is not None}
         mine = facts.get("callerId") == caller.id and facts.get("tenant", caller.tenant) == caller.tenant
-        if not records or not (mine or "audit:read" in caller.scopes):
+        if not records or not (mine or ("audit:read" in caller.scopes and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
         states: list[str] = facts.get("states") or []
         closed = any(record.get("kind") == "closed" for record in records)
@@ -135,7 +143,7 @@ class Calls:
             else "running",
             "tool_id": facts.get("toolId"),
             "version": facts.get("version"),
-            "error_code": facts.get("errorCode"),
+            "error_code": facts.get("error_code"),
             "approval_ticket_id": facts.get("approvalTicketId"),
             "trace_id": facts.get("traceId"),
             "latency_ms": facts.get("latencyMs"),
@@ -172,12 +180,12 @@ class Calls:
 
     def cancel(self, call_id: str, caller: Caller) -> str:
         """Ask for a call to end: canceled, unsupported or finished."""
-        self.status(call_id, caller)
+        self.status(call_id, caller, own=True)
         return self._lock.cancel(call_id)
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
         """Go on with a call that a person has agreed to."""
-        status = self.status(call_id, caller)
+        status = self.status(call_id, caller, own=True)
         ticket = status.get("approval_ticket_id") or _ticket(self.result(call_id, caller))
         if ticket is None:
             raise Failure("E3411", f"call `{call_id}` does not wait for anybody")

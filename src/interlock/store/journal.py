@@ -170,6 +170,11 @@ class Journal:
         """Whether so much is queued that callers should wait for the disk, whatever they were promised."""
         return len(self._pending) >= CROWDED
 
+    @property
+    def fill(self) -> float:
+        """How full the queue of writes is, from nought to one."""
+        return len(self._pending) / MAX_PENDING
+
     async def drain(self) -> None:
         """Wait until everything queued so far is on disk."""
         while self._pending or self._committing:

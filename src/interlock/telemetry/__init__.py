@@ -1,1 +1,1 @@
-"""What operators see of calls: traces, metrics, logs and alerts."""
+"""What can be seen of Interlock from outside: traces, metrics, logs and alerts."""

@@ -1,0 +1,170 @@
+"""`interlock serve`: the doors, open on one port, with everything a newcomer needs to make a first call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from interlock.cli.command import Output, without_home
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.cli.render import Page
+    from interlock.doors.server import Listening, Server
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=8080, show_default=True, help="For REST, MCP, JSON-RPC and metrics; 0 takes any.")
+@click.option("--grpc-port", default=8081, show_default=True, help="For gRPC; 0 takes any.")
+@click.option("--no-grpc", is_flag=True, help="Do not serve gRPC.")
+@click.option("--cert", type=_FILE, help="A certificate chain (PEM), for TLS.")
+@click.option("--key", type=_FILE, help="Its private key (PEM).")
+@click.option("--name", "names", multiple=True, metavar="HOST", help="A host name clients may call it by; repeat.")
+@click.option("--origin", "origins", multiple=True, metavar="URL", help="A web origin that may call it; repeat.")
+@click.option("--tools", "targets", multiple=True, metavar="FILE|MODULE", help="Tools to add before serving; repeat.")
+@click.option("--bare", is_flag=True, help="On an empty home, do not add the demonstration tools.")
+@click.option("--no-token", is_flag=True, help="Do not issue and print a token.")
+@click.option("--stdio", is_flag=True, help="Speak MCP on stdin and stdout instead, for clients that start servers.")
+@without_home
+def serve(out: Output, /, **given: Any) -> int:
+    """Serve your tools over REST, MCP, JSON-RPC and gRPC, governed.
+
+    Listens on loopback unless told otherwise. Ends on Ctrl-C or SIGTERM, after calls in flight have ended.
+
+    \b
+    interlock serve
+    interlock serve --tools my_tools.py --port 9000
+    interlock serve --host 0.0.0.0 --name tools.example.com --cert chain.pem --key key.pem
+    interlock serve --stdio
+    """
+    if (given["cert"] is None) != (given["key"] is None):
+        raise click.UsageError("TLS needs both --cert and --key")
+    import asyncio
+
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_stdio(out, given) if given["stdio"] else _serve(out, given))
+
+
+async def _serve(out: Output, given: dict[str, Any]) -> int:
+    import asyncio
+    import signal
+
+    from interlock.app import Interlock
+    from interlock.core.redact import safe_log
+    from interlock.doors.server import Listening, serving
+    from interlock.service import Service
+    from interlock.telemetry.logs import configure
+
+    listening = Listening(
+        host=given["host"],
+        port=given["port"],
+        grpc_port=None if given["no_grpc"] else given["grpc_port"],
+        certificate=given["cert"],
+        key=given["key"],
+        names=given["names"],
+        origins=given["origins"],
+    )
+    ended = asyncio.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, ended.set)
+    async with Interlock.open(out.session.path, resume_approved=True) as lock:
+        configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
+        await _prepare(lock, given)
+        async with serving(Service(lock), listening) as server:
+            token = None if given["no_token"] else await _token(lock)
+            _tell(out, lock, listening, server, token)
+            await ended.wait()
+            if not out.as_json:
+                out.page(error=True).line("ending: calls in flight are finished first …")
+    return 0
+
+
+async def _stdio(out: Output, given: dict[str, Any]) -> int:
+    from interlock.app import Interlock
+    from interlock.doors.mcp import McpDoor
+    from interlock.service import Service
+
+    async with Interlock.open(out.session.path, resume_approved=True) as lock:
+        await _prepare(lock, given)
+        service = Service(lock)
+        await McpDoor(service).run_stdio()
+        await service.close()
+    return 0
+
+
+async def _prepare(lock: Interlock, given: dict[str, Any]) -> None:
+    """Add the tools that were asked for; on an empty home, some to try."""
+    for target in given["targets"]:
+        for found in await lock.add_from(target):
+            if not found.admitted:
+                raise found.verdict.failure(found.tool)
+    if not given["bare"] and not lock.catalog.addresses():
+        await lock.add_from("interlock.demo_tools")
+
+
+async def _token(lock: Interlock) -> str:
+    """A token for an agent of the local user, which every tool may be called with and nothing administered."""
+    from interlock.cli.identities import somebody
+    from interlock.core.capability import ToolGrant
+
+    user = lock.caller.id.removeprefix("local:")
+    agent, person = await somebody(lock, "my-agent", "agent"), await somebody(lock, user, "human")
+    return await lock.tokens.issue(
+        subject=agent.did, user=person.did, scopes=(), tools=[ToolGrant("*")], ttl_s=8 * 3600, by=lock.caller
+    )
+
+
+def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, token: str | None) -> None:
+    scheme = "https" if listening.secure else "http"
+    host = listening.names[0] if listening.names else listening.host
+    host = f"[{host}]" if ":" in host else host
+    base = f"{scheme}://{host}:{server.port}"
+    tools = lock.catalog.addresses()
+    document = {
+        "base_url": base,
+        "rest": f"{base}/v1",
+        "mcp": f"{base}/mcp",
+        "jsonrpc": f"{base}/rpc",
+        "grpc": None if server.grpc_port is None else f"{host}:{server.grpc_port}",
+        "docs": f"{base}/docs",
+        "tools": len(tools),
+        "token": token,
+    }
+    out.answer(document, lambda page: _show(page, document, tools, loopback=listening.loopback))
+
+
+def _show(page: Page, facts: dict[str, Any], tools: list[str], *, loopback: bool) -> None:
+    page.line(f"Interlock serves {facts['tools']} tools" + ("" if loopback else ", to the network"))
+    for label, name in (("REST", "rest"), ("MCP", "mcp"), ("JSON-RPC", "jsonrpc"), ("gRPC", "grpc"), ("Docs", "docs")):
+        if facts[name] is not None:
+            page.line(f"  {label:<9} {facts[name]}")
+    token: str | None = facts["token"]
+    if token is not None:
+        page.line("")
+        page.line("A token for an agent of yours, good for 8 hours (others: interlock token issue):")
+        page.line(f"export TOKEN={token}")
+        page.line("")
+        page.line("A first call:")
+        page.line(_curl(facts["rest"], tools))
+        page.line("")
+        page.line("An MCP client takes this:")
+        entry = {"type": "http", "url": facts["mcp"], "headers": {"Authorization": f"Bearer {token}"}}
+        page.line(json.dumps({"mcpServers": {"interlock": entry}}))
+    page.line("")
+    page.line("Approvals: interlock approvals watch    End: Ctrl-C")
+
+
+def _curl(rest: str, tools: list[str]) -> str:
+    demo = "demo.balance" in tools
+    tool = "demo.balance" if demo else next(iter(tools), "my.tool")
+    body = {"tool_id": tool, "parameters": {"account": "cash"} if demo else dict[str, str]()}
+    headers = "-H 'Content-Type: application/json' -H \"Authorization: Bearer $TOKEN\""
+    return f"curl -s {rest}/tools/invoke {headers} -d '{json.dumps(body)}'"

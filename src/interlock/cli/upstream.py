@@ -1,0 +1,324 @@
+"""`interlock upstream`: make other people's tools governed ones, and look after where they come from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+from interlock.cli.command import Output, over_home
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.cli.render import Page
+    from interlock.core.connector import UpstreamKind
+    from interlock.upstreams.manager import Report
+
+Json = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def upstream() -> None:
+    """MCP servers, OpenAPI, HTTP, gRPC and WebSocket services, and LangChain tools, behind the same six phases.
+
+    What an upstream says of itself is not believed: its tools count as irreversible, and a person is asked for every
+    call, until you accept its hints or say better in an overlay file.
+
+    \b
+    interlock upstream add mcp files -- npx -y @modelcontextprotocol/server-filesystem /srv/data
+    interlock upstream add openapi petstore openapi.yaml --accept-hints
+    interlock upstream list
+    """
+
+
+@upstream.group()
+def add() -> None:
+    """Connect to an upstream and offer its tools for admission.
+
+    \b
+    interlock upstream add mcp time -- python -m mcp_server_time
+    interlock upstream add mcp search https://mcp.example.com/mcp --secret Authorization=search-token
+    interlock upstream add grpc stock stock.example.com:443 --overlay stock.yaml
+    """
+
+
+def _adding(kind: UpstreamKind) -> Callable[[Callable[..., Json]], Callable[..., None]]:
+    """Make a command of a function that turns its arguments into a configuration."""
+
+    def wrap(configure: Callable[..., Json]) -> Callable[..., None]:
+        @functools.wraps(configure)
+        async def run(
+            lock: Interlock,
+            out: Output,
+            /,
+            name: str,
+            overlay: Path | None,
+            accept_hints: bool,
+            no_prefix: bool,
+            allow_private: bool,
+            secrets: tuple[str, ...],
+            dry_run: bool,
+            **given: Any,
+        ) -> int:
+            config = configure(**given)
+            config |= _secrets(kind, secrets)
+            if accept_hints:
+                config["accept_hints"] = True
+            if no_prefix:
+                config["prefix"] = False
+            if allow_private:
+                config["allow_private"] = True
+            said = None if overlay is None else _overlay(overlay)
+            if dry_run:
+                report = await lock.upstreams.try_connecting(name, kind, config, said)
+            else:
+                report = await lock.upstreams.add(name, kind, config, by=lock.caller, overlay=said)
+            out.answer(report.document(), lambda page: _show_report(page, report, dry_run=dry_run))
+            return 0
+
+        command = over_home(run)
+        for option in reversed(_OPTIONS):
+            command = option(command)
+        return command
+
+    return wrap
+
+
+_OPTIONS = (
+    click.option("--overlay", type=_FILE, help="What you say of its tools (YAML or JSON), kept under version control."),
+    click.option("--accept-hints", is_flag=True, help="Believe what it says of its tools: readOnlyHint, GET."),
+    click.option("--no-prefix", is_flag=True, help="Serve its tools under their own names, without NAME in front."),
+    click.option("--allow-private", is_flag=True, help="Let it be on loopback or a private network."),
+    click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="WHERE=NAME",
+        help="Lend the secret NAME as an environment variable or header; repeat.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Connect and show what there is; change nothing."),
+)
+
+
+def _secrets(kind: UpstreamKind, given: tuple[str, ...]) -> Json:
+    """How a secret is shown to the upstream: as an environment variable, or as a header."""
+    pairs = [one.partition("=") for one in given]
+    for where, equals, name in pairs:
+        if not (where and equals and name):
+            raise click.UsageError("--secret is written WHERE=NAME, such as Authorization=my-token")
+    if not pairs:
+        return {}
+    if kind == "mcp":
+        return {"credentials": {where: name for where, _, name in pairs}}
+    if len(pairs) > 1:
+        raise click.UsageError("one --secret is enough for this kind of upstream")
+    where, _, name = pairs[0]
+    if where.lower() == "authorization":
+        return {"auth": {"kind": "bearer", "secret": name}}
+    return {"auth": {"kind": "header", "name": where, "secret": name}}
+
+
+def _overlay(path: Path) -> Json:
+    from interlock.upstreams.overlay import parse_overlay
+
+    return parse_overlay(path.read_text()).model_dump(mode="json", exclude_unset=True)
+
+
+def _document(path: Path) -> Json:
+    import yaml
+
+    from interlock.core.errors import Failure
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise Failure("E3004", f"`{path.name}` is neither YAML nor JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict):
+        raise Failure("E3004", f"`{path.name}` does not hold an object")
+    return cast("Json", found)
+
+
+@add.command("mcp")
+@click.argument("name")
+@click.argument("where", nargs=-1, required=True, metavar="URL | -- COMMAND...")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable for the command; repeat.")
+@click.option("--cwd", type=click.Path(exists=True, file_okay=False), help="Where the command runs.")
+@_adding("mcp")
+def add_mcp(where: tuple[str, ...], env: tuple[str, ...], cwd: str | None) -> Json:
+    """A Model Context Protocol server: the command that starts it, or its address."""
+    if len(where) == 1 and where[0].startswith(("http://", "https://")):
+        return {"url": where[0]}
+    variables = dict(one.split("=", 1) for one in env if "=" in one)
+    return {"command": list(where), "env": variables, **({} if cwd is None else {"cwd": cwd})}
+
+
+@add.command("openapi")
+@click.argument("name")
+@click.argument("document", metavar="URL|FILE")
+@click.option("--url", "urls", multiple=True, metavar="URL", help="Where the service is; repeat for failover.")
+@_adding("openapi")
+def add_openapi(document: str, urls: tuple[str, ...]) -> Json:
+    """An HTTP service, by its OpenAPI 3 document."""
+    from urllib.parse import urlsplit
+
+    if document.startswith(("http://", "https://")):
+        parts = urlsplit(document)
+        return {"openapi": document, "urls": list(urls) or [f"{parts.scheme}://{parts.netloc}"]}
+    read = _document(Path(document))
+    entries = cast("list[Json]", read.get("servers") or [])
+    servers = [str(one["url"]) for one in entries if isinstance(one, dict) and "url" in one]  # pyright: ignore[reportUnnecessaryIsInstance] - from a file
+    found = list(urls) or [one for one in servers if one.startswith(("http://", "https://"))][:3]
+    if not found:
+        raise click.UsageError("the document names no server; say --url")
+    return {"openapi": read, "urls": found}
+
+
+@add.command("http")
+@click.argument("name")
+@click.argument("config", type=_FILE)
+@_adding("http")
+def add_http(config: Path) -> Json:
+    """An HTTP service whose operations a file describes: urls, and tools with method, path and schemas."""
+    return _document(config)
+
+
+@add.command("websocket")
+@click.argument("name")
+@click.argument("config", type=_FILE)
+@_adding("websocket")
+def add_websocket(config: Path) -> Json:
+    """A service on a WebSocket, whose operations a file describes."""
+    return _document(config)
+
+
+@add.command("grpc")
+@click.argument("name")
+@click.argument("targets", nargs=-1, required=True, metavar="HOST:PORT...")
+@click.option("--plaintext", is_flag=True, help="Without TLS; only on private networks.")
+@_adding("grpc")
+def add_grpc(targets: tuple[str, ...], plaintext: bool) -> Json:
+    """A gRPC service, by its reflection."""
+    return {"targets": list(targets), **({"plaintext": True} if plaintext else {})}
+
+
+@add.command("langchain")
+@click.argument("name")
+@click.argument("module")
+@_adding("langchain")
+def add_langchain(module: str) -> Json:
+    """The LangChain tools of a Python module, which run in this process."""
+    return {"module": module}
+
+
+# Looking after them
+
+
+@upstream.command("list")
+@over_home
+async def list_upstreams(lock: Interlock, out: Output, /) -> int:
+    """Every upstream, whether it answers, and what it offers."""
+    found = [(one, lock.upstreams.offers(one.name)) for one in lock.upstreams.list()]
+    documents = [{**one.document(), "tools": [tool.document() for tool in tools]} for one, tools in found]
+
+    def show(page: Page) -> None:
+        if not found:
+            page.line("no upstreams yet; interlock upstream add --help")
+            return
+        rows = [
+            (one.name, one.kind, one.state, _counts([tool.state for tool in tools]), one.reason) for one, tools in found
+        ]
+        page.table(rows, ("name", "kind", "state", "tools", ""))
+
+    out.answer({"upstreams": documents}, show)
+    return 0
+
+
+def _counts(states: list[str]) -> str:
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
+
+
+@upstream.command()
+@click.argument("name")
+@over_home
+async def show(lock: Interlock, out: Output, /, name: str) -> int:
+    """One upstream and each of its tools."""
+    found, tools = lock.upstreams.get(name), lock.upstreams.offers(name)
+
+    def write(page: Page) -> None:
+        page.facts([("kind", found.kind), ("state", f"{found.state} {found.reason}".strip())])
+        page.table([(one.name, one.state, one.address, one.version or "", one.reason) for one in tools])
+
+    out.answer({**found.document(), "tools": [one.document() for one in tools]}, write)
+    return 0
+
+
+@upstream.command()
+@click.argument("name")
+@click.option("--overlay", type=_FILE, help="Say something else of its tools from now on.")
+@over_home
+async def refresh(lock: Interlock, out: Output, /, name: str, overlay: Path | None) -> int:
+    """Look again at what it offers. What has changed is kept out until you accept it."""
+    said = None if overlay is None else _overlay(overlay)
+    report = await lock.upstreams.refresh(name, by=lock.caller, overlay=said)
+    out.answer(report.document(), lambda page: _show_report(page, report))
+    return 0
+
+
+@upstream.command()
+@click.argument("name")
+@click.argument("tools", nargs=-1)
+@click.option("--reason", required=True, help="Why; it goes on record.")
+@over_home
+async def accept(lock: Interlock, out: Output, /, name: str, tools: tuple[str, ...], reason: str) -> int:
+    """Accept definitions that changed, as new versions; all of them unless you name some."""
+    report = await lock.upstreams.accept(name, by=lock.caller, tools=tools, reason=reason)
+    out.answer(report.document(), lambda page: _show_report(page, report))
+    return 0
+
+
+@upstream.command()
+@click.argument("name")
+@over_home
+async def probe(lock: Interlock, out: Output, /, name: str) -> int:
+    """Ask whether it answers, now."""
+    state = await lock.upstreams.probe(name)
+    reason = lock.upstreams.get(name).reason
+    out.answer({"name": name, "state": state, "reason": reason}, lambda page: page.line(f"{state} {reason}".strip()))
+    return 0 if state == "available" else 1
+
+
+@upstream.command()
+@click.argument("name")
+@over_home
+async def remove(lock: Interlock, out: Output, /, name: str) -> int:
+    """Let go of it. Its tools can no longer be called; what they did stays on record."""
+    await lock.upstreams.remove(name, by=lock.caller)
+    out.answer({"name": name, "state": "removed"}, lambda page: page.line(f"{name} was removed"))
+    return 0
+
+
+def _show_report(page: Page, report: Report, *, dry_run: bool = False) -> None:
+    rows = [
+        (one.name, one.address or "-", one.mutation_class or "-", one.state, one.reason or one.why)
+        for one in report.tools
+    ]
+    if rows:
+        page.table(rows, ("tool", "served as", "class", "", "why"))
+    needs = [(one.name, ", ".join(one.needs)) for one in report.tools if one.needs]
+    if needs:
+        page.line("")
+        page.line("Made up here for want of a better word; say it in an overlay:")
+        page.table(needs, indent="  ")
+    unsure = sum(one.mutation_class == "write_irreversible" and one.state != "refused" for one in report.tools)
+    page.line("")
+    if dry_run:
+        page.line(f"{len(report.tools)} tools; nothing was changed")
+    else:
+        page.line(_counts([one.state for one in report.tools]))
+    if unsure:
+        page.line(f"A person is asked for every call of {unsure} of them: --accept-hints, or an overlay, says better.")

@@ -1,0 +1,257 @@
+"""Core values as messages of the contract and back. Imported when the door opens, because protobuf takes its time.
+
+Numbers are the reason that values travel as JSON text: whole numbers of any size arrive as they were sent. A Struct,
+for those who like it better, holds doubles; a whole one becomes a whole number again where a double is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import grpc
+from google.protobuf import struct_pb2
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from interlock.core.canonical import decode, encode
+from interlock.core.errors import Failure
+from interlock.core.events import Event
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.registry.catalog import Version
+from interlock.service import Ask
+
+DOMAIN = "interlock"
+# Statuses travel in metadata, of which clients accept 8 KiB: the text percent-encoded, the details in base64.
+MESSAGE_BYTES = 600
+STATUS_BYTES = 4000
+EXACT = 2**53
+
+
+# In
+
+
+def ask(request: wire.InvokeRequest, *, timeout_s: float | None, trace: str | None) -> Ask:
+    """The call that a message asks for."""
+    return Ask(
+        tool=request.tool_id,
+        arguments=_arguments(request),
+        version=request.version if request.HasField("version") else None,
+        key=request.idempotency_key if request.HasField("idempotency_key") else None,
+        session=request.session,
+        timeout_s=timeout_s,
+        dry_run=request.dry_run,
+        task=request.task if request.HasField("task") else None,
+        trace=trace,
+    )
+
+
+def _arguments(request: wire.InvokeRequest) -> Json:
+    """The arguments as they were sent. That they are an object is for the gateway to say."""
+    if request.HasField("arguments"):
+        return _from_struct(request.arguments)
+    if not request.HasField("arguments_json"):
+        return {}
+    try:
+        return decode(request.arguments_json)
+    except (ValueError, RecursionError):
+        raise Failure("E3004", "`arguments_json` must be an object as JSON text in UTF-8") from None
+
+
+def _from_struct(struct: struct_pb2.Struct) -> Json:
+    return {name: _from_value(value) for name, value in struct.fields.items()}
+
+
+def _from_value(value: struct_pb2.Value) -> Any:
+    match value.WhichOneof("kind"):
+        case "number_value":
+            number = value.number_value
+            exact = math.isfinite(number) and number.is_integer() and abs(number) <= EXACT
+            return int(number) if exact else number
+        case "struct_value":
+            return _from_struct(value.struct_value)
+        case "list_value":
+            return [_from_value(item) for item in value.list_value.values]
+        case "string_value":
+            return value.string_value
+        case "bool_value":
+            return value.bool_value
+        case _:
+            return None
+
+
+# Out
+
+
+def tool(version: Version) -> wire.Tool:
+    """A tool as clients read about it."""
+    contract, notice = version.contract, version.row.notice
+    return wire.Tool(
+        tool_id=version.row.address,
+        version=version.row.version,
+        name=contract.manifest.title or contract.manifest.name,
+        description=contract.manifest.description,
+        input_schema_json=encode(contract.input.document),
+        output_schema_json=encode(contract.output.document),
+        mutation_class=f"MUTATION_CLASS_{contract.mutation.mutation_class.upper()}",
+        timeout_class=f"TIMEOUT_CLASS_{contract.timeout.timeout_class.upper()}",
+        key_required=contract.idempotency.key_required,
+        required_scopes=contract.auth.required_scopes,
+        timeout_default_s=contract.timeout.default_s,
+        timeout_max_s=contract.timeout.max_s,
+        tags=contract.manifest.tags,
+        deprecation_json=None if notice is None else encode(notice.document()),
+    )
+
+
+def result(outcome: Result) -> wire.CallResult:
+    """What became of a call."""
+    message = wire.CallResult(
+        invocation_id=outcome.invocation_id,
+        tool=outcome.tool,
+        state=call_state(outcome.state),
+        trace_id=outcome.trace_id,
+        created_ms=outcome.created_ms,
+        source=outcome.source,
+        redacted=outcome.redacted,
+        metadata_json=encode(dict(outcome.metadata)),
+    )
+    if outcome.pending:
+        pending: Json = outcome.metadata["pending"]
+        message.pending.ticket_id = pending["ticketId"]
+        message.pending.status = pending["status"]
+        message.pending.reason = _short(pending["reason"])
+        message.pending.expires_at = pending["expiresAt"]
+    elif outcome.error is not None:
+        message.error.CopyFrom(envelope(outcome.error, outcome.trace_id, outcome.invocation_id))
+    elif outcome.persistence.ref is not None:
+        kept = outcome.persistence
+        message.kept.CopyFrom(wire.Kept(ref=kept.ref, size_chars=kept.size, preview=outcome.text()))
+    else:
+        message.value_json = encode(outcome.value)
+    return message
+
+
+def call_state(state: str) -> str:
+    """The label of a state; protobuf takes labels for the values of an enum."""
+    return f"CALL_STATE_{state.upper()}"
+
+
+def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:
+    """Where a call stands, with its result while it is kept."""
+    if kept is not None:
+        tool_id, _, version = kept.tool.partition("@")
+        code = "" if kept.error is None or kept.pending else kept.error.code
+        return wire.StatusResponse(
+            invocation_id=kept.invocation_id,
+            state=call_state(kept.state),
+            tool_id=tool_id,
+            version=version,
+            code=code,
+            trace_id=kept.trace_id,
+            latency_ms=kept.metadata.get("latency_ms", 0.0),
+            result=result(kept),
+        )
+    return wire.StatusResponse(
+        invocation_id=status["invocation_id"],
+        state=call_state(status["status"]),
+        tool_id=status.get("tool_id"),
+        version=status.get("version"),
+        code=status.get("error_code"),
+        approval_ticket_id=status.get("approval_ticket_id"),
+        trace_id=status.get("trace_id"),
+        latency_ms=status.get("latency_ms"),
+        outcome=status.get("outcome"),
+    )
+
+
+def cancelled(answer: str) -> wire.CancelResponse:
+    """The answer to whoever asks for a call to end."""
+    return wire.CancelResponse(outcome=f"CANCEL_OUTCOME_{answer.upper()}")
+
+
+def happening(event: Event) -> wire.RunEvent | None:
+    """An event of a running call; None for those that a caller is not told."""
+    data = event.data
+    match event.type:
+        case "tool.invocation.started":
+            return wire.RunEvent(started=wire.Started(invocation_id=event.invocation_id, tool=event.tool))
+        case "tool.invocation.progress":
+            progress = wire.Progress(
+                sequence=data["sequence"],
+                message=data["message"],
+                percent=data["percent"],
+                elapsed_ms=data["elapsed_ms"],
+                facts_json=encode({name: value for name, value in data.items() if name not in _TOLD}),
+            )
+            return wire.RunEvent(progress=progress)
+        case "tool.invocation.partial_result":
+            return wire.RunEvent(partial=wire.Partial(index=data["index"], value_json=encode(data["value"])))
+        case _:
+            return None
+
+
+_TOLD = frozenset(
+    ("schema_version", "progress_id", "invocation_id", "sequence", "message", "percent", "elapsed_ms", "status")
+)
+
+
+# Failures
+
+
+def envelope(failure: Failure, trace_id: str, invocation_id: str = "") -> wire.ErrorEnvelope:
+    """The error envelope of every door, typed."""
+    said = failure.envelope(trace_id)
+    message = _short(failure.message)
+    return wire.ErrorEnvelope(
+        schema_version=said["schema_version"],
+        code=said["error_code"],
+        error_code=said["errorCode"],
+        error_class=said["error_class"],
+        retryable=said["retryable"],
+        retry_after_ms=said.get("retryAfterMs"),
+        message=message,
+        resolution=said["resolution"],
+        trace_id=trace_id,
+        invocation_id=invocation_id,
+        details_json=encode(said["details"]) if "details" in said else None,
+        native_error_ref=None if failure.native_error_ref is None else _short(failure.native_error_ref),
+        policy_refs=[_short(ref) for ref in failure.policy_refs],
+        evidence_refs=[_short(ref) for ref in failure.evidence_refs],
+        shortened=message != failure.message,
+    )
+
+
+def status(failure: Failure, trace_id: str, invocation_id: str = "") -> Status:
+    """A failure as gRPC tells it: the status of the table, and what clients of any language can read of the rest."""
+    told = envelope(failure, trace_id, invocation_id)
+    if told.ByteSize() > STATUS_BYTES - 2 * MESSAGE_BYTES:
+        for field in ("details_json", "native_error_ref", "policy_refs", "evidence_refs"):
+            told.ClearField(cast("Any", field))
+        told.shortened = True
+    facts = {"errorCode": told.error_code, "error_class": told.error_class, "trace_id": trace_id}
+    details: list[Message] = [ErrorInfo(reason=told.code, domain=DOMAIN, metadata=facts)]
+    if failure.retry_after_ms is not None:
+        wait = Duration()
+        wait.FromMilliseconds(failure.retry_after_ms)
+        details.append(RetryInfo(retry_delay=wait))
+    details.append(told)
+    code: int = grpc.StatusCode[failure.row.grpc].value[0]
+    return Status(code=code, message=told.message, details=[_packed(one) for one in details])
+
+
+def _packed(message: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(message)
+    return packed
+
+
+def _short(text: str) -> str:
+    """Text that protobuf can hold and metadata has room for."""
+    raw = text.encode(errors="replace")
+    return raw.decode() if len(raw) <= MESSAGE_BYTES else raw[: MESSAGE_BYTES - 3].decode(errors="ignore") + "…"

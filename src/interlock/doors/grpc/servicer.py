@@ -1,0 +1,306 @@
+"""The methods of the contract, each behind one guard. Imported when the door opens, because grpc takes its time.
+
+    raw bytes ─► guard ─► who asks ─► what is asked ─► service ─► message or status
+
+The guard takes messages apart itself, so that bytes which are no message get the envelope too. What a method raises
+leaves as a status: a Failure as the table has it, anything else as E3000 and without a word of what it was.
+
+A stream hears of its call through one listener on the gateway, which all streams share. The first call that starts in a
+stream's own task is the stream's, whatever its id: a call that goes on after approval takes the id it had first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from interlock.app import Interlock
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.events import Event
+from interlock.core.results import Result
+from interlock.doors.grpc import messages
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.service import Service
+from interlock.telemetry import w3c
+
+# Raw bytes in and out: the guard parses and serializes.
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+_log = logging.getLogger("interlock.doors.grpc")
+
+SERVICE = wire.DESCRIPTOR.services_by_name["Gateway"]
+NAME = SERVICE.full_name
+DOOR = "grpc"
+PAGE, LARGEST_PAGE = 100, 1000
+# A call ends a little before its client gives up, so that the client hears why from us and not from its own clock.
+HEAD_START_S = 0.05
+# Progress that a slow reader has not fetched; what comes on top is left out. Parts of results never are.
+UNREAD = 1000
+# How long a stream may be open before it says what it is for.
+START_WITHIN_S = 30.0
+
+
+class Unsuccessful(Exception):  # noqa: N818 - a call that failed is not an error of the program
+    """A call that ended in a failure, which its RPC is to end in too."""
+
+    def __init__(self, result: Result, failure: Failure) -> None:
+        self.result = result
+        self.failure = failure
+
+
+class _Method(Protocol):
+    """How a method of one request and one answer looks."""
+
+    def __call__(self, request: Any, caller: Caller, context: Context) -> Awaitable[Message]: ...
+
+
+class Servicer:
+    """What the door does for each RPC."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._ears = Ears(service.lock)
+        self._at_work: set[asyncio.Task[Any]] = set()
+
+    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """The methods, as a server takes them."""
+        made = cast("Any", grpc)  # its stubs leave these functions open
+        methods: dict[str, Any] = {"Run": made.stream_stream_rpc_method_handler(self._stream)}
+        for method in SERVICE.methods:
+            if method.name not in methods:
+                parse = GetMessageClass(method.input_type).FromString
+                act = self._unary(parse, getattr(self, method.name.lower()))
+                methods[method.name] = made.unary_unary_rpc_method_handler(act)
+        return made.method_handlers_generic_handler(NAME, methods)
+
+    async def ended(self, within_s: float = 10.0) -> None:
+        """Wait until what was cut off is on record."""
+        if self._at_work:
+            await asyncio.wait(self._at_work, timeout=within_s)
+
+    # The guard
+
+    def _unary(self, parse: Callable[[bytes], Message], method: _Method) -> Callable[[bytes, Context], Awaitable[Any]]:
+        async def work(raw: bytes, context: Context) -> bytes:
+            caller = await self._caller(context)
+            return (await method(_parsed(parse, raw), caller, context)).SerializeToString()
+
+        async def act(raw: bytes, context: Context) -> bytes | None:
+            return await self._guarded(work(raw, context), context)
+
+        return act
+
+    async def _stream(self, _: Any, context: Context) -> None:
+        await self._guarded(self._run(context), context)
+
+    async def _guarded(self, work: Awaitable[bytes | None], context: Context) -> bytes | None:
+        """What the work gives; what it raises, as a status."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._at_work.add(task)
+        ended: Result | None = None
+        try:
+            return await work
+        except Unsuccessful as unsuccessful:
+            failure, ended = unsuccessful.failure, unsuccessful.result
+        except Failure as refused:
+            failure = refused
+        except Exception as error:  # noqa: BLE001 - a door: nothing but answers and statuses leaves it
+            where = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("an RPC failed: %s\n%s", type(error).__name__, where)
+            failure = Failure("E3000", "something went wrong inside Interlock")
+        finally:
+            self._at_work.discard(task)
+        if ended is None:
+            status = messages.status(failure, self._trace_id(context))
+        else:
+            status = messages.status(failure, ended.trace_id, ended.invocation_id)
+        details = (("grpc-status-details-bin", status.SerializeToString()),)
+        return await context.abort(grpc.StatusCode[failure.row.grpc], status.message, details)
+
+    async def _caller(self, context: Context) -> Caller:
+        said = _said(context, "authorization")
+        return self._service.known(said) or await self._service.authenticate(said)
+
+    def _trace_id(self, context: Context) -> str:
+        """The id under which a failure is told that no call came about for."""
+        found = w3c.read(_said(context, "traceparent") or "")
+        return self._service.lock.clock.random_bytes(16).hex() if found is None else found.trace_id
+
+    # Methods
+
+    async def discover(self, request: wire.DiscoverRequest, caller: Caller, _: Context) -> wire.DiscoverResponse:
+        if request.page_size < 0:
+            raise Failure("E3004", "`page_size` must be nought or more")
+        limit = min(request.page_size or PAGE, LARGEST_PAGE)
+        tools = self._service.tools
+        if request.query:
+            return wire.DiscoverResponse(tools=map(messages.tool, tools.search(request.query, caller, limit)))
+        page = tools.page(caller, request.page_token or None, limit)
+        return wire.DiscoverResponse(tools=map(messages.tool, page.versions), next_page_token=page.cursor)
+
+    async def describe(self, request: wire.DescribeRequest, caller: Caller, _: Context) -> wire.Tool:
+        spec = request.version if request.HasField("version") else None
+        return messages.tool(self._service.tools.find(request.tool_id, spec, caller))
+
+    async def invoke(self, request: wire.InvokeRequest, caller: Caller, context: Context) -> wire.CallResult:
+        return _told(await self._invoke(request, caller, context))
+
+    async def _invoke(self, request: wire.InvokeRequest, caller: Caller, context: Context) -> Result:
+        trace = w3c.joined(_said(context, "traceparent"), _said(context, "tracestate"))
+        ask = messages.ask(request, timeout_s=_left_s(context), trace=trace)
+        return await self._service.calls.invoke(ask, caller, door=DOOR)
+
+    async def status(self, request: wire.StatusRequest, caller: Caller, _: Context) -> wire.StatusResponse:
+        calls, call_id = self._service.calls, request.invocation_id
+        return messages.call_status(calls.status(call_id, caller), calls.result(call_id, caller))
+
+    async def cancel(self, request: wire.CancelRequest, caller: Caller, _: Context) -> wire.CancelResponse:
+        return messages.cancelled(self._service.calls.cancel(request.invocation_id, caller))
+
+    async def resume(self, request: wire.ResumeRequest, caller: Caller, _: Context) -> wire.CallResult:
+        # It goes on whether or not this client waits for it: others may.
+        return _told(await self._service.calls.resume(request.invocation_id, caller))
+
+    # Long-running calls
+
+    async def _run(self, context: Context) -> None:
+        """One call, told while it happens. However the stream ends, its call has ended before it."""
+        caller = await self._caller(context)
+        try:
+            async with asyncio.timeout(START_WITHIN_S):
+                first = await _read(context)
+        except TimeoutError:
+            raise Failure("E3002", "the stream did not say in time what to start") from None
+        if first is None or first.WhichOneof("message") != "start":
+            raise Failure("E3004", "the first message of a stream must be `start`")
+        call = asyncio.create_task(self._invoke(first.start, caller, context))
+        stream = self._ears.open(call)
+        obeying = asyncio.create_task(self._obey(context, stream))
+        try:
+            while (event := await stream.next()) is not None:
+                await context.write(event.SerializeToString())
+        finally:
+            obeying.cancel()
+            call.cancel()
+            await asyncio.gather(obeying, call, return_exceptions=True)
+            self._ears.close(stream)
+        if call.cancelled():
+            raise stream.refused or Failure("E3703", f"the call of `{first.start.tool_id}` was cancelled by its caller")
+        await context.write(wire.RunEvent(result=_told(call.result())).SerializeToString())
+
+    async def _obey(self, context: Context, stream: Stream) -> None:
+        """Do what later messages say, until there are none."""
+        try:
+            while (message := await _read(context)) is not None:
+                if message.WhichOneof("message") != "cancel":
+                    raise Failure("E3004", "after `start`, a stream takes `cancel` and nothing else")  # noqa: TRY301
+                begun = stream.call_id
+                answer = "canceled" if begun is None else self._service.lock.cancel(begun)
+                stream.put(wire.RunEvent(cancel=messages.cancelled(answer)))
+                if begun is None:
+                    stream.call.cancel()
+        except Failure as failure:
+            stream.refused = failure
+            stream.call.cancel()
+
+
+class Stream:
+    """What happens to one call, in order, until it has ended."""
+
+    def __init__(self, call: asyncio.Task[Result]) -> None:
+        self.call = call
+        self.call_id: str | None = None
+        self.refused: Failure | None = None
+        self._events: asyncio.Queue[wire.RunEvent | None] = asyncio.Queue()
+        call.add_done_callback(lambda _: self._events.put_nowait(None))
+
+    def put(self, event: wire.RunEvent) -> None:
+        if self._events.qsize() < UNREAD or not event.HasField("progress"):
+            self._events.put_nowait(event)
+
+    async def next(self) -> wire.RunEvent | None:
+        """The next event; None when the call has ended."""
+        return await self._events.get()
+
+
+class Ears:
+    """Hears the gateway's events while there are streams, and hands each to the stream whose call it is about."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+        self._by_task: dict[asyncio.Task[Any], Stream] = {}
+        self._by_call: dict[str, Stream] = {}
+        self._stop: Callable[[], None] | None = None
+
+    def open(self, call: asyncio.Task[Result]) -> Stream:
+        """Begin to hear of the call that a task makes."""
+        if self._stop is None:
+            self._stop = self._lock.listen(self._hear)
+        stream = self._by_task[call] = Stream(call)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        """Hear of it no more."""
+        del self._by_task[stream.call]
+        if stream.call_id is not None:
+            self._by_call.pop(stream.call_id, None)
+        if not self._by_task and self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def _hear(self, event: Event) -> None:
+        stream = self._by_call.get(event.invocation_id)
+        if stream is None and event.type == "tool.invocation.started":
+            # INVARIANT: a call starts in the task that makes it, and before any call that it makes itself.
+            task = asyncio.current_task()
+            stream = None if task is None else self._by_task.get(task)
+            if stream is None or stream.call_id is not None:
+                return
+            stream.call_id = event.invocation_id
+            self._by_call[event.invocation_id] = stream
+        if stream is not None and (told := messages.happening(event)) is not None:
+            stream.put(told)
+
+
+def _told(result: Result) -> wire.CallResult:
+    """A result as a message. A failure ends the RPC, but for the diagnostics that the table gives the status OK."""
+    if result.error is not None and not result.pending and result.error.row.grpc != "OK":
+        raise Unsuccessful(result, result.error)
+    return messages.result(result)
+
+
+def _parsed(parse: Callable[[bytes], Message], raw: bytes) -> Message:
+    try:
+        return parse(raw)
+    except DecodeError:
+        raise Failure("E3004", "what was sent is not a message of the contract") from None
+
+
+async def _read(context: Context) -> wire.RunRequest | None:
+    """The next message of a stream; None after the last."""
+    raw = await context.read()
+    if raw is cast("Any", grpc.aio).EOF:
+        return None
+    return cast("wire.RunRequest", _parsed(wire.RunRequest.FromString, raw))
+
+
+def _said(context: Context, name: str) -> str | None:
+    """A header of the RPC, if it was sent."""
+    metadata = cast("Sequence[tuple[str, str | bytes]]", context.invocation_metadata() or ())
+    return next((value for key, value in metadata if key == name and isinstance(value, str)), None)
+
+
+def _left_s(context: Context) -> float | None:
+    """How long the call may take by its client's deadline; None where it gave none."""
+    left_s = cast("float | None", context.time_remaining())
+    return None if left_s is None else left_s - min(HEAD_START_S, left_s / 10)

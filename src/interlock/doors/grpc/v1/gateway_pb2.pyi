@@ -1,0 +1,359 @@
+# Written by interlock.doors.grpc.generate from interlock/v1/gateway.proto; not by hand.
+# ruff: noqa
+# fmt: off
+# pyright: basic
+from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MutationClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MUTATION_CLASS_UNSPECIFIED: _ClassVar[MutationClass]
+    MUTATION_CLASS_READ_ONLY: _ClassVar[MutationClass]
+    MUTATION_CLASS_WRITE_REVERSIBLE: _ClassVar[MutationClass]
+    MUTATION_CLASS_WRITE_IRREVERSIBLE: _ClassVar[MutationClass]
+
+class TimeoutClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIMEOUT_CLASS_UNSPECIFIED: _ClassVar[TimeoutClass]
+    TIMEOUT_CLASS_INTERACTIVE: _ClassVar[TimeoutClass]
+    TIMEOUT_CLASS_STANDARD: _ClassVar[TimeoutClass]
+    TIMEOUT_CLASS_LONG_RUNNING: _ClassVar[TimeoutClass]
+    TIMEOUT_CLASS_ASYNC: _ClassVar[TimeoutClass]
+
+class CallState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CALL_STATE_UNSPECIFIED: _ClassVar[CallState]
+    CALL_STATE_PLANNED: _ClassVar[CallState]
+    CALL_STATE_SELECTED: _ClassVar[CallState]
+    CALL_STATE_SCHEMA_PARSE_FAILED: _ClassVar[CallState]
+    CALL_STATE_ARGUMENTS_READY: _ClassVar[CallState]
+    CALL_STATE_VALIDATION_FAILED: _ClassVar[CallState]
+    CALL_STATE_PRE_HOOKS_RUNNING: _ClassVar[CallState]
+    CALL_STATE_AWAITING_APPROVAL: _ClassVar[CallState]
+    CALL_STATE_APPROVED: _ClassVar[CallState]
+    CALL_STATE_DENIED: _ClassVar[CallState]
+    CALL_STATE_QUEUED: _ClassVar[CallState]
+    CALL_STATE_RUNNING: _ClassVar[CallState]
+    CALL_STATE_NEEDS_INPUT: _ClassVar[CallState]
+    CALL_STATE_PARTIAL_RESULT: _ClassVar[CallState]
+    CALL_STATE_POST_HOOKS_RUNNING: _ClassVar[CallState]
+    CALL_STATE_YIELDED: _ClassVar[CallState]
+    CALL_STATE_SUCCEEDED: _ClassVar[CallState]
+    CALL_STATE_FAILED: _ClassVar[CallState]
+    CALL_STATE_CANCELED: _ClassVar[CallState]
+    CALL_STATE_TIMED_OUT: _ClassVar[CallState]
+    CALL_STATE_BLOCKED: _ClassVar[CallState]
+
+class CancelOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CANCEL_OUTCOME_UNSPECIFIED: _ClassVar[CancelOutcome]
+    CANCEL_OUTCOME_CANCELED: _ClassVar[CancelOutcome]
+    CANCEL_OUTCOME_UNSUPPORTED: _ClassVar[CancelOutcome]
+    CANCEL_OUTCOME_FINISHED: _ClassVar[CancelOutcome]
+MUTATION_CLASS_UNSPECIFIED: MutationClass
+MUTATION_CLASS_READ_ONLY: MutationClass
+MUTATION_CLASS_WRITE_REVERSIBLE: MutationClass
+MUTATION_CLASS_WRITE_IRREVERSIBLE: MutationClass
+TIMEOUT_CLASS_UNSPECIFIED: TimeoutClass
+TIMEOUT_CLASS_INTERACTIVE: TimeoutClass
+TIMEOUT_CLASS_STANDARD: TimeoutClass
+TIMEOUT_CLASS_LONG_RUNNING: TimeoutClass
+TIMEOUT_CLASS_ASYNC: TimeoutClass
+CALL_STATE_UNSPECIFIED: CallState
+CALL_STATE_PLANNED: CallState
+CALL_STATE_SELECTED: CallState
+CALL_STATE_SCHEMA_PARSE_FAILED: CallState
+CALL_STATE_ARGUMENTS_READY: CallState
+CALL_STATE_VALIDATION_FAILED: CallState
+CALL_STATE_PRE_HOOKS_RUNNING: CallState
+CALL_STATE_AWAITING_APPROVAL: CallState
+CALL_STATE_APPROVED: CallState
+CALL_STATE_DENIED: CallState
+CALL_STATE_QUEUED: CallState
+CALL_STATE_RUNNING: CallState
+CALL_STATE_NEEDS_INPUT: CallState
+CALL_STATE_PARTIAL_RESULT: CallState
+CALL_STATE_POST_HOOKS_RUNNING: CallState
+CALL_STATE_YIELDED: CallState
+CALL_STATE_SUCCEEDED: CallState
+CALL_STATE_FAILED: CallState
+CALL_STATE_CANCELED: CallState
+CALL_STATE_TIMED_OUT: CallState
+CALL_STATE_BLOCKED: CallState
+CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome
+CANCEL_OUTCOME_CANCELED: CancelOutcome
+CANCEL_OUTCOME_UNSUPPORTED: CancelOutcome
+CANCEL_OUTCOME_FINISHED: CancelOutcome
+
+class Tool(_message.Message):
+    __slots__ = ("tool_id", "version", "name", "description", "input_schema_json", "output_schema_json", "mutation_class", "timeout_class", "key_required", "required_scopes", "timeout_default_s", "timeout_max_s", "tags", "deprecation_json")
+    TOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
+    MUTATION_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_CLASS_FIELD_NUMBER: _ClassVar[int]
+    KEY_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_SCOPES_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_DEFAULT_S_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MAX_S_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    DEPRECATION_JSON_FIELD_NUMBER: _ClassVar[int]
+    tool_id: str
+    version: str
+    name: str
+    description: str
+    input_schema_json: bytes
+    output_schema_json: bytes
+    mutation_class: MutationClass
+    timeout_class: TimeoutClass
+    key_required: bool
+    required_scopes: _containers.RepeatedScalarFieldContainer[str]
+    timeout_default_s: float
+    timeout_max_s: float
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    deprecation_json: bytes
+    def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., input_schema_json: _Optional[bytes] = ..., output_schema_json: _Optional[bytes] = ..., mutation_class: _Optional[_Union[MutationClass, str]] = ..., timeout_class: _Optional[_Union[TimeoutClass, str]] = ..., key_required: _Optional[bool] = ..., required_scopes: _Optional[_Iterable[str]] = ..., timeout_default_s: _Optional[float] = ..., timeout_max_s: _Optional[float] = ..., tags: _Optional[_Iterable[str]] = ..., deprecation_json: _Optional[bytes] = ...) -> None: ...
+
+class DiscoverRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "query")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    query: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., query: _Optional[str] = ...) -> None: ...
+
+class DiscoverResponse(_message.Message):
+    __slots__ = ("tools", "next_page_token")
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    next_page_token: str
+    def __init__(self, tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("tool_id", "version")
+    TOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    tool_id: str
+    version: str
+    def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class InvokeRequest(_message.Message):
+    __slots__ = ("tool_id", "version", "arguments_json", "arguments", "idempotency_key", "session", "dry_run", "task")
+    TOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    tool_id: str
+    version: str
+    arguments_json: bytes
+    arguments: _struct_pb2.Struct
+    idempotency_key: str
+    session: str
+    dry_run: bool
+    task: str
+    def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ..., arguments_json: _Optional[bytes] = ..., arguments: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., session: _Optional[str] = ..., dry_run: _Optional[bool] = ..., task: _Optional[str] = ...) -> None: ...
+
+class CallResult(_message.Message):
+    __slots__ = ("invocation_id", "tool", "state", "value_json", "kept", "pending", "error", "trace_id", "created_ms", "source", "redacted", "metadata_json")
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    REDACTED_FIELD_NUMBER: _ClassVar[int]
+    METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    tool: str
+    state: CallState
+    value_json: bytes
+    kept: Kept
+    pending: Pending
+    error: ErrorEnvelope
+    trace_id: str
+    created_ms: int
+    source: str
+    redacted: _containers.RepeatedScalarFieldContainer[str]
+    metadata_json: bytes
+    def __init__(self, invocation_id: _Optional[str] = ..., tool: _Optional[str] = ..., state: _Optional[_Union[CallState, str]] = ..., value_json: _Optional[bytes] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., error: _Optional[_Union[ErrorEnvelope, _Mapping]] = ..., trace_id: _Optional[str] = ..., created_ms: _Optional[int] = ..., source: _Optional[str] = ..., redacted: _Optional[_Iterable[str]] = ..., metadata_json: _Optional[bytes] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("ref", "size_chars", "preview")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    SIZE_CHARS_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_FIELD_NUMBER: _ClassVar[int]
+    ref: str
+    size_chars: int
+    preview: str
+    def __init__(self, ref: _Optional[str] = ..., size_chars: _Optional[int] = ..., preview: _Optional[str] = ...) -> None: ...
+
+class Pending(_message.Message):
+    __slots__ = ("ticket_id", "status", "reason", "expires_at")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: str
+    status: str
+    reason: str
+    expires_at: str
+    def __init__(self, ticket_id: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., expires_at: _Optional[str] = ...) -> None: ...
+
+class ErrorEnvelope(_message.Message):
+    __slots__ = ("schema_version", "code", "error_code", "error_class", "retryable", "retry_after_ms", "message", "resolution", "trace_id", "invocation_id", "details_json", "native_error_ref", "policy_refs", "evidence_refs", "shortened")
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CLASS_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RESOLUTION_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_JSON_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_ERROR_REF_FIELD_NUMBER: _ClassVar[int]
+    POLICY_REFS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_REFS_FIELD_NUMBER: _ClassVar[int]
+    SHORTENED_FIELD_NUMBER: _ClassVar[int]
+    schema_version: str
+    code: str
+    error_code: str
+    error_class: str
+    retryable: bool
+    retry_after_ms: int
+    message: str
+    resolution: str
+    trace_id: str
+    invocation_id: str
+    details_json: bytes
+    native_error_ref: str
+    policy_refs: _containers.RepeatedScalarFieldContainer[str]
+    evidence_refs: _containers.RepeatedScalarFieldContainer[str]
+    shortened: bool
+    def __init__(self, schema_version: _Optional[str] = ..., code: _Optional[str] = ..., error_code: _Optional[str] = ..., error_class: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., message: _Optional[str] = ..., resolution: _Optional[str] = ..., trace_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., details_json: _Optional[bytes] = ..., native_error_ref: _Optional[str] = ..., policy_refs: _Optional[_Iterable[str]] = ..., evidence_refs: _Optional[_Iterable[str]] = ..., shortened: _Optional[bool] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("start", "cancel")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    start: InvokeRequest
+    cancel: CancelCall
+    def __init__(self, start: _Optional[_Union[InvokeRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelCall, _Mapping]] = ...) -> None: ...
+
+class CancelCall(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunEvent(_message.Message):
+    __slots__ = ("started", "progress", "partial", "cancel", "result")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    started: Started
+    progress: Progress
+    partial: Partial
+    cancel: CancelResponse
+    result: CallResult
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., partial: _Optional[_Union[Partial, _Mapping]] = ..., cancel: _Optional[_Union[CancelResponse, _Mapping]] = ..., result: _Optional[_Union[CallResult, _Mapping]] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("invocation_id", "tool")
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    tool: str
+    def __init__(self, invocation_id: _Optional[str] = ..., tool: _Optional[str] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("sequence", "message", "percent", "elapsed_ms", "facts_json")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PERCENT_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    message: str
+    percent: float
+    elapsed_ms: float
+    facts_json: bytes
+    def __init__(self, sequence: _Optional[int] = ..., message: _Optional[str] = ..., percent: _Optional[float] = ..., elapsed_ms: _Optional[float] = ..., facts_json: _Optional[bytes] = ...) -> None: ...
+
+class Partial(_message.Message):
+    __slots__ = ("index", "value_json")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    value_json: bytes
+    def __init__(self, index: _Optional[int] = ..., value_json: _Optional[bytes] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("invocation_id",)
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    def __init__(self, invocation_id: _Optional[str] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("invocation_id", "state", "tool_id", "version", "code", "approval_ticket_id", "trace_id", "latency_ms", "outcome", "result")
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    APPROVAL_TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    state: CallState
+    tool_id: str
+    version: str
+    code: str
+    approval_ticket_id: str
+    trace_id: str
+    latency_ms: float
+    outcome: str
+    result: CallResult
+    def __init__(self, invocation_id: _Optional[str] = ..., state: _Optional[_Union[CallState, str]] = ..., tool_id: _Optional[str] = ..., version: _Optional[str] = ..., code: _Optional[str] = ..., approval_ticket_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., latency_ms: _Optional[float] = ..., outcome: _Optional[str] = ..., result: _Optional[_Union[CallResult, _Mapping]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("invocation_id",)
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    def __init__(self, invocation_id: _Optional[str] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ("outcome",)
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    outcome: CancelOutcome
+    def __init__(self, outcome: _Optional[_Union[CancelOutcome, str]] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("invocation_id",)
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    def __init__(self, invocation_id: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,16 @@
+# Written by interlock.doors.grpc.generate from interlock/v1/gateway.proto; not by hand.
+# ruff: noqa
+# fmt: off
+# pyright: basic
+import grpc.aio as _aio
+from interlock.doors.grpc.v1 import gateway_pb2 as _wire
+
+class GatewayStub:
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Discover: _aio.UnaryUnaryMultiCallable[_wire.DiscoverRequest, _wire.DiscoverResponse]
+    Describe: _aio.UnaryUnaryMultiCallable[_wire.DescribeRequest, _wire.Tool]
+    Invoke: _aio.UnaryUnaryMultiCallable[_wire.InvokeRequest, _wire.CallResult]
+    Run: _aio.StreamStreamMultiCallable[_wire.RunRequest, _wire.RunEvent]
+    Status: _aio.UnaryUnaryMultiCallable[_wire.StatusRequest, _wire.StatusResponse]
+    Cancel: _aio.UnaryUnaryMultiCallable[_wire.CancelRequest, _wire.CancelResponse]
+    Resume: _aio.UnaryUnaryMultiCallable[_wire.ResumeRequest, _wire.CallResult]

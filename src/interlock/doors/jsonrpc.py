@@ -1,0 +1,279 @@
+"""JSON-RPC 2.0, to the letter: requests, notifications and batches over HTTP POST.
+
+    POST /rpc   {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": {"tool_id": …, "parameters": {…}}}
+
+The reserved codes are for faults of the protocol; whatever Interlock itself refuses has its own code from the one error
+table, with the envelope in `error.data`. A call that waits for a person is a result that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from interlock.core.canonical import decode, encode
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.doors.asgi import Disconnected, Receive, Scope, Send, answer, header, read_body, refuse
+from interlock.service import Ask, Service
+from interlock.telemetry.w3c import joined
+
+_log = logging.getLogger("interlock.jsonrpc")
+
+MAX_BATCH = 100
+
+_PARSE, _INVALID, _NO_METHOD, _PARAMS, _INTERNAL = -32700, -32600, -32601, -32602, -32603
+_ABSENT = object()
+
+Method = Callable[..., Awaitable[Any]]
+
+
+class _Fault(Exception):  # noqa: N818 - a fault of the protocol, which is answered
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class JsonRpcDoor:
+    """The methods, and how their answers are written."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._methods: Mapping[str, Method] = {
+            "tools.list": self._tools,
+            "tools.describe": self._tool,
+            "tools.invoke": self._invoke,
+            "calls.status": self._status,
+            "calls.cancel": self._cancel,
+            "calls.resume": self._resume,
+            "approvals.list": self._approvals,
+            "approvals.show": self._approval,
+            "approvals.approve": self._approve,
+            "approvals.deny": self._deny,
+        }
+        self._parameters = {name: _parameters(method) for name, method in self._methods.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await answer(send, 405, b'{"detail":"E3004: JSON-RPC is spoken by POST"}', [(b"allow", b"POST")])
+            return
+        try:
+            body = await read_body(receive)
+        except Failure as failure:
+            await refuse(send, failure)
+            return
+        except Disconnected:
+            return
+        trace = joined(header(scope, b"traceparent"), header(scope, b"tracestate"))
+        said = await self.handle(body, header(scope, b"authorization"), trace)
+        if said is None:
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await answer(send, 200, said)
+
+    async def handle(self, body: bytes, authorization: str | None, trace: str | None = None) -> bytes | None:
+        """The answer to what was sent; None where the protocol wants none."""
+        try:
+            sent: Any = decode(body)
+        except (ValueError, RecursionError):
+            return encode(_error(None, _PARSE, "parse error: the body is not JSON"))
+        if not isinstance(sent, list):
+            answered = await self._one(sent, authorization, trace)
+            return None if answered is None else encode(answered)
+        batch = cast("list[Any]", sent)
+        if not batch or len(batch) > MAX_BATCH:
+            words = f"a batch has 1 to {MAX_BATCH} requests"
+            return encode(_error(None, _INVALID, f"invalid request: {words}"))
+        answers = await asyncio.gather(*(self._one(one, authorization, trace) for one in batch))
+        kept = [one for one in answers if one is not None]
+        return encode(kept) if kept else None
+
+    async def _one(self, sent: Any, authorization: str | None, trace: str | None) -> Json | None:
+        """One request, or one notification."""
+        request_id: Any = None
+        try:
+            request = _object(sent)
+            request_id = _id(request)
+            method, parameters = self._method(request)
+        except _Fault as fault:
+            return _error(None if request_id is _ABSENT else request_id, fault.code, str(fault))
+        quiet = request_id is _ABSENT
+        try:
+            service = self._service
+            caller = service.known(authorization) or await service.authenticate(authorization)
+            if self._methods[method] == self._invoke:
+                parameters = {**parameters, "trace": trace}
+            result = await self._methods[method](caller, **parameters)
+        except Failure as failure:
+            trace_id = "" if trace is None else trace[3:35]
+            return None if quiet else _failed(request_id, failure, trace_id)
+        except _Fault as fault:
+            return None if quiet else _error(request_id, fault.code, str(fault))
+        except Exception:  # noqa: BLE001 - a broken door still answers, and tells nobody why
+            _log.exception("a JSON-RPC request failed")
+            failure = Failure("E3000", "something went wrong inside Interlock")
+            return None if quiet else _failed(request_id, failure, "")
+        if isinstance(result, Result):
+            if result.error is not None and not result.pending:
+                return None if quiet else _failed(request_id, result.error, result.trace_id)
+            result = result.document()
+        return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+    def _method(self, request: Json) -> tuple[str, Json]:
+        method: Any = request.get("method")
+        if not isinstance(method, str):
+            raise _Fault(_INVALID, "invalid request: `method` must be a string")
+        given: Any = request.get("params", {})
+        if not isinstance(given, dict | list):
+            raise _Fault(_INVALID, "invalid request: `params` must be an object or an array")
+        if method not in self._methods:
+            raise _Fault(_NO_METHOD, "method not found")
+        names, needed = self._parameters[method]
+        if isinstance(given, list):
+            positional = cast("list[Any]", given)
+            if len(positional) > len(names):
+                raise _Fault(_PARAMS, f"invalid params: {method} takes at most {len(names)}")
+            parameters: Json = dict(zip(names, positional, strict=False))
+        else:
+            parameters = cast("Json", given)
+        strange = sorted(set(parameters) - set(names))
+        missing = sorted(needed - set(parameters))
+        if strange or missing:
+            words = f"`{strange[0]}` is not known" if strange else f"`{missing[0]}` is missing"
+            raise _Fault(_PARAMS, f"invalid params: {words}; {method} takes {', '.join(names)}")
+        return method, parameters
+
+    # Tools
+
+    async def _tools(self, caller: Caller, cursor: str | None = None, limit: int = 100) -> Json:
+        if not isinstance(limit, int) or not 1 <= limit <= 1000:  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
+            raise _Fault(_PARAMS, "invalid params: `limit` is a number from 1 to 1000")
+        page = self._service.tools.page(caller, _text(cursor, "cursor"), limit)
+        return {"tools": [_brief(one) for one in page.versions], "cursor": page.cursor}
+
+    async def _tool(self, caller: Caller, tool_id: str, tool_version: str | None = None) -> Json:
+        found = self._service.tools.find(_text(tool_id, "tool_id") or "", _text(tool_version, "tool_version"), caller)
+        contract = found.contract
+        return {
+            **_brief(found),
+            "input_schema": contract.input.model_facing,
+            "output_schema": contract.output.document,
+        }
+
+    async def _invoke(
+        self,
+        caller: Caller,
+        tool_id: str,
+        parameters: Json | None = None,
+        tool_version: str | None = None,
+        idempotency_key: str | None = None,
+        session_id: str = "",
+        timeout_ms: float | None = None,
+        dry_run: bool = False,
+        execution_mode: str = "sync",
+        *,
+        trace: str | None = None,
+    ) -> Result | Json:
+        if parameters is not None and not isinstance(parameters, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
+            raise _Fault(_PARAMS, "invalid params: `parameters` is an object")
+        if timeout_ms is not None and (isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float)):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
+            raise _Fault(_PARAMS, "invalid params: `timeout_ms` is a number")
+        if execution_mode not in ("sync", "async"):
+            raise _Fault(_PARAMS, "invalid params: `execution_mode` is sync or async")
+        ask = Ask(
+            _text(tool_id, "tool_id") or "",
+            parameters or {},
+            version=_text(tool_version, "tool_version"),
+            key=_text(idempotency_key, "idempotency_key"),
+            session=_text(session_id, "session_id") or "",
+            timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+            dry_run=dry_run is True,
+            trace=trace,
+        )
+        if execution_mode == "async":
+            return {"invocation_id": self._service.calls.start(ask, caller, door="jsonrpc"), "status": "running"}
+        return await self._service.calls.invoke(ask, caller, door="jsonrpc")
+
+    # Calls
+
+    async def _status(self, caller: Caller, invocation_id: str) -> Json:
+        return self._service.calls.status(_text(invocation_id, "invocation_id") or "", caller)
+
+    async def _cancel(self, caller: Caller, invocation_id: str) -> Json:
+        return {"answer": self._service.calls.cancel(_text(invocation_id, "invocation_id") or "", caller)}
+
+    async def _resume(self, caller: Caller, invocation_id: str) -> Result:
+        return await self._service.calls.resume(_text(invocation_id, "invocation_id") or "", caller)
+
+    # Approvals
+
+    async def _approvals(self, caller: Caller) -> Json:
+        return {"approvals": self._service.admin.tickets(by=caller)}
+
+    async def _approval(self, caller: Caller, ticket_id: str) -> Json:
+        return await self._service.admin.ticket(_text(ticket_id, "ticket_id") or "", by=caller)
+
+    async def _approve(self, caller: Caller, ticket_id: str, comment: str = "", edit: Json | None = None) -> Json:
+        ticket = _text(ticket_id, "ticket_id") or ""
+        if edit is not None and not isinstance(edit, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
+            raise _Fault(_PARAMS, "invalid params: `edit` is an object")
+        return await self._service.admin.approve(ticket, by=caller, comment=_text(comment, "comment") or "", edit=edit)
+
+    async def _deny(self, caller: Caller, ticket_id: str, comment: str = "") -> Json:
+        ticket = _text(ticket_id, "ticket_id") or ""
+        return await self._service.admin.deny(ticket, by=caller, comment=_text(comment, "comment") or "")
+
+
+def _parameters(method: Method) -> tuple[tuple[str, ...], frozenset[str]]:
+    """A method's parameters in order, and those that cannot be left out."""
+    found = list(inspect.signature(method).parameters.values())[1:]
+    wire = [one for one in found if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return tuple(one.name for one in wire), frozenset(one.name for one in wire if one.default is one.empty)
+
+
+def _object(sent: Any) -> Json:
+    if not isinstance(sent, dict):
+        raise _Fault(_INVALID, "invalid request: a request is an object")
+    request = cast("Json", sent)
+    if request.get("jsonrpc") != "2.0":
+        raise _Fault(_INVALID, 'invalid request: `jsonrpc` must be "2.0"')
+    return request
+
+
+def _id(request: Json) -> Any:
+    found: Any = request.get("id", _ABSENT)
+    if found is _ABSENT or found is None or (isinstance(found, str | int | float) and not isinstance(found, bool)):
+        return found
+    raise _Fault(_INVALID, "invalid request: `id` is a string, a number or null")
+
+
+def _text(value: Any, name: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise _Fault(_PARAMS, f"invalid params: `{name}` is a string")
+
+
+def _brief(version: Any) -> Json:
+    manifest = version.contract.manifest
+    return {
+        "tool_id": version.row.address,
+        "version": version.row.version,
+        "title": manifest.title or manifest.name,
+        "description": manifest.description,
+        "mutation_class": manifest.mutation_class,
+    }
+
+
+def _failed(request_id: Any, failure: Failure, trace_id: str) -> Json:
+    error = {"code": failure.row.jsonrpc, "message": failure.message, "data": failure.envelope(trace_id)}
+    return {"jsonrpc": "2.0", "id": request_id, "error": error}
+
+
+def _error(request_id: Any, code: int, message: str) -> Json:
+    return {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}

@@ -1,0 +1,210 @@
+"""The MCP door: governed tools for any MCP client.
+
+    HTTP ──► entrance (who calls?) ──► thin path ──► SDK        both eras, streamable HTTP
+    stdio ────────────────────────────────────────► SDK        both eras, one client
+
+The door translates: names and descriptions (listing.py, names.py), calls and their answers (calling.py). What may be
+seen and done is decided behind it, for the caller of each single request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import orjson
+
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.doors.mcp.calling import Calling
+from interlock.doors.mcp.listing import Listing
+from interlock.doors.mcp.names import Names, registry_epoch
+from interlock.doors.mcp.thin import App, Message, Receive, Send, Thin
+from interlock.service import Service
+
+if TYPE_CHECKING:
+    from interlock.doors.mcp.sdk import Sdk
+
+__all__ = ["McpDoor"]
+
+PATH = "/mcp"
+METADATA_PATH = "/.well-known/oauth-protected-resource"
+LOOK_EVERY_S = 0.5
+MAX_BODY = 4 * 1024 * 1024
+LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")
+# Failures that a better token would mend.
+_IDENTITY = frozenset(("E3201", "E3202", "E3203", "E3207", "E3212"))
+
+
+class McpDoor:
+    """One Interlock, as MCP clients see it.
+
+    `hosts` are the values of `Host` that are answered (`name:*` for any port), `origins` those of `Origin`. `base_url`
+    is how clients reach this server, where that is not what their `Host` header says.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        name: str = "interlock",
+        hosts: Sequence[str] = LOOPBACK,
+        origins: Sequence[str] | None = None,
+        base_url: str | None = None,
+        max_body: int = MAX_BODY,
+    ) -> None:
+        self._service = service
+        self._name = name
+        self._hosts = list(hosts)
+        self._origins = [f"http://{host}" for host in hosts] if origins is None else list(origins)
+        self._base_url = base_url
+        self._max_body = max_body
+        self._names = Names(service.lock.journal, service.lock.clock)
+        self._listing = Listing(service, self._names)
+        self._calling = Calling(service, self._names, self._listing)
+
+    # HTTP
+
+    def asgi_app(self) -> App:
+        """The application for `/mcp`. Serves while `lifespan` is entered."""
+
+        async def mcp(scope: Message, receive: Receive, send: Send) -> None:
+            await self._enter(scope, receive, send)
+
+        return mcp
+
+    async def _enter(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Find out who calls; then the short way, or the SDK's."""
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+        authorization = None if header is None else header.decode("latin-1")
+        caller = self._service.known(authorization)
+        if caller is None:
+            try:
+                caller = await self._service.authenticate(authorization)
+            except Failure as failure:
+                await self._refuse(scope, send, failure)
+                return
+        await self._thin(scope, receive, send, caller)
+
+    @cached_property
+    def _thin(self) -> Thin:
+        sdk = self._sdk
+        return Thin(
+            self._service,
+            self._names,
+            self._listing,
+            self._calling,
+            judge=sdk,
+            sdk=sdk.handle,
+            stamp=sdk.server.server_info_stamp,
+            max_body=self._max_body,
+        )
+
+    @cached_property
+    def _sdk(self) -> Sdk:
+        from interlock.doors.mcp.sdk import Sdk
+
+        return Sdk(
+            self._service,
+            self._names,
+            self._listing,
+            self._calling,
+            name=self._name,
+            hosts=self._hosts,
+            origins=self._origins,
+            max_body=self._max_body,
+        )
+
+    async def _refuse(self, scope: Message, send: Send, failure: Failure) -> None:
+        """Tell a client that its token is missing or bad, and where to read what it needs (RFC 6750, RFC 9728)."""
+        identity = failure.code in _IDENTITY
+        body = orjson.dumps({
+            "error": "invalid_token" if identity else "temporarily_unavailable",
+            "error_description": failure.message,
+            "interlock": failure.envelope(""),
+        })  # fmt: skip
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if identity:
+            headers.append((b"www-authenticate", self._challenge(scope, failure).encode("ascii", "replace")))
+        status = 401 if identity else failure.row.http
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _challenge(self, scope: Message, failure: Failure) -> str:
+        where = f'resource_metadata="{_quoted(self._base(scope) + METADATA_PATH + PATH)}"'
+        if failure.code == "E3212":
+            return f"Bearer {where}"
+        return f'Bearer error="invalid_token", error_description="{_quoted(failure.message)}", {where}'
+
+    def _base(self, scope: Message) -> str:
+        if self._base_url is not None:
+            return self._base_url.rstrip("/")
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "localhost")
+        return f"{scope.get('scheme', 'http')}://{host}"
+
+    def metadata(self, base_url: str) -> Json:
+        """The protected resource's metadata (RFC 9728), served at METADATA_PATH and at METADATA_PATH + PATH."""
+        issuers = [str(entry["issuer"]) for entry in self._service.lock.settings.trusted_issuers if "issuer" in entry]
+        return {
+            "resource": (self._base_url or base_url).rstrip("/") + PATH,
+            "resource_name": "Interlock",
+            "bearer_methods_supported": ["header"],
+            **({"authorization_servers": issuers} if issuers else {}),
+        }
+
+    # Running
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """Serve HTTP while inside; calls that are under way at the end are given a moment."""
+        async with self._sdk.serving(), self._watching():
+            try:
+                yield
+            finally:
+                await self._calling.close()
+
+    async def run_stdio(self, token: str | None = None) -> None:
+        """Serve one client over stdin and stdout: the bearer of a token (INTERLOCK_TOKEN), else the local user."""
+        held = token or os.environ.get("INTERLOCK_TOKEN")
+        lock = self._service.lock
+
+        async def caller() -> Caller:
+            return lock.caller if held is None else await lock.caller_of(held)
+
+        async with self._watching():
+            try:
+                await self._sdk.run_stdio(caller)
+            finally:
+                await self._calling.close()
+
+    async def tools_changed(self) -> None:
+        """Tell clients of both eras that their tools may have changed. Changes of the registry tell by themselves."""
+        await self._sdk.tools_changed()
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncGenerator[None]:
+        task = asyncio.ensure_future(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Announce what any process does to the registry."""
+        seen = registry_epoch(self._service.lock.journal)
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            epoch = registry_epoch(self._service.lock.journal)
+            if epoch != seen:
+                seen = epoch
+                await self.tools_changed()
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,251 @@
+"""A `tools/call`, from what a client sent to what it is answered; the same for both eras and both ways in.
+
+A tool's failure is a result with `isError`, so that a model can read it; only a name that means nothing is a fault of
+the protocol. A call that waits for a person is neither: its text says what it waits for, and the same call made again
+goes on once they have agreed. Clients have no idempotency keys, so the door gives each call one of its own, unless the
+client sends one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from interlock.core.clock import new_id
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.doors.mcp.listing import Form, Listing
+from interlock.doors.mcp.names import Names
+from interlock.service import Ask, Service
+
+DOOR = "mcp"
+INVALID_PARAMS = -32602
+MISSING_CAPABILITY = -32021
+
+# What a client may say of a call in `_meta`, and of which type it is.
+_KEY, _SESSION, _VERSION, _DRY_RUN = "interlock/key", "interlock/session", "interlock/version", "interlock/dryRun"
+_SAID: Mapping[str, type] = {_KEY: str, _SESSION: str, _VERSION: str, _DRY_RUN: bool, "traceparent": str}
+
+
+class Fault(Exception):  # noqa: N818 - what is wrong with a request, not with the program
+    """A request that the protocol has no result for: the error to answer it with."""
+
+    def __init__(self, code: int, message: str, data: Json | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A call as a client asked for it. `trace` is the W3C context of the transport; one in `meta` goes before it."""
+
+    name: str
+    arguments: Json
+    meta: Mapping[str, Any]
+    trace: str | None = None
+    # What the client answers to the questions of an earlier round; None if it does not take questions as a result.
+    answers: Json | None = None
+
+
+class Calling:
+    """Makes calls and words their answers."""
+
+    def __init__(self, service: Service, names: Names, listing: Listing) -> None:
+        self._service = service
+        self._names = names
+        self._listing = listing
+        self._running: set[asyncio.Task[Result]] = set()
+
+    async def call(self, wanted: Wanted, caller: Caller, on_progress: Callable[[Json], None] | None = None) -> Json:
+        """Make a call that its client may give up on: whoever cancels this cancels the call, on record.
+
+        The call runs in a task of its own, because what the SDK cancels is cancelled again at every step it takes, and
+        a call that ends still has a record to write.
+        """
+        ask, lock = self._ask(wanted), self._service.lock
+        call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
+        task = asyncio.ensure_future(
+            self._service.calls.invoke(ask, caller, door=DOOR, on_progress=on_progress, call_id=call_id)
+        )
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # One that has not begun to execute is not known by its id yet; one that cannot be stopped goes on.
+            if not task.done() and lock.cancel(call_id) == "finished":
+                task.cancel()
+            raise
+        except Failure as failure:
+            return _unmade(wanted, failure)
+        return await self._answer(wanted, result)
+
+    async def call_at_once(self, wanted: Wanted, caller: Caller) -> Json:
+        """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
+        try:
+            result = await self._service.calls.invoke(self._ask(wanted), caller, door=DOOR)
+        except Failure as failure:
+            return _unmade(wanted, failure)
+        return await self._answer(wanted, result)
+
+    async def close(self, within_s: float = 10.0) -> None:
+        """Let calls end that nobody waits for any more; after the given time they are cut off, which is on record."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=within_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _ask(self, wanted: Wanted) -> Ask:
+        meta, address = wanted.meta, self._names.address(wanted.name)
+        if _SAID.keys().isdisjoint(meta):
+            return Ask(address, wanted.arguments, trace=wanted.trace, own_key=True)
+        for name, kind in _SAID.items():
+            if name in meta and not isinstance(meta[name], kind):
+                raise Fault(
+                    INVALID_PARAMS, f"_meta[{name!r}] must be {'true or false' if kind is bool else 'a string'}"
+                )
+        return Ask(
+            tool=address,
+            arguments=wanted.arguments,
+            version=meta.get(_VERSION),
+            key=meta.get(_KEY),
+            session=meta.get(_SESSION, ""),
+            dry_run=meta.get(_DRY_RUN, False),
+            trace=meta.get("traceparent", wanted.trace),
+            own_key=True,
+        )
+
+    # Answers
+
+    async def _answer(self, wanted: Wanted, result: Result) -> Json:
+        if result.pending:
+            return await self._pending(result)
+        if result.error is not None:
+            # A tool that was found has a version; what it could not find is its own affair.
+            if result.error.code == "E3101" and "@" not in result.tool:
+                return _unmade(wanted, result.error, result.trace_id)
+            asked = _asked(wanted, result.error)
+            if asked is not None:
+                return {**asked, "resultType": "input_required", "_meta": _about(result)}
+            return _failed(result.error, result.trace_id, _about(result))
+        if result.source == "preview":
+            return _instead(result.text(), "preview", result.value, _about(result))
+        if result.persistence.ref is not None:
+            return _kept(result)
+        address, _, version = result.tool.partition("@")
+        form = self._listing.form(self._service.lock.catalog.exact(address, version).contract)
+        return _native(result) if form.native else _own(result, form)
+
+    async def _pending(self, result: Result) -> Json:
+        pending: Json = result.metadata["pending"]
+        ticket = await self._service.lock.approvals.show(pending["ticketId"])
+        groups = " or ".join(f"`{group}`" for group in ticket.approvers)
+        return _instead(
+            f"Not done yet: {result.tool} waits for a person to agree ({ticket.reason}).\n"
+            f"Somebody of {groups} must agree, until {pending['expiresAt']}: `interlock approvals show {ticket.id}`, "
+            f"or {pending['pollEndpoint']}.\n"
+            "Once they have agreed, call the tool again with the same arguments: the call then goes on.",
+            "pending",
+            pending,
+            _about(result),
+        )
+
+
+def _asked(wanted: Wanted, failure: Failure) -> Json | None:
+    """What an upstream asks of the client before it goes on; what it finds wrong with a round of that is a Fault."""
+    details = failure.details or {}
+    code = details.get("code")
+    if code == MISSING_CAPABILITY or (code == INVALID_PARAMS and wanted.answers):
+        raise Fault(code, failure.message, details.get("data"))
+    asked: Any = details.get("inputRequired")
+    return cast("Json", asked) if wanted.answers is not None and isinstance(asked, dict) else None
+
+
+def _unmade(wanted: Wanted, failure: Failure, trace_id: str = "") -> Json:
+    """The answer to a call that came to nothing before there was a tool to make it of."""
+    if failure.code == "E3101":
+        raise Fault(INVALID_PARAMS, f"Unknown tool: {wanted.name}", failure.envelope(trace_id))
+    return _failed(failure, trace_id, {})
+
+
+def _failed(failure: Failure, trace_id: str, about: Json) -> Json:
+    said: Any = (failure.details or {}).get("content")
+    return {
+        "content": cast("list[Json]", said) if _is_content(said) else [_text(_words(failure))],
+        "isError": True,
+        "resultType": "complete",
+        "_meta": {**about, "interlock/error": failure.envelope(trace_id)},
+    }
+
+
+def _own(result: Result, form: Form) -> Json:
+    value = {"result": result.value} if form.wraps else result.value
+    return {
+        "content": [_text(result.text())],
+        "structuredContent": value,
+        "isError": False,
+        "resultType": "complete",
+        "_meta": _about(result),
+    }
+
+
+def _native(result: Result) -> Json:
+    """What an MCP upstream answered, as it answered it."""
+    value = cast("Json", result.value)
+    told: Json = value.get("_meta") or {}
+    return {**value, "isError": False, "resultType": "complete", "_meta": {**told, **_about(result)}}
+
+
+def _kept(result: Result) -> Json:
+    ref, size = result.persistence.ref, result.persistence.size
+    answer = _instead(result.text(), "kept", {"ref": ref, "size": size}, _about(result))
+    link = {"type": "resource_link", "uri": ref, "name": f"result of {result.tool}", "mimeType": "application/json"}
+    answer["content"].append({**link, "size": size})
+    return answer
+
+
+def _instead(text: str, what: str, of: Any, about: Json) -> Json:
+    """An answer that is not the tool's result: see `INSTEAD` in listing.py."""
+    return {
+        "content": [_text(text)],
+        "structuredContent": {"interlock": {what: of}},
+        "isError": False,
+        "resultType": "complete",
+        "_meta": {**about, f"interlock/{what}": of},
+    }
+
+
+def _about(result: Result) -> Json:
+    """What every answer says of its call."""
+    metadata = result.metadata
+    call: Json = {"id": result.invocation_id, "traceId": result.trace_id, "source": result.source}
+    for name in ("pagination", "deprecation", "warnings"):
+        if name in metadata:
+            call[name] = metadata[name]
+    return {"interlock/call": call}
+
+
+def _words(failure: Failure) -> str:
+    row = failure.row
+    later = "" if failure.retry_after_ms is None else f" (after {failure.retry_after_ms} ms)"
+    details = "" if not failure.details else f"\n{orjson.dumps(failure.details, default=str).decode()}"
+    return f"{row.error_code} ({row.code}): {failure.message}\nWhat to do: {row.resolution}{later}{details}"
+
+
+def _is_content(said: Any) -> bool:
+    if not isinstance(said, list) or not said:
+        return False
+    return all(isinstance(one, dict) for one in cast("list[Any]", said))
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}

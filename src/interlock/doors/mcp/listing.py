@@ -1,0 +1,176 @@
+"""Tools as MCP describes them, each written down once.
+
+A description depends on nothing but the admitted version, its name and its removal date, so it is made and encoded when
+first needed and kept. Which of them a caller gets is asked anew every time.
+
+A call may end in something other than the tool's result: it waits for a person, its result is kept to be read apart, or
+it was only a preview. An output schema says so (`INSTEAD`), because clients check what they get against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from interlock.core.context import Caller
+from interlock.core.contract import Contract
+from interlock.core.schema import Json
+from interlock.doors.mcp.names import Names
+from interlock.registry.catalog import Version
+from interlock.service import Service
+
+PAGE = 250
+_KEPT = 20_000
+# Keywords that must stay at the root of a schema, where references to them lead.
+_SHARED = ("$schema", "$defs", "definitions")
+
+_STRUCTURED = "#/properties/structuredContent"
+
+INSTEAD: Json = {
+    "type": "object",
+    "description": "Instead of a result: the call waits for a person, its result is kept apart, or it is a preview.",
+    "properties": {"interlock": {"type": "object"}},
+    "required": ["interlock"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One tool: its description, the same as bytes, and how its results are put."""
+
+    document: Json
+    encoded: bytes
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a tool's results are put: as they are (`native`), in an object (`wraps`), or as the object they are."""
+
+    native: bool
+    wraps: bool
+    # Arguments that a client repeats as headers; the SDK checks those.
+    headers: bool
+
+
+class Listing:
+    """Descriptions of what a caller may use."""
+
+    def __init__(self, service: Service, names: Names) -> None:
+        self._service = service
+        self._names = names
+        self._described: dict[tuple[str, str, int], Described] = {}
+        self._forms: dict[str, Form] = {}
+
+    def page(self, caller: Caller, cursor: str | None) -> tuple[Sequence[Described], str | None]:
+        """Some of a caller's tools, and where to go on."""
+        page = self._service.tools.page(caller, cursor, PAGE)
+        return [self.described(version) for version in page.versions], page.cursor
+
+    def described(self, version: Version) -> Described:
+        """The description of a version."""
+        row = version.row
+        key = row.digest, self._names.of(row.address), row.notice.removal_ms if row.notice else 0
+        found = self._described.get(key)
+        if found is None:
+            if len(self._described) >= _KEPT:
+                self._described.clear()
+            document = describe(version, key[1])
+            found = Described(document, orjson.dumps(document), form_of(version.contract))
+            self._described[key] = found
+        return found
+
+    def form(self, contract: Contract) -> Form:
+        """How the results of a version are put."""
+        found = self._forms.get(contract.ref)
+        if found is None:
+            if len(self._forms) >= _KEPT:
+                self._forms.clear()
+            found = self._forms[contract.ref] = form_of(contract)
+        return found
+
+
+def describe(version: Version, name: str) -> Json:
+    """A version as MCP's `Tool`. What it says of safety is what was admitted, never what an upstream claims."""
+    contract, manifest = version.contract, version.contract.manifest
+    writes, irreversible = contract.mutation.writes, contract.mutation.mutation_class == "write_irreversible"
+    title = manifest.title or manifest.name
+    meta: Json = {
+        "interlock/address": version.row.address,
+        "interlock/version": version.row.version,
+        "interlock/class": contract.mutation.mutation_class,
+    }
+    if version.row.notice is not None:
+        meta["interlock/deprecation"] = version.row.notice.document()
+    output = output_schema(contract)
+    return {
+        "name": name,
+        "title": title,
+        "description": manifest.description,
+        "inputSchema": {**contract.input.model_facing, "type": "object"},
+        **({} if output is None else {"outputSchema": output}),
+        "annotations": {
+            "title": title,
+            "readOnlyHint": not writes,
+            "destructiveHint": irreversible,
+            "idempotentHint": not writes,
+            "openWorldHint": manifest.external_io,
+        },
+        "_meta": meta,
+    }
+
+
+def form_of(contract: Contract) -> Form:
+    """How results of this contract are put."""
+    return Form(
+        native=contract.manifest.protocol == "mcp",
+        wraps=contract.manifest.protocol != "mcp" and contract.output.document.get("type") != "object",
+        headers=b'"x-mcp-header"' in orjson.dumps(contract.input.model_facing),
+    )
+
+
+def output_schema(contract: Contract) -> Json | None:
+    """The schema of `structuredContent`: an object's, which MCP demands; None where there is nothing to promise."""
+    schema, form = contract.output.document, form_of(contract)
+    if form.native:
+        inner = _lifted(schema.get("properties", {}).get("structuredContent"))
+        if not isinstance(inner, dict) or cast("Json", inner).get("type") != "object":
+            return None
+        schema = {**{key: schema[key] for key in ("$schema",) if key in schema}, **cast("Json", inner)}
+    core = {key: part for key, part in schema.items() if key not in _SHARED}
+    if form.wraps:
+        core: Json = {"type": "object", "properties": {"result": core}, "required": ["result"]}
+    interrupted = contract.mutation.writes or contract.manifest.persist_output
+    if (form.wraps or interrupted) and not _movable(schema):
+        return None
+    shared = {key: schema[key] for key in _SHARED if key in schema}
+    return {**shared, "type": "object", "anyOf": [core, INSTEAD]} if interrupted else {**shared, **core}
+
+
+def _lifted(node: Any) -> Any:
+    """A part of the schema of an upstream's result, as a schema of its own."""
+    if isinstance(node, list):
+        return [_lifted(one) for one in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    lifted = {name: _lifted(part) for name, part in cast("Json", node).items()}
+    reference = lifted.get("$ref")
+    if isinstance(reference, str) and reference.startswith(_STRUCTURED):
+        lifted["$ref"] = f"#{reference.removeprefix(_STRUCTURED)}"
+    return lifted
+
+
+def _movable(node: Any) -> bool:
+    """Whether a schema means the same one level further down: its references lead to what stays at the root."""
+    if isinstance(node, list):
+        return all(_movable(one) for one in cast("list[Any]", node))
+    if not isinstance(node, dict):
+        return True
+    schema = cast("Json", node)
+    reference: Any = schema.get("$ref", "#/$defs/")
+    stays = isinstance(reference, str) and reference.startswith(("#/$defs/", "#/definitions/"))
+    named = any(key in schema for key in ("$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"))
+    return stays and not named and all(_movable(part) for part in schema.values())

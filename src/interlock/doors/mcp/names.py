@@ -1,0 +1,95 @@
+"""What tools are called over MCP.
+
+Most clients take only letters, digits, `_` and `-` in a name, at most 64 of them; our addresses are `namespace.tool`.
+A tool's own id never has a dash and begins with a small letter, so `namespace-tool` can be read back without asking
+anybody: the last dash is the dot. Two kinds of name must be looked up: addresses that are too long, which end in a dash
+and a digest in capitals, and the tools of upstreams that were added without a prefix, which keep the name they have
+there. The plain address is understood as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import orjson
+
+from interlock.core.clock import Clock
+from interlock.store.journal import Journal
+
+LONGEST = 64
+STALE_AFTER_S = 0.2
+_DIGEST = 16
+_FITTING = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_SHORTENED = re.compile(r"-[0-9A-F]{16}\Z")
+
+
+def shown(address: str) -> str:
+    """The name of a tool that has no other."""
+    name = address.replace(".", "-", 1)
+    if len(name) <= LONGEST:
+        return name
+    digest = hashlib.sha256(address.encode()).hexdigest()[:_DIGEST].upper()
+    return f"{name[: LONGEST - _DIGEST - 1]}-{digest}"
+
+
+class Names:
+    """Both ways between addresses and names, over one home."""
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._looked_at = float("-inf")
+        self._epoch: str | None = None
+        self._own: dict[str, str] = {}  # address -> name at its upstream
+        self._looked_up: dict[str, str] = {}  # names that cannot be read -> address
+
+    def of(self, address: str) -> str:
+        """What a tool is called."""
+        self._refresh()
+        return self._own.get(address) or shown(address)
+
+    def address(self, name: str) -> str:
+        """The address that a name stands for; a name that stands for nothing comes back as it is."""
+        self._refresh()
+        found = self._looked_up.get(name)
+        if found is not None:
+            return found
+        head, dash, tail = name.rpartition("-")
+        return f"{head}.{tail}" if dash and "." not in name and tail[:1].islower() else name
+
+    def _refresh(self) -> None:
+        now = self._clock.monotonic()
+        if now - self._looked_at < STALE_AFTER_S:
+            return
+        self._looked_at = now
+        epoch = registry_epoch(self._journal)
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        long = self._journal.read("SELECT DISTINCT address FROM tool_version WHERE length(address) > ?", (LONGEST,))
+        self._own = self._without_prefix()
+        self._looked_up = {shown(address): address for (address,) in long}
+        self._looked_up |= {name: address for address, name in self._own.items()}
+
+    def _without_prefix(self) -> dict[str, str]:
+        """The tools that keep their upstream's name. Of two that want the same one, the first in order has it."""
+        rows = self._journal.read(
+            "SELECT t.name, t.address, u.config FROM upstream_tool t JOIN upstream u ON u.name = t.upstream "
+            "WHERE t.version IS NOT NULL ORDER BY t.address"
+        )
+        own: dict[str, str] = {}
+        taken: set[str] = set()
+        for name, address, config in rows:
+            # A name that looks like a shortened one could come to mean another tool.
+            fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
+            if fits and orjson.loads(config).get("prefix") is False:
+                own[address] = name
+                taken.add(name)
+        return own
+
+
+def registry_epoch(journal: Journal) -> str:
+    """Changes whenever the registry does, in whichever process."""
+    rows = journal.read("SELECT value FROM fact WHERE name = 'registry_epoch'")
+    return str(rows[0][0]) if rows else ""

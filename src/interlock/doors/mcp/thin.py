@@ -1,0 +1,325 @@
+"""A short way for the two requests that agents make all day: `tools/call` and `tools/list` of the modern era.
+
+A modern request is one POST with everything in it, so the common case needs none of the SDK's sessions, streams and
+models. This path takes a request only if it is sure of it: every header and every member is there once, has the plain
+form, and says what the body says. Whatever else arrives, malformed, unusual or merely rare (progress, retries with
+input, parameters as headers), is handed to the SDK untouched, which answers it as it always would. So the two cannot
+disagree on what is refused; that they agree on what is answered is what the differential tests are for.
+
+A client cancels by closing its connection. A call of a tool that only computes is over before that could matter; any
+other is watched, and kept alive by comments once it takes long, as the SDK does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, Protocol, cast
+
+import orjson
+
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.doors.mcp.calling import INVALID_PARAMS, MISSING_CAPABILITY, Calling, Fault, Wanted
+from interlock.doors.mcp.listing import Listing
+from interlock.doors.mcp.names import Names
+from interlock.service import Service
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+Handle = Callable[[Message, Receive, Send, Caller], Awaitable[None]]
+
+MODERN = "2026-07-28"
+PING_AFTER_S = 15.0
+_VERSION = "io.modelcontextprotocol/protocolVersion"
+_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
+_INFO = "io.modelcontextprotocol/clientInfo"
+_SERVER = "io.modelcontextprotocol/serverInfo"
+_RESERVED = "io.modelcontextprotocol/"
+_METHODS = {b"tools/call": "tools/call", b"tools/list": "tools/list"}
+_READ = frozenset((
+    b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"content-type", b"accept", b"host", b"origin",
+    b"content-length", b"traceparent",
+))  # fmt: skip
+# Whole numbers of so many digits are read differently by the two parsers.
+_LONG = 19
+_LONG_NUMBER = re.compile(rb"\d{19}")
+_NO_DIGITS = bytes(set(range(256)) - set(b"0123456789"))
+_JSON = (b"content-type", b"application/json")
+_SSE = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"x-accel-buffering", b"no"),
+]
+_KNOWN = 1000
+
+
+class Judge(Protocol):
+    """What the SDK thinks of parts of a request that repeat: asked once for each, and remembered."""
+
+    async def admits(self, host: str | None, origin: str | None) -> bool: ...
+
+    def fits(self, method: str, params: Json) -> bool: ...
+
+    def put(self, method: str, result: Json) -> Json: ...
+
+
+class _NotOurs(Exception):  # noqa: N818 - a turn in the road, not an error
+    """A request for the SDK."""
+
+
+class Thin:
+    """The short way, in front of the SDK's application."""
+
+    def __init__(
+        self,
+        service: Service,
+        names: Names,
+        listing: Listing,
+        calling: Calling,
+        *,
+        judge: Judge,
+        sdk: Handle,
+        stamp: Json,
+        max_body: int,
+    ) -> None:
+        self._service = service
+        self._names = names
+        self._listing = listing
+        self._calling = calling
+        self._judge = judge
+        self._sdk = sdk
+        self._stamp = stamp
+        self._stamped = orjson.dumps({_SERVER: stamp})
+        self._max_body = max_body
+        self._admitted: dict[tuple[bytes | None, bytes | None], bool] = {}
+        self._introduced: set[bytes] = set()
+        self._accepted: dict[bytes, bool] = {}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send, caller: Caller) -> None:
+        try:
+            headers = await self._headers(scope)
+        except _NotOurs:
+            return await self._sdk(scope, receive, send, caller)
+        read: list[Message] = []
+        try:
+            request = await self._request(headers, receive, read)
+            if request["method"] == "tools/list":
+                return await _answer(send, self._list(request, caller))
+            wanted, quick = self._wanted(request, headers)
+        except _NotOurs:
+            return await self._sdk(scope, _again(read, receive), send, caller)
+        if quick:
+            return await _answer(send, await self._reply(request["id"], self._calling.call_at_once(wanted, caller)))
+        return await self._watched(self._reply(request["id"], self._calling.call(wanted, caller)), receive, send)
+
+    # Is it ours?
+
+    async def _headers(self, scope: Message) -> dict[bytes, bytes]:
+        """The headers that decide, each of them there at most once, and all that the SDK demands."""
+        if scope["method"] != "POST":
+            raise _NotOurs
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            if name in _READ:
+                if name in headers:
+                    raise _NotOurs
+                headers[name] = value
+            elif name.startswith(b"mcp-param-"):
+                raise _NotOurs
+        if (
+            headers.get(b"mcp-protocol-version") != b"2026-07-28"
+            or headers.get(b"mcp-method") not in _METHODS
+            or not headers.get(b"content-type", b"").lower().startswith(b"application/json")
+            or not self._takes_both(headers.get(b"accept", b""))
+            or not await self._from_here(headers.get(b"host"), headers.get(b"origin"))
+        ):
+            raise _NotOurs
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._max_body:
+            raise _NotOurs
+        return headers
+
+    def _takes_both(self, accept: bytes) -> bool:
+        """Whether a client takes JSON and event streams, as the SDK reads its word for it."""
+        known = self._accepted.get(accept)
+        if known is None:
+            types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
+            json = not types.isdisjoint((b"*/*", b"application/json", b"application/*"))
+            known = json and not types.isdisjoint((b"*/*", b"text/event-stream", b"text/*"))
+            if len(self._accepted) < _KNOWN:
+                self._accepted[accept] = known
+        return known
+
+    async def _from_here(self, host: bytes | None, origin: bytes | None) -> bool:
+        known = self._admitted.get((host, origin))
+        if known is None:
+            known = await self._judge.admits(_latin(host), _latin(origin))
+            if len(self._admitted) < _KNOWN:
+                self._admitted[(host, origin)] = known
+        return known
+
+    async def _request(self, headers: dict[bytes, bytes], receive: Receive, read: list[Message]) -> Json:
+        """The body, if it is one plain request that says what its headers say."""
+        size = 0
+        while True:
+            message = await receive()
+            read.append(message)
+            if message["type"] != "http.request":
+                raise _NotOurs
+            size += len(message.get("body", b""))
+            if size > self._max_body:
+                raise _NotOurs
+            if not message.get("more_body", False):
+                break
+        body: bytes = read[0]["body"] if len(read) == 1 else b"".join(one.get("body", b"") for one in read)
+        if len(body.translate(None, _NO_DIGITS)) >= _LONG and _LONG_NUMBER.search(body):
+            raise _NotOurs
+        try:
+            request: Any = orjson.loads(body)
+        except ValueError:
+            raise _NotOurs from None
+        if not isinstance(request, dict):
+            raise _NotOurs
+        one = cast("Json", request)
+        method, params = one.get("method"), one.get("params")
+        if (
+            len(one) != 4
+            or one.get("jsonrpc") != "2.0"
+            or type(one.get("id")) not in (int, str)
+            or method != _METHODS[headers[b"mcp-method"]]
+            or not isinstance(params, dict)
+        ):
+            raise _NotOurs
+        self._introduce(cast("Json", params).get("_meta"))
+        return one
+
+    def _introduce(self, meta: Any) -> None:
+        """Who the client says it is. Few clients differ, so each introduction is judged once."""
+        if not isinstance(meta, dict):
+            raise _NotOurs
+        said = cast("Json", meta)
+        if said.get(_VERSION) != MODERN or _CAPABILITIES not in said or "progressToken" in said:
+            raise _NotOurs
+        known = {name: said[name] for name in said if name.startswith(_RESERVED)}
+        if not known.keys() <= {_VERSION, _CAPABILITIES, _INFO}:
+            raise _NotOurs
+        introduction = orjson.dumps(known)
+        if introduction not in self._introduced:
+            if not self._judge.fits("tools/list", {"_meta": known}):
+                raise _NotOurs
+            if len(self._introduced) < _KNOWN:
+                self._introduced.add(introduction)
+
+    def _wanted(self, request: Json, headers: dict[bytes, bytes]) -> tuple[Wanted, bool]:
+        """The call that a request asks for, and whether its tool only computes."""
+        params: Json = request["params"]
+        name, arguments = params.get("name"), params.get("arguments", {})
+        named = headers.get(b"mcp-name", b"")
+        if (
+            not params.keys() <= {"name", "arguments", "_meta"}
+            or not isinstance(name, str)
+            or not isinstance(arguments, dict)
+            or named.startswith(b"=?")
+            or named.decode("latin-1") != name
+        ):
+            raise _NotOurs
+        try:
+            tool = self._service.lock.catalog.prepared(self._names.address(name), None)
+        except Failure:
+            raise _NotOurs from None
+        form = self._listing.form(tool.contract)
+        if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
+            raise _NotOurs  # the SDK checks headers, and relays what an upstream asks of a client that can be asked
+        quick = tool.quick and "interlock/version" not in params["_meta"]
+        trace = _latin(headers.get(b"traceparent"))
+        return Wanted(name, cast("Json", arguments), params["_meta"], trace), quick
+
+    # Answering
+
+    def _list(self, request: Json, caller: Caller) -> bytes:
+        params: Json = request["params"]
+        cursor = params.get("cursor")
+        if not params.keys() <= {"cursor", "_meta"} or not isinstance(cursor, str | None):
+            raise _NotOurs
+        described, more = self._listing.page(caller, cursor)
+        # Each description was encoded once; a list of them is put together, not encoded again.
+        return b"".join((
+            b'{"jsonrpc":"2.0","id":', orjson.dumps(request["id"]), b',"result":{"tools":[',
+            b",".join([one.encoded for one in described]),
+            b'],"ttlMs":0,"cacheScope":"private","resultType":"complete",',
+            b"" if more is None else b'"nextCursor":' + orjson.dumps(more) + b",",
+            b'"_meta":', self._stamped, b"}}",
+        ))  # fmt: skip
+
+    async def _reply(self, request_id: int | str, call: Coroutine[Any, Any, Json]) -> tuple[int, bytes]:
+        try:
+            result = await call
+            if not _plain(result):
+                result = self._judge.put("tools/call", result)
+        except Fault as fault:
+            error = {"code": fault.code, "message": fault.message, **({"data": fault.data} if fault.data else {})}
+            status = 400 if fault.code in (INVALID_PARAMS, MISSING_CAPABILITY) else 200
+            return status, orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
+        meta = {**result["_meta"], _SERVER: self._stamp}
+        document = {"jsonrpc": "2.0", "id": request_id, "result": {**result, "_meta": meta}}
+        return 200, orjson.dumps(document)
+
+    async def _watched(self, reply: Coroutine[Any, Any, tuple[int, bytes]], receive: Receive, send: Send) -> None:
+        """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
+        answer = asyncio.ensure_future(reply)
+        gone = asyncio.ensure_future(receive())
+        streaming = False
+        try:
+            while True:
+                await asyncio.wait({answer, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+                if answer.done() or gone.done():
+                    break
+                if not streaming:
+                    streaming = True
+                    await send({"type": "http.response.start", "status": 200, "headers": _SSE})
+                await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+            if not answer.done():
+                return
+            status, body = answer.result()
+            if streaming:
+                await send({"type": "http.response.body", "body": b"event: message\r\ndata: " + body + b"\r\n\r\n"})
+            else:
+                await _answer(send, (status, body))
+        finally:
+            gone.cancel()
+            answer.cancel()
+
+
+async def _answer(send: Send, answer: bytes | tuple[int, bytes]) -> None:
+    status, body = (200, answer) if isinstance(answer, bytes) else answer
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [length, _JSON]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _again(read: list[Message], receive: Receive) -> Receive:
+    """What was read, to be read again."""
+    pending = iter(read)
+
+    async def replay() -> Message:
+        return next(pending, None) or await receive()
+
+    return replay
+
+
+def _plain(result: Json) -> bool:
+    """Whether an answer holds nothing but our own words, whose form is known."""
+    return all(block["type"] in ("text", "resource_link") and block.keys() <= _OURS for block in result["content"])
+
+
+_OURS = frozenset(("type", "text", "uri", "name", "mimeType", "size"))
+
+
+def _latin(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")

@@ -1,0 +1,20 @@
+"""The REST door: `POST /v1/tools/invoke` as plain ASGI, and the wide API with its OpenAPI document behind it.
+
+`hot(service)` is the one route that most requests want, and costs little more than the call it makes. `rest_app` is
+everything, that route included, so either can be served alone. Both write answers with answers.py.
+"""
+
+from __future__ import annotations
+
+from interlock.doors.asgi import App
+from interlock.doors.rest.hot import Invoke, hot
+from interlock.service import Service
+
+__all__ = ["Invoke", "hot", "rest_app"]
+
+
+def rest_app(service: Service) -> App:
+    """The wide API of one service. FastAPI is loaded here and not before."""
+    from interlock.doors.rest.api import make_app
+
+    return make_app(service)

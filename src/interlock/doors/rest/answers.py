@@ -1,0 +1,127 @@
+"""How the outcome of a call looks over REST.
+
+200   {"invocation_id", "status": "success", "state", "result", "execution_time_ms", …}
+202   the call runs in the background, or waits for a person: {"invocation_id", "status": "running" | "pending", …}
+else  {"error": the envelope, "detail": "E3204: …", "invocation_id", …} with the status of the error table
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+from interlock.core.canonical import encode
+from interlock.core.clock import iso
+from interlock.core.errors import Failure
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.core.states import HISTORY, State
+from interlock.doors.asgi import refusal, retry_after
+
+_CHALLENGE = ((b"www-authenticate", b'Bearer realm="interlock"'),)
+
+
+class Reply(NamedTuple):
+    """A response that is ready to be sent, but for the headers that all of them have."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def of_result(result: Result) -> Reply:
+    """The reply to a call that came to an end, or to a person."""
+    failure = result.error
+    if failure is None:
+        return Reply(200, encode(success(result)))
+    if result.pending:
+        return Reply(202, encode(pending(result)), ((b"location", b"/v1/calls/" + result.invocation_id.encode()),))
+    return of_failure(failure, result.trace_id, invocation_id=result.invocation_id, **_outcome(result))
+
+
+def of_failure(failure: Failure, trace_id: str, **facts: Any) -> Reply:
+    """The reply to what was refused or failed."""
+    headers = retry_after(failure)
+    if failure.row.http == 401:
+        headers += _CHALLENGE
+    return Reply(failure.row.http, encode({**refusal(failure, trace_id), **facts}), headers)
+
+
+def running(call_id: str) -> Reply:
+    """The reply to a call that goes on in the background."""
+    where = f"/v1/calls/{call_id}"
+    body: Json = {
+        "invocation_id": call_id,
+        "status": "running",
+        "state": "running",
+        "poll": where,
+        "events": f"{where}/events",
+    }
+    return Reply(202, encode(body), ((b"location", where.encode()),))
+
+
+def success(result: Result) -> Json:
+    """The data, and beside it where it comes from, what it cost and what page it is."""
+    metadata = result.metadata
+    name, _, version = result.tool.partition("@")
+    kept = result.persistence.ref
+    latency_ms = metadata.get("latency_ms", 0)
+    at = iso(result.created_ms)
+    return {
+        "invocation_id": result.invocation_id,
+        "status": "success",
+        "state": result.state,
+        "tool_id": name,
+        "tool_version": version,
+        "result": result.value if kept is None else None,
+        "execution_time_ms": latency_ms,
+        "cost": metadata.get("cost", 0),
+        "trace_id": result.trace_id,
+        "source": result.source,
+        "replayed": result.replayed,
+        "executed_at": metadata.get("executed_at", at),
+        "retrieved_at": at,
+        "confidence": metadata.get("confidence", 1.0),
+        "pagination": metadata.get("pagination"),
+        "warnings": metadata.get("warnings", ()),
+        "redacted": result.redacted,
+        "deprecation": metadata.get("deprecation"),
+        "payload_ref": kept,
+        "preview": None if kept is None else result.text(),
+    }
+
+
+def pending(result: Result) -> Json:
+    """What a caller is told while a person decides."""
+    where = f"/v1/calls/{result.invocation_id}"
+    return {
+        "invocation_id": result.invocation_id,
+        "status": "pending",
+        "state": result.state,
+        "tool_id": result.tool.partition("@")[0],
+        "tool_version": result.tool.partition("@")[2],
+        "trace_id": result.trace_id,
+        "pending": result.metadata["pending"],
+        "poll": where,
+        "resume": f"/v1/tools/resume/{result.invocation_id}",
+    }
+
+
+def of_status(status: Json, result: Result | None) -> Json:
+    """Where a call stands; with its outcome, while that is kept."""
+    state = str(status["status"])
+    told: Json = {
+        **{name: value for name, value in status.items() if name not in ("result", "status")},
+        "state": state,
+        "status": "pending" if state == "awaiting_approval" else HISTORY.get(cast("State", state), "running"),
+    }
+    if result is None:
+        return told
+    if result.pending:
+        return {**told, **pending(result)}
+    if result.error is None:
+        return {**told, **success(result)}
+    return {**told, **refusal(result.error, result.trace_id), **_outcome(result), "trace_id": result.trace_id}
+
+
+def _outcome(result: Result) -> Json:
+    return {"status": HISTORY.get(result.state, "error"), "state": result.state}

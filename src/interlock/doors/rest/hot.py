@@ -1,0 +1,160 @@
+"""`POST /v1/tools/invoke`, without a framework: a body in, one governed call, a body out.
+
+What the body may hold is FIELDS, and the OpenAPI document says the same; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+from interlock.core.canonical import decode
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.doors.asgi import MAX_BODY, Disconnected, Receive, Scope, Send, answer, read_body
+from interlock.doors.rest.answers import Reply, of_failure, of_result, running
+from interlock.service import Ask, Service
+from interlock.telemetry.w3c import joined
+
+PATH = "/v1/tools/invoke"
+DOOR = "rest"
+LONGEST_MS = 86_400_000
+LONGEST_NAME = 600
+
+# What the body may say, and in which JSON type.
+FIELDS: Mapping[str, type] = {
+    "tool_id": str,
+    "tool_version": str,
+    "parameters": dict,
+    "execution_mode": str,
+    "idempotency_key": str,
+    "session_id": str,
+    "timeout_ms": int,
+    "dry_run": bool,
+    "task": str,
+}
+_WORDS = {str: "a text", dict: "an object", int: "a whole number", bool: "true or false"}
+
+_log = logging.getLogger("interlock.rest")
+
+
+def hot(service: Service, *, most: int = MAX_BODY) -> Invoke:
+    """The hot route of one service."""
+    return Invoke(service, most=most)
+
+
+class Invoke:
+    """The route as an ASGI application. `matches` says whether a request is its own."""
+
+    def __init__(self, service: Service, *, most: int = MAX_BODY) -> None:
+        self._service = service
+        self._most = most
+
+    def matches(self, scope: Scope) -> bool:
+        return scope["path"] == PATH and scope["method"] == "POST"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sent = _headers(scope)
+        trace = joined(sent[b"traceparent"], sent.get(b"tracestate")) if b"traceparent" in sent else None
+        try:
+            service, authorization = self._service, sent.get(b"authorization")
+            caller = service.known(authorization) or await service.authenticate(authorization)
+            body = await read_body(receive, most=self._most)
+            reply, trace_id = await self._invoke(body, sent, caller, trace)
+        except Disconnected:
+            return
+        except Failure as failure:
+            trace_id = self.trace_id(trace)
+            reply = of_failure(failure, trace_id)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            trace_id = self.trace_id(trace)
+            reply = unforeseen(error, trace_id)
+        await answer(send, reply.status, reply.body, (*reply.headers, *self.traced(trace_id, trace)))
+
+    async def _invoke(
+        self, body: bytes, sent: Mapping[bytes, str], caller: Caller, trace: str | None
+    ) -> tuple[Reply, str]:
+        if "json" not in sent.get(b"content-type", "json"):
+            raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")
+        ask, in_background = read(_document(body), sent.get(b"idempotency-key"), trace)
+        calls = self._service.calls
+        if in_background:
+            return running(calls.start(ask, caller, door=DOOR)), self.trace_id(trace)
+        result = await calls.invoke(ask, caller, door=DOOR)
+        return of_result(result), result.trace_id
+
+    def trace_id(self, trace: str | None) -> str:
+        """The id of the trace a request belongs to: its caller's, or a new one."""
+        return self._service.lock.clock.random_bytes(16).hex() if trace is None else trace[3:35]
+
+    def traced(self, trace_id: str, trace: str | None) -> tuple[tuple[bytes, bytes], ...]:
+        """The headers by which a client finds its trace again; the W3C's own for those who began one."""
+        named = (b"x-trace-id", trace_id.encode())
+        if trace is None:
+            return (named,)
+        span = self._service.lock.clock.random_bytes(8).hex()
+        return named, (b"traceresponse", f"00-{trace_id}-{span}-00".encode())
+
+
+# What is read of a request's headers.
+_READ = frozenset((b"authorization", b"content-type", b"idempotency-key", b"traceparent", b"tracestate"))
+
+
+def _headers(scope: Scope) -> dict[bytes, str]:
+    """The headers that count here; the first of each name."""
+    found: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        if name in _READ:
+            found.setdefault(name, value.decode("latin-1"))
+    return found
+
+
+def _document(body: bytes) -> Any:
+    try:
+        return decode(body)
+    except (ValueError, RecursionError) as error:
+        raise Failure("E3004", f"the body is not valid JSON: {error}") from None
+
+
+def read(document: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
+    """The call that a body asks for, and whether in the background. E3004 for what is not of the documented form."""
+    if not isinstance(document, dict):
+        raise Failure("E3004", "the body must be an object with a `tool_id`")
+    said = cast("dict[str, Any]", document)
+    for name, value in said.items():
+        wanted = FIELDS.get(name)
+        if wanted is None:
+            raise Failure("E3004", f"`{name}` is not a field of this request; there are {', '.join(FIELDS)}")
+        if value.__class__ is not wanted:
+            raise Failure("E3004", f"`{name}` must be {_WORDS[wanted]}")
+    tool = said.get("tool_id")
+    if not tool or len(tool) > LONGEST_NAME:
+        raise Failure("E3004", f"say which tool: `tool_id`, in at most {LONGEST_NAME} characters")
+    timeout_ms = said.get("timeout_ms")
+    if timeout_ms is not None and not 0 < timeout_ms <= LONGEST_MS:
+        raise Failure("E3004", f"`timeout_ms` must be between 1 and {LONGEST_MS}")
+    mode = said.get("execution_mode", "sync")
+    if mode not in ("sync", "async"):
+        raise Failure("E3004", "`execution_mode` must be sync or async")
+    own = said.get("idempotency_key") or key
+    if key is not None and own != key:
+        raise Failure("E3004", "`idempotency_key` and the Idempotency-Key header say different things")
+    ask = Ask(
+        tool,
+        said.get("parameters", {}),
+        said.get("tool_version") or None,
+        own,
+        said.get("session_id", ""),
+        None if timeout_ms is None else timeout_ms / 1000,
+        said.get("dry_run", False),
+        said.get("task") or None,
+        trace,
+    )
+    return ask, mode == "async"
+
+
+def unforeseen(error: Exception, trace_id: str) -> Reply:
+    """The reply to what should not have happened: the trace's id and nothing else. The rest is in the log."""
+    _log.error("a request failed (trace %s)", trace_id, exc_info=error)
+    return of_failure(Failure("E3000", "something went wrong inside Interlock"), trace_id)

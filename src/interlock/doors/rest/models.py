@@ -1,0 +1,529 @@
+"""What the wide API takes and gives, as its document describes it.
+
+Bodies are strict: a field that is not listed, or a value of another type, is refused (E3004). Answers list what clients
+may count on; more may stand beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import AwareDatetime, ConfigDict, Field
+
+from interlock.doors.rest.hot import LONGEST_MS, LONGEST_NAME
+
+Json = dict[str, Any]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+Text = Annotated[str, Field(max_length=10_000)]
+Status = Literal["success", "error", "timeout", "cancelled", "running", "pending"]
+
+_CALL = "01M7ETAWZ6CA43EAB55115CDBC"
+_TICKET = "apr_01M7ETAX1RAFF8FEA10B286E99"
+_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+_ECHO: Json = {
+    "tool_id": "echo_tool",
+    "namespace": "demo",
+    "version": "1.0.0",
+    "name": "Echo Tool",
+    "description": "Echoes its input back",
+    "provider": "local",
+    "protocol": "native",
+    "mutation_class": "read_only",
+    "parameters": {
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "what to send back", "examples": ["Hello World"]}},
+        "required": ["message"],
+    },
+    "result_schema": {"type": "object", "properties": {"echoed": {"type": "string"}}, "required": ["echoed"]},
+    "required_permissions": [],
+    "idempotency": {},
+    "observability": {},
+    "timeout_class": "standard",
+    "execution": {
+        "kind": "program",
+        "target": "jq",
+        "argv": ["jq", "-c", "{echoed: .message}"],
+        "stdin": "json",
+        "parse": "json",
+    },
+}
+
+
+def _example(**fields: Any) -> Json:
+    return {"examples": [fields]}
+
+
+class Body(pydantic.BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Query(pydantic.BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(pydantic.BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+# Refusals
+
+
+class Envelope(Answer):
+    """What went wrong, in the same form through every door."""
+
+    error_code: str = Field(pattern="^E3[0-9]{3}$", examples=["E3204"])
+    errorCode: str = Field(examples=["AUTHORIZATION_DENIED"])  # noqa: N815 - the envelope's own name
+    error_class: str = Field(examples=["permission_denied"])
+    message: str
+    resolution: str
+    retryable: bool
+    traceId: str  # noqa: N815 - the envelope's own name
+    retryAfterMs: int | None = None  # noqa: N815 - the envelope's own name
+    details: Json | None = None
+
+
+class Refusal(Answer):
+    """Why a request was not met."""
+
+    error: Envelope
+    detail: str = Field(examples=["E3204: the token does not name demo.post"])
+    invocation_id: str | None = None
+
+
+# Calls
+
+
+class InvokeBody(Body):
+    """A call of one tool."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            tool_id="demo.echo_tool", tool_version="1.0.0", parameters={"message": "Hello World"}, execution_mode="sync"
+        )
+    )
+
+    tool_id: Name
+    tool_version: str = Field("", description="a version or a range, such as ^1.0.0; the newest if it is not said")
+    parameters: Json = {}
+    execution_mode: Literal["sync", "async"] = Field("sync", description="async answers at once; follow the call by id")
+    idempotency_key: str = Field("", description="your own name for this action: sent twice, it is done once")
+    session_id: str = ""
+    timeout_ms: int = Field(LONGEST_MS, ge=1, le=LONGEST_MS)
+    dry_run: bool = Field(False, description="say what would happen, and do nothing")
+    task: str = Field("", description="what its cost is counted under")
+
+
+class Called(Answer):
+    """A call that succeeded."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            invocation_id=_CALL,
+            status="success",
+            state="succeeded",
+            tool_id="demo.echo_tool",
+            tool_version="1.0.0",
+            result={"echoed": "Hello World"},
+            execution_time_ms=1.4,
+            trace_id=_TRACE,
+            source="compute",
+            replayed=False,
+            payload_ref=None,
+        )
+    )
+
+    invocation_id: str
+    status: Literal["success"]
+    state: str
+    tool_id: str
+    tool_version: str
+    result: Any = Field(description="what the tool gave back; null where it was kept, see payload_ref")
+    execution_time_ms: float
+    trace_id: str
+    source: str = Field(description="compute, replay, preview, cache or synthetic")
+    replayed: bool
+    pagination: Json | None = None
+    warnings: list[str] = []
+    redacted: list[str] = []
+    deprecation: Json | None = None
+    payload_ref: str | None = Field(None, description="where a result too large to be sent is kept")
+    preview: str | None = None
+
+
+class Accepted(Answer):
+    """A call that goes on in the background, or waits for a person."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            invocation_id=_CALL,
+            status="pending",
+            state="awaiting_approval",
+            pending={"code": "APPROVAL_REQUIRED", "ticketId": _TICKET, "pollEndpoint": f"/v1/approvals/{_TICKET}"},
+            poll=f"/v1/calls/{_CALL}",
+        )
+    )
+
+    invocation_id: str
+    status: Literal["running", "pending"]
+    state: str
+    poll: str
+    pending: Json | None = None
+
+
+class CallStatus(Answer):
+    """Where a call stands; with its outcome, while that is kept."""
+
+    invocation_id: str
+    status: Status
+    state: str
+
+
+class Cancelled(Answer):
+    invocation_id: str
+    outcome: Literal["canceled", "unsupported", "finished"]
+
+
+class UndoBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(idempotency_key="undo-order-17"))
+
+    idempotency_key: Name
+
+
+# Tools
+
+
+class ManifestBody(pydantic.RootModel[Json]):
+    """A manifest, as schemas/manifest.json in the repository describes it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_ECHO]})
+
+
+class Registered(Answer):
+    tool_id: str = Field(examples=["demo.echo_tool"])
+    version: str = Field(examples=["1.0.0"])
+    new: bool = Field(description="false where exactly this was registered before")
+    warnings: list[str] = []
+
+
+class ToolsQuery(Query):
+    q: str | None = Field(None, max_length=1000, description="words that name, description, tags or hint must hold")
+    cursor: str | None = Field(None, max_length=600, description="where the page before ended")
+    limit: int = Field(100, ge=1, le=500)
+
+
+class Tool(Answer):
+    tool_id: str
+    version: str
+    name: str
+    description: str
+    state: str
+    mutation_class: str | None
+    parameters: Json
+    result_schema: Json | bool | None = None
+    deprecation: Json | None = None
+
+
+class Tools(Answer):
+    tools: list[Tool]
+    cursor: str | None = Field(None, description="where to go on; null at the end")
+
+
+class Versions(Answer):
+    tool_id: str
+    versions: list[Json]
+
+
+class ToolQuery(Query):
+    version: str | None = Field(None, max_length=200, description="a version or a range")
+
+
+class DeprecateBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(version="1.0.0", successor="demo.echo_tool@2.0.0", days=30))
+
+    version: Name
+    successor: Name | None = None
+    guide: Name | None = Field(None, description="address of a page that says how to move over")
+    days: int = Field(90, ge=0, le=36_500)
+
+
+class Deprecated(Answer):
+    tool_id: str
+    version: str
+    state: Literal["deprecated"]
+    deprecation: Json
+
+
+# Approvals
+
+
+class TicketsQuery(Query):
+    all: bool = Field(False, description="those that were decided too, the newest first")
+
+
+class Ticket(Answer):
+    id: str = Field(examples=[_TICKET])
+    invocation_id: str
+    toolId: str  # noqa: N815 - the ticket's own name
+    status: str = Field(description="PENDING, APPROVED, USED, DENIED, AUTO_DENIED, LAPSED or VOID")
+    params: Json
+    preview: Json
+    readable: list[str] = Field(description="what a person should know before deciding, a line for each thing")
+    expiresAt: str  # noqa: N815 - the ticket's own name
+
+
+class Tickets(Answer):
+    tickets: list[Ticket]
+
+
+class ApproveBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(comment="us first", edit={"to": "desk@example.org"}))
+
+    comment: Text = ""
+    edit: Json | None = Field(None, description="agree with these arguments changed; null takes one out")
+
+
+class DenyBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(comment="not before Monday"))
+
+    comment: Text = ""
+
+
+class GrantBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            tool="demo.mail", caller="scout", arguments={"to": "*@example.org"}, uses=5, expires_in_s=604_800
+        )
+    )
+
+    tool: Name
+    caller: Name
+    arguments: Json = Field(description="a pattern for every argument; an argument that is not named is not covered")
+    uses: int = Field(ge=1, le=10_000)
+    expires_in_s: int = Field(ge=1, le=90 * 86_400)
+    versions: Name | None = None
+
+
+class Advance(Answer):
+    id: str
+    tool: str
+    caller: str
+    uses: int
+    used: int
+    revoked: bool
+
+
+class Advances(Answer):
+    standing: list[Advance]
+
+
+# Tokens
+
+
+class Limits(Body):
+    """What narrows a token further."""
+
+    max_uses: int | None = Field(None, ge=1)
+    max_cost: float | None = Field(None, ge=0)
+    mutation_class: Literal["read_only", "write_reversible", "write_irreversible"] | None = None
+    environments: list[Name] | None = None
+
+
+class Narrowing(Body):
+    tools: list[Name] | None = Field(None, description="TOOL, ns.* or *, each with @RANGE where wanted")
+    resources: list[Name] | None = None
+    constraints: Limits | None = None
+
+
+class IssueBody(Narrowing):
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"agent": "scout", "for": "alice", "tools": ["demo.*@^1.0.0"], "ttl_s": 900}]}
+    )
+
+    agent: Name | None = Field(None, description="the agent that holds it; a new name is registered")
+    person: Name | None = Field(None, description="the person that holds it, instead of an agent")
+    behalf: Name | None = Field(None, alias="for", description="the person on whose behalf the agent acts")
+    scopes: list[Name] = []
+    ttl_s: int = Field(3600, ge=1, le=31_536_000)
+
+
+class DelegateBody(Narrowing):
+    model_config = ConfigDict(json_schema_extra=_example(to="summarizer", tools=["demo.balance"], ttl_s=300))
+
+    to: Name
+    token: Name | None = Field(None, max_length=65_536, description="the token to pass on; the request's own if unsaid")
+    scopes: list[Name] | None = None
+    ttl_s: int | None = Field(None, ge=1, le=31_536_000)
+
+
+class RevokeBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(ref=_CALL, reason="the task is done"))
+
+    ref: str = Field(min_length=1, max_length=65_536, description="a token, a jti, a DID or a key's id")
+    reason: Text = Field(min_length=1)
+
+
+class InspectBody(Body):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"token": "eyJ…"}]})
+
+    token: str = Field(min_length=1, max_length=65_536)
+
+
+class TokenPicture(Answer):
+    valid: bool
+    code: str | None
+    why: str | None
+    chain: list[Json]
+
+
+class Issued(TokenPicture):
+    token: str
+
+
+class Revoked(Answer):
+    revoked: str
+
+
+# Policy
+
+
+class Policy(Answer):
+    version: str
+    digest: str
+    text: str
+    rules: list[Json]
+
+
+class PolicyBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(text='@id("all") permit (principal, action, resource);'))
+
+    text: str = Field(max_length=1_000_000)
+
+
+class ApplyBody(PolicyBody):
+    instead_of: str | None = Field(None, max_length=200, description="the digest of the policy that you have read")
+
+
+class Checked(Answer):
+    usable: bool
+    faults: list[Json]
+
+
+class Applied(Answer):
+    applied: bool
+    changed: bool
+    faults: list[Json]
+
+
+class ExplainBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra=_example(principal="scout", tool="demo.post", arguments={"account": "cash", "cents": 250})
+    )
+
+    principal: Name
+    tool: Name
+    arguments: Json = {}
+    operation: Literal["invoke", "preview", "compensate"] = "invoke"
+
+
+class Explanation(Answer):
+    behavior: str = Field(description="allow, ask or deny")
+    reason: str
+    rules: list[str]
+    would_have_to_change: list[str]
+
+
+# Audit
+
+
+class RecordsQuery(Query):
+    call: str | None = Field(None, max_length=600)
+    tool: str | None = Field(None, max_length=600, description="by name, or NAME@VERSION")
+    caller: str | None = Field(None, max_length=600)
+    kind: str | None = Field(None, max_length=40)
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    after: int = Field(0, ge=0, le=2**62, description="the place that the page before ended at")
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class Record(Answer):
+    seq: int
+    hash: str
+    record: Json
+
+
+class Records(Answer):
+    records: list[Record]
+    after: int | None = Field(description="where to go on; null at the end. A page may be short and have more after it")
+
+
+class Verdict(Answer):
+    intact: bool
+    records: int
+    head: Json
+    faults: list[Json]
+
+
+# Upstreams
+
+Kind = Literal["mcp", "openapi", "http", "grpc", "websocket"]
+
+
+class Upstream(Answer):
+    name: str
+    kind: str
+    state: str
+    tools: list[Json]
+
+
+class Upstreams(Answer):
+    upstreams: list[Upstream]
+
+
+class AddUpstreamBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra=_example(name="bank", kind="mcp", config={"url": "https://bank.example.org/mcp"})
+    )
+
+    name: str = Field(pattern="^[a-z][a-z0-9_]{0,62}$")
+    kind: Kind
+    config: Json = Field(
+        description="where it is and how to show who asks; programs and files only on the machine itself"
+    )
+    overlay: Json | None = Field(None, description="what you say of its tools, in place of what it says itself")
+
+
+class RefreshBody(Body):
+    overlay: Json | None = None
+
+
+class AcceptBody(Body):
+    model_config = ConfigDict(json_schema_extra=_example(tools=["pay"], reason="a new optional field"))
+
+    tools: list[Name] = Field(
+        [], description="the upstream's names of tools that changed; all of them if none is named"
+    )
+    reason: Text = Field(min_length=1)
+
+
+class Report(Answer):
+    upstream: str
+    tools: list[Json]
+
+
+class Removed(Answer):
+    removed: str
+
+
+# Health
+
+
+class Alive(Answer):
+    status: Literal["healthy"]
+    version: str
+
+
+class Ready(Answer):
+    status: Literal["healthy", "degraded", "down"]
+    dependencies: dict[str, Literal["healthy", "degraded", "down"]]

@@ -1,0 +1,285 @@
+"""The server: one port for REST, MCP, JSON-RPC, health and metrics, and gRPC beside it.
+
+    request ─► Host and Origin ─► hot route (invoke, MCP, JSON-RPC)
+                              └─► the wide API
+
+Hot routes are plain ASGI; everything else is FastAPI's. Both see only requests whose host is one of ours: a page in a
+browser must not reach a server on loopback by a name of its own (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.doors.asgi import App, Disconnected, Receive, Scope, Send, answer, header, read_body, refuse, replay
+from interlock.service import Service
+
+if TYPE_CHECKING:
+    import uvicorn
+
+_log = logging.getLogger("interlock.doors")
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DRAIN_S = 30
+KEEP_ALIVE_S = 75
+_WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where and how to listen. `names` are the hosts by which clients may speak of us, besides loopback."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    grpc_port: int | None = 8081
+    certificate: Path | None = None
+    key: Path | None = None
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    drain_s: int = DRAIN_S
+
+    @property
+    def secure(self) -> bool:
+        return self.certificate is not None
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        return frozenset((*LOOPBACK, *(() if self.host in ("0.0.0.0", "::") else (self.host,)), *self.names))  # noqa: S104 - compared, not bound
+
+
+class Gate:
+    """Every HTTP request passes here first, and is handed to the first route that wants it."""
+
+    def __init__(self, listening: Listening, hot: Mapping[tuple[str, str], App], wide: App) -> None:
+        self._hosts = frozenset(one.lower().encode() for one in listening.hosts)
+        self._origins = frozenset(one.lower() for one in listening.origins)
+        self._hot = hot
+        self._wide = wide
+        self._passed: set[bytes] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1003})
+            return
+        host: bytes | None = None
+        origin: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value
+            elif name == b"origin":
+                origin = value
+        if host not in self._passed and not self._ours(host):
+            await refuse(send, Failure("E3210", "this server does not go by that name; see `interlock serve --name`"))
+            return
+        if origin is not None and not self._welcome(origin, host):
+            await refuse(send, Failure("E3210", "pages of that origin may not call this server"))
+            return
+        app = self._hot.get((scope["method"], scope["path"]))
+        if app is not None:
+            await app(scope, receive, send)
+        elif scope["method"] in _WITH_BODY:
+            await self._with_body(scope, receive, send)
+        else:
+            await self._wide(scope, receive, send)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(receive)
+        except Failure as failure:
+            await refuse(send, failure)
+            return
+        except Disconnected:
+            return
+        await self._wide(scope, replay(body, receive), send)
+
+    def _ours(self, host: bytes | None) -> bool:
+        if host is None:
+            return False
+        if _without_port(host.lower()) in self._hosts:
+            if len(self._passed) < 1000:
+                self._passed.add(host)
+            return True
+        return False
+
+    def _welcome(self, origin: bytes, host: bytes | None) -> bool:
+        said = origin.decode("latin-1").lower()
+        if said in self._origins:
+            return True
+        _, _, place = said.partition("://")
+        return bool(place) and host is not None and place.encode() == host.lower()
+
+
+def _without_port(host: bytes) -> bytes:
+    if host.startswith(b"["):
+        return host[1:].partition(b"]")[0]
+    return host.partition(b":")[0]
+
+
+class Server:
+    """All doors of one Interlock."""
+
+    def __init__(self, service: Service, listening: Listening) -> None:
+        self._service = service
+        self._listening = listening
+        self._stack = AsyncExitStack()
+        self._http: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+        self.grpc_port: int | None = None
+
+    async def start(self) -> None:
+        """Open the doors. Returns when they answer."""
+        import uvicorn
+
+        from interlock.doors.connection import MAX_CONNECTIONS, Connection
+
+        _allow_files(2 * MAX_CONNECTIONS)
+
+        listening = self._listening
+        config = uvicorn.Config(
+            await self._gate(),
+            host=listening.host,
+            port=listening.port,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=listening.drain_s,
+            ssl_certfile=listening.certificate,
+            ssl_keyfile=listening.key,
+        )
+        bound = _bind(listening)
+        self.port = bound.getsockname()[1]
+        self._http = _quiet(config)
+        self._serving = asyncio.create_task(self._http.serve(sockets=[bound]))
+        while not self._http.started:
+            if self._serving.done():
+                await self._serving
+                raise Failure("E3108", "the server ended before it began")
+            await asyncio.sleep(0.005)
+        if listening.grpc_port is not None:
+            await self._start_grpc(listening.grpc_port)
+
+    async def _gate(self) -> Gate:
+        from interlock.doors import mcp, rest
+        from interlock.doors.jsonrpc import JsonRpcDoor
+
+        listening, service = self._listening, self._service
+        hosts = [name for host in sorted(listening.hosts) for name in (host, f"{host}:*")]
+        scheme = "https" if listening.secure else "http"
+        door = mcp.McpDoor(service, hosts=hosts, origins=[*(f"{scheme}://{one}" for one in hosts), *listening.origins])
+        await self._stack.enter_async_context(door.lifespan())
+
+        async def resource(scope: Scope, receive: Receive, send: Send) -> None:
+            host = header(scope, b"host") or ""
+            await answer(send, 200, orjson.dumps(door.metadata(f"{scheme}://{host}")))
+
+        hot: dict[tuple[str, str], App] = {
+            ("POST", "/v1/tools/invoke"): rest.hot(service),
+            ("GET", "/metrics"): self._metrics,
+            ("GET", mcp.METADATA_PATH): resource,
+            ("GET", mcp.METADATA_PATH + mcp.PATH): resource,
+        }
+        hot |= {(method, mcp.PATH): door.asgi_app() for method in ("GET", "POST", "DELETE")}
+        hot |= {(method, "/rpc"): JsonRpcDoor(service) for method in ("GET", "POST")}
+        return Gate(listening, hot, rest.rest_app(service))
+
+    async def _start_grpc(self, port: int) -> None:
+        from interlock.doors.grpc import GrpcDoor
+
+        listening = self._listening
+        secure = (
+            None if listening.certificate is None or listening.key is None else (listening.certificate, listening.key)
+        )
+        host = f"[{listening.host}]" if ":" in listening.host else listening.host
+        door = GrpcDoor(self._service, address=f"{host}:{port}", tls=secure, drain_s=listening.drain_s)
+        self.grpc_port = await door.start()
+        self._stack.push_async_callback(door.stop)
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """For Prometheus. On loopback for everybody there; on a network for those who may see it."""
+        try:
+            if not self._listening.loopback:
+                _may_watch(await self._service.authenticate(header(scope, b"authorization")))
+        except Failure as failure:
+            await refuse(send, failure)
+            return
+        kind = b"text/plain; version=0.0.4; charset=utf-8"
+        await answer(send, 200, self._service.lock.gateway.telemetry.metrics.render(), kind=kind)
+
+    async def stop(self) -> None:
+        """Let calls in flight end, within the drain time; then close everything."""
+        if self._http is not None and self._serving is not None:
+            self._http.should_exit = True
+            with contextlib.suppress(SystemExit):
+                await self._serving
+        await self._stack.aclose()
+        await self._service.close()
+
+
+def _may_watch(caller: Caller) -> None:
+    if "metrics:read" not in caller.scopes:
+        raise Failure("E3206", "reading metrics needs the scope `metrics:read`")
+
+
+def _allow_files(most: int) -> None:
+    """Every connection is an open file, and many systems allow a process 1,024 of them unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _bind(listening: Listening) -> socket.socket:
+    family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    try:
+        return socket.create_server((listening.host, listening.port), family=family, backlog=2048)
+    except OSError as error:
+        words = f"{listening.host}:{listening.port} cannot be listened on: {error.strerror}; choose another with --port"
+        raise Failure("E3108", words) from None
+
+
+def _quiet(config: uvicorn.Config) -> uvicorn.Server:
+    """uvicorn's server, which leaves signals to whoever runs the program."""
+    import uvicorn
+
+    class Quiet(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
+    return Quiet(config)
+
+
+@contextlib.asynccontextmanager
+async def serving(service: Service, listening: Listening) -> AsyncGenerator[Server]:
+    """The doors, open for as long as the block lasts."""
+    server = Server(service, listening)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.stop()

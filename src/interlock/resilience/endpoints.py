@@ -1,0 +1,201 @@
+"""The endpoints of one service: a primary and up to two that take over, each with a breaker of its own.
+
+Theory of operation. They are tried in the order in which they are written down. One whose breaker refuses is passed
+over. One that fails gives way to the next only if that is safe: doing the request twice does no harm, or nothing was
+sent. An answer is an answer, even if it is no: nobody else is asked then. A call that passed none of them learns what
+each of them said.
+
+Where a contract permits an old answer instead of none, the last good one may be given. It is never passed off as fresh:
+it says that it is from the cache, and how old it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import orjson
+
+from interlock.core.errors import Failure
+from interlock.core.manifest import CircuitBreakerConfig
+from interlock.resilience.breaker import counts
+from interlock.resilience.retry import unsent
+from interlock.resilience.services import Services
+
+MAX_ENDPOINTS: Final = 3
+CACHE_BYTES: Final = 16_777_216
+LARGE_SHARE: Final = 8
+
+
+class Answer(NamedTuple):
+    """What a service said; when, if that was before."""
+
+    value: Any
+    source: Literal["live", "cache"] = "live"
+    age_s: float = 0.0
+
+
+class LastGood:
+    """The last good answers, as many as fit, the least recently kept forgotten first.
+
+    A key must tell apart whatever must not be mixed up: the tool, who asks, and the input.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], *, max_bytes: int = CACHE_BYTES) -> None:
+        self._monotonic = monotonic
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        # As JSON: what is given out is a copy, and nobody who changes theirs changes what the next one gets.
+        self._kept: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+
+    def keep(self, key: str, value: Any) -> None:
+        """Keep an answer in the place of the one before, unless it is so large that others would have to go for it."""
+        self._drop(key)
+        try:
+            encoded = orjson.dumps(value)
+        except TypeError:
+            return  # a whole number beyond 64 bits; an answer is no worse for not being kept
+        if _size(key, encoded) > self._max_bytes // LARGE_SHARE:
+            return
+        self._kept[key] = (self._monotonic(), encoded)
+        self._bytes += _size(key, encoded)
+        while self._bytes > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+
+    def find(self, key: str, stale_s: float) -> Answer | None:
+        """The last good answer, if it is not older than `stale_s`."""
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        at, encoded = found
+        age_s = self._monotonic() - at
+        return Answer(orjson.loads(encoded), "cache", age_s) if age_s <= stale_s else None
+
+    def _drop(self, key: str) -> None:
+        dropped = self._kept.pop(key, None)
+        if dropped is not None:
+            self._bytes -= _size(key, dropped[1])
+
+
+def _size(key: str, encoded: bytes) -> int:
+    return len(key) + len(encoded)
+
+
+class Endpoint(NamedTuple):
+    """Where a service can be asked, and the name under which its breaker is known."""
+
+    name: str
+    url: str
+
+
+class Endpoints:
+    """The endpoints of one service, in the order in which they are tried."""
+
+    def __init__(
+        self,
+        service: str,
+        urls: Sequence[str],
+        services: Services,
+        *,
+        cache: LastGood | None = None,
+    ) -> None:
+        self.service = service
+        self.all = tuple(Endpoint(_name(service, url), url) for url in urls)
+        if not 1 <= len(self.all) <= MAX_ENDPOINTS:
+            raise Failure("E3004", f"a service has 1 to {MAX_ENDPOINTS} endpoints; `{service}` was given {len(urls)}")
+        if len({endpoint.name for endpoint in self.all}) < len(self.all):
+            raise Failure("E3004", f"the endpoints of `{service}` are not different servers")
+        self._services = services
+        self._cache = cache
+
+    async def ask(
+        self,
+        send: Callable[[str], Awaitable[Any]],
+        config: CircuitBreakerConfig,
+        *,
+        safe: bool,
+        own_deadline: Callable[[], bool] = lambda: False,
+        key: str | None = None,
+        stale_s: float | None = None,
+    ) -> Answer:
+        """Send a request to the first endpoint that takes it; E3502 names what each said when none did.
+
+        `own_deadline` says whether the caller's own time is up, which ends the search. `key` and `stale_s` are given
+        for reads whose contract permits an answer that is up to so old.
+        """
+        tried: list[tuple[str, Failure]] = []
+        for name, url in self.all:
+            try:
+                answer = await self._send(name, url, send, config, own_deadline)
+            except Failure as failure:
+                tried.append((name, failure))
+                over = failure.code in _PASSED_OVER or counts(failure, own_deadline=own_deadline())
+                if not over or not (safe or unsent(failure)):
+                    raise
+            else:
+                if self._cache is not None and key is not None and stale_s is not None:
+                    self._cache.keep(key, answer)
+                return Answer(answer)
+        kept = None if self._cache is None or key is None or stale_s is None else self._cache.find(key, stale_s)
+        if kept is None:
+            raise self._none_answers(tried)
+        return kept
+
+    async def _send(
+        self,
+        name: str,
+        url: str,
+        send: Callable[[str], Awaitable[Any]],
+        config: CircuitBreakerConfig,
+        own_deadline: Callable[[], bool],
+    ) -> Any:
+        entry = self._services.enter(name, config)
+        try:
+            answer = await send(url)
+        except Failure as failure:
+            entry.done(failure, own_deadline=own_deadline())
+            raise
+        except BaseException:
+            entry.abandoned()
+            raise
+        entry.done()
+        return answer
+
+    def _none_answers(self, tried: Sequence[tuple[str, Failure]]) -> Failure:
+        if len(tried) == 1:
+            return tried[0][1]
+        waits = [failure.retry_after_ms for _, failure in tried if failure.retry_after_ms is not None]
+        said = [{"endpoint": name, "error_code": failure.code, "message": failure.message} for name, failure in tried]
+        return Failure(
+            "E3502",
+            f"none of the {len(tried)} endpoints of `{self.service}` answers",
+            details={
+                "service": self.service,
+                "endpoints": said,
+                "sent": not all(unsent(failure) for _, failure in tried),
+            },
+            retry_after_ms=min(waits) if len(waits) == len(tried) else None,
+        )
+
+
+# Refused by its breaker, or asking to be left alone.
+_PASSED_OVER: Final = frozenset({"E3501", "E3504"})
+
+
+def _name(service: str, url: str) -> str:
+    """What tells an endpoint from the others: where it is, without whatever else an address may hold."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _no_address(service) from None
+    if not parts.scheme or not host:
+        raise _no_address(service)
+    where = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{'' if port is None else f':{port}'}"
+    return f"{service} {where}{parts.path.rstrip('/')}"
+
+
+def _no_address(service: str) -> Failure:
+    return Failure("E3004", f"an endpoint of `{service}` is not an address such as https://host:port/path")

@@ -1,0 +1,328 @@
+"""The health of services: their breakers, which every process on a home goes by together.
+
+Theory of operation. Each process counts failures for itself; what it concludes is shared. The table `breaker` holds one
+row for each breaker that is not closed. A change of state takes effect here at once and is then written as a comparison
+and exchange: if the row is still as this process knew it, it is replaced and the change is on record; if not, somebody
+else was first, and what they wrote is what counts. Now and then, on the way of a call, the table is looked at. A row
+that is not as it was known is somebody else's finding:
+
+    open       left alone until the time it names
+    half_open  being tried by that process; left alone meanwhile, and tried by us if nothing has come of it in time
+    no row     found well: closed
+
+A process that starts knows no rows, so it honours whatever stands in the table.
+
+A journal that cannot be written costs the sharing, not the guarding.
+
+INVARIANT: of several processes whose breakers change at the same time, one writes the change and the others follow it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from interlock.core.clock import Clock, iso
+from interlock.core.errors import Failure
+from interlock.core.manifest import CircuitBreakerConfig
+from interlock.resilience import limits
+from interlock.resilience.breaker import Breaker, State, Tuning, answered, counts
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction, Unit
+
+LOOK_EVERY_S: Final = 0.2
+# A breaker cannot be told to stay open for longer than a contract can say.
+MAX_OPEN_MS: Final = 3_600_000
+# How many configurations of one service are remembered as known.
+MAX_KNOWN: Final = 1000
+
+_log = logging.getLogger("interlock.services")
+
+_LOOK = (
+    "SELECT service, state, since_ms, until_ms FROM breaker"
+    " UNION ALL SELECT service, 'suspended', 0, until_ms FROM suspension"
+)
+
+
+class Row(NamedTuple):
+    """A breaker that is not closed, as the table has it."""
+
+    state: str
+    since_ms: int
+    until_ms: int
+
+
+class Health(NamedTuple):
+    """How a service fares, for health pages and metrics."""
+
+    service: str
+    state: State
+    failures: int
+    retry_after_ms: int
+    suspended_ms: int
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "service": self.service,
+            "state": self.state,
+            "failures": self.failures,
+            "retryAfterMs": self.retry_after_ms,
+            "suspendedMs": self.suspended_ms,
+        }
+
+
+class _Move(NamedTuple):
+    old: State
+    new: State
+    row: Row | None
+    reason: str
+
+
+class _Held:
+    """A service that this process calls."""
+
+    __slots__ = ("breaker", "known", "moves", "reason", "row", "suspend", "writer")
+
+    def __init__(self, breaker: Breaker, suspend: Callable[[str, int], None]) -> None:
+        self.breaker = breaker
+        self.suspend = suspend
+        self.known: dict[int, CircuitBreakerConfig] = {}
+        self.row: Row | None = None
+        self.moves: deque[_Move] = deque()
+        self.writer: asyncio.Task[None] | None = None
+        self.reason = ""
+
+
+class Entry:
+    """A call that was let through to a service. Exactly one of its methods is called when it has ended."""
+
+    __slots__ = ("_admitted", "_held")
+
+    def __init__(self, held: _Held, admitted: int) -> None:
+        self._held: _Held | None = held
+        self._admitted = admitted
+
+    def done(self, failure: Failure | None = None, *, own_deadline: bool = False) -> None:
+        """The call has ended. `own_deadline`: its caller gave it less time than the contract gives the service."""
+        held, self._held = self._held, None
+        if held is None:
+            return
+        if failure is None or answered(failure):
+            held.breaker.succeeded(self._admitted)
+        elif counts(failure, own_deadline=own_deadline):
+            held.reason = f"{failure.code} {failure.row.title}"
+            held.breaker.failed(self._admitted)
+        else:
+            held.breaker.abandoned(self._admitted)
+            if failure.code == "E3504" and failure.retry_after_ms:
+                held.suspend(held.breaker.service, failure.retry_after_ms)
+
+    def abandoned(self) -> None:
+        """The call has ended without saying anything about the service."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.breaker.abandoned(self._admitted)
+
+
+class Services:
+    """The services of a process. Belongs to the event loop of its journal.
+
+    `listen` is told the service, the old state and the new one, whoever brought the change about.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Clock,
+        *,
+        listen: Callable[[str, str, str], None] | None = None,
+        tunings: Mapping[str, Tuning] | None = None,
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._monotonic = clock.monotonic
+        self._listen = listen
+        self._tunings = tunings or {}
+        self._held: dict[str, _Held] = {}
+        self._rows: dict[str, Row] = {}
+        self._suspended: dict[str, int] = {}
+        self._looked = float("-inf")
+
+    def enter(self, service: str, config: CircuitBreakerConfig) -> Entry:
+        """Let a call through to a service; E3501 while its breaker refuses, E3504 while it asked to be left alone.
+
+        Where the tools of a service are configured differently, the most careful number of each kind counts.
+        """
+        if self._monotonic() - self._looked >= LOOK_EVERY_S:
+            self.look()
+        if self._suspended:
+            self._check_suspended(service)
+        held = self._held.get(service)
+        if held is None or id(config) not in held.known:
+            held = self._know(service, config)
+        return Entry(held, held.breaker.admit())
+
+    def suspend(self, service: str, for_ms: int) -> None:
+        """Leave a service alone for as long as it asks, in every process on the home."""
+        until_ms = self._clock.now_ms() + min(for_ms, limits.MAX_SUSPENSION_MS)
+        self._suspended[service] = max(until_ms, self._suspended.get(service, 0))
+        try:
+            self._journal.post(limits.suspend(service, until_ms))
+        except Failure as failure:
+            _log.warning("the suspension of %s is known to this process only: %s", service, failure.message)
+
+    def look(self) -> None:
+        """Look what others have found out."""
+        self._looked = self._monotonic()
+        rows: dict[str, Row] = {}
+        for service, state, since_ms, until_ms in self._journal.read(_LOOK):
+            if state == "suspended":
+                # Only a later moment replaces another, so what is only known here yet is not lost.
+                self._suspended[service] = max(until_ms, self._suspended.get(service, 0))
+            else:
+                rows[service] = Row(state, since_ms, until_ms)
+        self._rows = rows
+        for service, held in self._held.items():
+            self._follow(service, held)
+        if self._suspended:
+            now_ms = self._clock.now_ms()
+            self._suspended = {service: until for service, until in self._suspended.items() if until > now_ms}
+
+    def snapshot(self) -> tuple[Health, ...]:
+        """How every service fares that was called from here, or is not well."""
+        self.look()
+        names = sorted(self._held.keys() | self._rows.keys() | self._suspended.keys())
+        return tuple(self._health(name) for name in names)
+
+    async def settle(self) -> None:
+        """Wait until every change is written that has happened so far."""
+        while writers := [held.writer for held in self._held.values() if held.writer is not None]:
+            await asyncio.wait(writers)
+
+    # Knowing
+
+    def _know(self, service: str, config: CircuitBreakerConfig) -> _Held:
+        held = self._held.get(service)
+        if held is None:
+            breaker = Breaker(
+                config,
+                monotonic=self._monotonic,
+                service=service,
+                tuning=self._tunings.get(service),
+                moved=lambda old, new: self._moved(service, old, new),
+            )
+            held = self._held[service] = _Held(breaker, self.suspend)
+            self._follow(service, held)
+        elif config != held.breaker.config:
+            held.breaker.retune(_most_careful(held.breaker.config, config))
+        if len(held.known) >= MAX_KNOWN:
+            held.known.clear()
+        # Kept, so that no other configuration gets the same id.
+        held.known[id(config)] = config
+        return held
+
+    def _check_suspended(self, service: str) -> None:
+        wait_ms = self._suspended.get(service, 0) - self._clock.now_ms()
+        if wait_ms > 0:
+            words = f"the service `{service}` asked to be left alone for another {wait_ms} ms"
+            raise Failure("E3504", words, details={"service": service, "sent": False}, retry_after_ms=wait_ms)
+
+    def _health(self, service: str) -> Health:
+        now_ms, held, row = self._clock.now_ms(), self._held.get(service), self._rows.get(service)
+        suspended_ms = max(0, self._suspended.get(service, 0) - now_ms)
+        if held is not None:
+            breaker = held.breaker
+            return Health(service, breaker.state, breaker.failures, round(breaker.wait_s * 1000), suspended_ms)
+        if row is not None:
+            state: State = "half_open" if row.state == "half_open" else "open"
+            return Health(service, state, 0, max(0, row.until_ms - now_ms), suspended_ms)
+        return Health(service, "closed", 0, 0, suspended_ms)
+
+    # Following others
+
+    def _follow(self, service: str, held: _Held) -> None:
+        row = self._rows.get(service)
+        if row == held.row or held.writer is not None:
+            return
+        held.row = row
+        breaker, old = held.breaker, held.breaker.state
+        if row is None:
+            breaker.close()
+        else:
+            left_ms = min(row.until_ms - self._clock.now_ms(), MAX_OPEN_MS)
+            breaker.hold(self._monotonic() + left_ms / 1000)
+        if breaker.state != old:
+            self._tell(service, old, breaker.state)
+
+    # Telling others
+
+    def _moved(self, service: str, old: State, new: State) -> None:
+        held = self._held[service]
+        now_ms = self._clock.now_ms()
+        row = None if new == "closed" else Row(new, now_ms, now_ms + held.breaker.config.timeout_seconds * 1000)
+        reason = held.reason if new == "open" else "answers again" if new == "closed" else "is being tried"
+        held.moves.append(_Move(old, new, row, reason))
+        if held.writer is None:
+            held.writer = asyncio.get_running_loop().create_task(self._write(service, held))
+        self._tell(service, old, new)
+
+    async def _write(self, service: str, held: _Held) -> None:
+        """Write the changes of one breaker, one after the other, until somebody else proves to have been first."""
+        try:
+            while held.moves:
+                move = held.moves.popleft()
+                if await self._journal.commit(_exchange(service, held.row, move)):
+                    held.row = move.row
+                else:
+                    held.moves.clear()
+                    self._looked = float("-inf")
+        except Failure as failure:
+            held.moves.clear()
+            _log.warning("the state of %s is known to this process only: %s", service, failure.message)
+        finally:
+            held.writer = None
+
+    def _tell(self, service: str, old: State, new: State) -> None:
+        _log.warning("service %s: %s->%s", service, old, new)
+        if self._listen is None:
+            return
+        try:
+            self._listen(service, old, new)
+        except Exception:  # noqa: BLE001 - a listener is other people's code, and no call's affair
+            _log.exception("a listener failed")
+
+
+def _exchange(service: str, known: Row | None, move: _Move) -> Unit[bool]:
+    """A unit that writes a change if the row is still as it was known; whether it did."""
+
+    def unit(transaction: Transaction) -> bool:
+        found = transaction.one("SELECT state, since_ms, until_ms FROM breaker WHERE service = ?", (service,))
+        if (None if found is None else Row(*found)) != known:
+            return False
+        if move.row is None:
+            transaction.execute("DELETE FROM breaker WHERE service = ?", (service,))
+        else:
+            transaction.execute(
+                "INSERT OR REPLACE INTO breaker (service, state, since_ms, until_ms, reason) VALUES (?, ?, ?, ?, ?)",
+                (service, *move.row, move.reason),
+            )
+        facts: dict[str, Any] = {"service": service, "from": move.old, "to": move.new, "reason": move.reason}
+        if move.row is not None:
+            facts["until"] = iso(move.row.until_ms)
+        body = records.plain("registry", service, transaction.now_ms, event="service.breaker", **facts)
+        transaction.append("registry", service, body)
+        return True
+
+    return unit
+
+
+def _most_careful(one: CircuitBreakerConfig, other: CircuitBreakerConfig) -> CircuitBreakerConfig:
+    return CircuitBreakerConfig(
+        failure_threshold=min(one.failure_threshold, other.failure_threshold),
+        success_threshold=max(one.success_threshold, other.success_threshold),
+        timeout_seconds=max(one.timeout_seconds, other.timeout_seconds),
+        half_open_max_calls=min(one.half_open_max_calls, other.half_open_max_calls),
+    )

@@ -1,0 +1,87 @@
+"""Spans as OpenTelemetry knows them, and their way to a collector.
+
+The SDK's own tracer is not used: it would open six context managers in every call, at some 40 µs each. Its data types,
+its batching and its exporters are. The SDK takes its time to import, so it is only here, and only in functions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interlock._version import __version__
+from interlock.telemetry.trace import Sink, Span
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+# How long a collector that does not answer may hold up the end of the process.
+_PATIENCE_S = 3.0
+
+
+def sink(processor: SpanProcessor, *, service: str = "interlock") -> Sink:
+    """A sink that hands every span to a processor of the SDK."""
+    convert = _converter(service)
+
+    def take(spans: Sequence[Span]) -> None:
+        for span in spans:
+            processor.on_end(convert(span))
+
+    return take
+
+
+def to_collector(endpoint: str) -> tuple[Sink, Callable[[], None]]:
+    """A sink that sends spans to an OTLP/HTTP collector in the background, and the way to send the last and stop."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    address = endpoint if "/v1/" in endpoint else f"{endpoint.rstrip('/')}/v1/traces"
+    exporter = OTLPSpanExporter(endpoint=address, timeout=_PATIENCE_S)
+    processor = BatchSpanProcessor(exporter)
+
+    def stop() -> None:
+        # The processor would try every batch for as long as a request may take.
+        enough = threading.Timer(_PATIENCE_S, exporter.shutdown)
+        enough.start()
+        try:
+            processor.shutdown()
+        finally:
+            enough.cancel()
+
+    return sink(processor), stop
+
+
+def _converter(service: str) -> Callable[[Span], ReadableSpan]:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+    resource = Resource.create({"service.name": service, "service.version": __version__})
+    scope = InstrumentationScope("interlock", __version__)
+    sampled = TraceFlags(TraceFlags.SAMPLED)
+    fine = Status(StatusCode.UNSET)
+    kinds = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
+
+    def context(span: Span, span_id: str, *, remote: bool) -> Any:
+        state = TraceState.from_header([span.state]) if span.state else None
+        return SpanContext(int(span.trace_id, 16), int(span_id, 16), remote, sampled, state)
+
+    def convert(span: Span) -> ReadableSpan:
+        parent = span.parent_id
+        return ReadableSpan(
+            span.name,
+            context=context(span, span.span_id, remote=False),
+            parent=None if parent is None else context(span, parent, remote=span.kind == "server"),
+            resource=resource,
+            attributes=span.attributes,
+            events=[Event(event.name, event.attributes, event.at_ns) for event in span.events],
+            kind=kinds[span.kind],
+            status=fine if span.status is None else Status(StatusCode.ERROR, span.status),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=scope,
+        )
+
+    return convert

@@ -1,0 +1,47 @@
+"""Telemetry as one object: what a gateway is given, and what is closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from interlock.core.clock import Clock
+from interlock.core.context import Caller
+from interlock.core.schema import Json
+from interlock.telemetry.alerts import Alerts, Memory
+from interlock.telemetry.metrics import Metrics
+from interlock.telemetry.trace import Tracer
+
+
+class Telemetry:
+    """Metrics and alerts, which are always on, and a tracer where calls are to be traced.
+
+    `ratio` is the share of traces that are recorded; None means all where there is a collector to send them to, and
+    none elsewhere. `kept` is how many calls' spans stay readable here.
+    """
+
+    def __init__(self, clock: Clock, *, ratio: float | None = None, collector: str = "", kept: int = 1000) -> None:
+        self.metrics = Metrics(clock.monotonic)
+        self.alerts = Alerts(clock.monotonic)
+        self.alerts.watch("memory", Memory())
+        self.metrics.limits = self.alerts.levels
+        self.tracer: Tracer | None = None
+        self._stop: Callable[[], None] | None = None
+        share = (1.0 if collector else 0.0) if ratio is None else ratio
+        if share > 0:
+            self.tracer = Tracer(clock, ratio=share, kept=kept)
+            if collector:
+                from interlock.telemetry import otel
+
+                sink, self._stop = otel.to_collector(collector)
+                self.tracer.sinks.append(sink)
+
+    def trace(self, trace_id: str, caller: Caller) -> list[Json]:
+        """The latest spans of a trace that are the caller's own to see; none where nothing is traced."""
+        return [] if self.tracer is None else self.tracer.of(trace_id, caller)
+
+    async def close(self) -> None:
+        """Send what is still to be sent."""
+        if self._stop is not None:
+            stop, self._stop = self._stop, None
+            await asyncio.to_thread(stop)

@@ -1,0 +1,363 @@
+"""The spans of calls, written down when a call has ended.
+
+    tool.invoke ─┬─ Validate
+                 ├─ Authorize
+                 ├─ Execute ─┬─ External          where the tool is somebody else's
+                 │           └─ tool.invoke …     calls that the tool makes
+                 ├─ Verify
+                 └─ Return
+
+A call that is traced notes when it entered each phase and each state; nothing else happens until it ends. Then its
+spans are made in one go and handed to the sinks, so there is no span that could be left open. What must be known before
+is the id of the span that a nested or upstream call hangs under: a call's ids follow one another, so it is an addition.
+
+Whether a call is traced is decided once, when it begins: as its caller's traceparent says, as the call above it was, or
+else by the trace's own id, so that every process decides alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from interlock.core.clock import Clock, iso
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.phases import Call
+from interlock.core.schema import Json
+from interlock.core.states import State
+from interlock.telemetry.w3c import Position, trace_hex
+
+_log = logging.getLogger("interlock.telemetry")
+
+Attributes = Mapping[str, str | int | float | bool]
+
+_PHASES = {
+    "validate": "Validate",
+    "authorize": "Authorize",
+    "execute": "Execute",
+    "verify": "Verify",
+    "return": "Return",
+}
+# Failures of our own finding, whose errorCode says less than they could.
+_STATUS = {"E3303": "OUTPUT_SCHEMA_VIOLATION", "E3417": "SIDE_EFFECT_INCONSISTENCY"}
+_MOST_EVENTS = 128
+_NOTHING: Attributes = {}
+# A call has up to six spans and one for what it asks of others; their ids differ in the last three bits.
+_EXTERNAL = 7
+
+
+class Happened(NamedTuple):
+    """An event within a span."""
+
+    name: str
+    at_ns: int
+    attributes: Attributes
+
+
+class Span(NamedTuple):
+    """One span as it ended. `status` names what went wrong; None if nothing did."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    start_ns: int
+    end_ns: int
+    status: str | None
+    attributes: Attributes
+    events: Sequence[Happened]
+    state: str = ""
+    kind: Literal["internal", "server", "client"] = "internal"
+
+    def document(self) -> Json:
+        return {
+            "name": self.name,
+            "trace_id": self.trace_id,
+            "span_id": self.span_id,
+            "parent_span_id": self.parent_id,
+            "start": iso(self.start_ns // 1_000_000),
+            "duration_ms": (self.end_ns - self.start_ns) / 1e6,
+            "status": self.status or "OK",
+            "attributes": dict(self.attributes),
+            "events": [
+                {"name": event.name, "at": iso(event.at_ns // 1_000_000), **event.attributes} for event in self.events
+            ],
+        }
+
+
+Sink = Callable[[Sequence[Span]], None]
+
+
+class _Failed(NamedTuple):
+    """What is kept of a failure: the words of the table, nothing of its own."""
+
+    status: str
+    kind: str
+    code: str
+
+
+class _Phases(list[str]):
+    """The phases of a call, and when each was entered."""
+
+    __slots__ = ("now", "times")
+
+    def __init__(self, call: Call, now: Callable[[], float]) -> None:
+        super().__init__(call.phases)
+        self.now = now
+        self.times = [call.started]
+
+    def append(self, item: str, /) -> None:
+        super().append(item)
+        self.times.append(self.now())
+
+
+class _States(list[State]):
+    """The states of a call, and in which phase and when each was reached."""
+
+    __slots__ = ("phases", "running", "times")
+
+    def __init__(self, call: Call, phases: _Phases, running: Callable[[], None]) -> None:
+        super().__init__(call.states)
+        self.phases = phases
+        self.running = running
+        self.times: list[tuple[int, float]] = []
+
+    def append(self, item: State, /) -> None:
+        super().append(item)
+        self.times.append((len(self.phases) - 1, self.phases.now()))
+        if item == "running":
+            self.running()
+
+
+class Recording:
+    """A call that is traced: while it runs, in `Call.span`; afterwards, the times its spans are made from."""
+
+    __slots__ = (
+        "_above", "_call", "_calls", "_ended", "_external", "_facts", "_failed", "_failed_in", "_first", "_noted",
+        "_phases", "_started_ms", "_states", "cost", "known_as", "source", "trace_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        call: Call,
+        trace_id: str,
+        above: Position | None,
+        first: int,
+        clock: Clock,
+        calls: dict[str, Recording | None],
+    ) -> None:
+        self.trace_id = trace_id
+        self.cost = 0.0
+        self.source = "compute"
+        self.known_as = call.own_id
+        self._call = call
+        self._calls = calls
+        self._above = above
+        self._first = first & 0x7FFF_FFFF_FFFF_FFF8 | 8
+        self._started_ms = call.started_ms
+        self._ended = call.started
+        self._external: str | None = None
+        self._facts: Attributes = {}
+        self._failed: _Failed | None = None
+        self._failed_in = -1
+        self._noted: list[tuple[int, str, float, Attributes]] = []
+        call.phases = self._phases = _Phases(call, clock.monotonic)
+        call.states = self._states = _States(call, self._phases, self._running)
+
+    @property
+    def position(self) -> Position:
+        """Where whatever the call does now belongs."""
+        place, tool = len(self._phases) - 1, self._call.tool
+        if tool is not None and tool.remote and self._phases[place] == "execute":
+            place = _EXTERNAL
+        return Position(self.trace_id, self._id(place), True, self.state)
+
+    @property
+    def traceparent(self) -> str:
+        return self.position.traceparent
+
+    @property
+    def state(self) -> str:
+        """What the caller's own tracing sent along, to be passed on."""
+        return "" if self._above is None else self._above.state
+
+    def event(self, name: str, **attributes: str | float) -> None:
+        """Something worth telling has happened in the present phase."""
+        if len(self._noted) < _MOST_EVENTS:
+            self._noted.append((len(self._phases) - 1, name, self._phases.now(), attributes))
+
+    def fail(self, failure: Failure) -> None:
+        """The present phase is the one that failed."""
+        row = failure.row
+        self._failed = _Failed(_STATUS.get(row.code) or row.error_code.value, row.error_code.value, row.code)
+        self._failed_in = len(self._phases) - 1
+
+    def end(self) -> None:
+        """The call has ended. It is let go of: what it was called with is nobody's to keep."""
+        call, tool = self._call, self._call.tool
+        self._ended = self._phases.now()
+        if tool is not None and tool.remote and call.launched:
+            execution = tool.contract.manifest.execution
+            self._external = "" if execution is None else execution.target
+        self._facts = self._attributes(call)
+        self._states.running = _nobody
+        del self._call
+
+    def _running(self) -> None:
+        # A call that a person agreed to has the id it had then, and its own calls know it by that.
+        self.known_as = self._call.id
+        self._calls[self.known_as] = self
+
+    def _id(self, place: int) -> str:
+        return f"{self._first + place:016x}"
+
+    def spans(self) -> list[Span]:
+        """The spans of the call, which has ended."""
+        phases, entered, above = self._phases, self._phases.times, self._above
+        ends = [*entered[1:], self._ended]
+        state = self.state
+        status = None if self._failed is None else self._failed.status
+        events = self._events()
+        root, ns = self._id(0), self._ns
+        facts = {"tool.id": self._facts["tool.id"]}
+        made = [
+            Span(
+                "tool.invoke", self.trace_id, root, None if above is None else above.span_id, ns(entered[0]),
+                ns(self._ended), status, self._facts, events[0], state,
+                "internal" if "tool.parent_invocation_id" in self._facts else "server",
+            )
+        ]  # fmt: skip
+        for place in range(1, len(entered)):
+            name = _PHASES[phases[place]]
+            wrong = status if place == self._failed_in else None
+            own, start_ns, end_ns = self._id(place), ns(entered[place]), ns(ends[place])
+            if name == "Execute":
+                how = "completed" if wrong is None else "failed"
+                events[place].append(Happened(f"tool.execution.{how}", end_ns, {"source": self.source}))
+            made.append(Span(name, self.trace_id, own, root, start_ns, end_ns, wrong, facts, events[place], state))
+            if name == "Execute" and self._external is not None:
+                there = {**facts, "upstream": self._external}
+                external = self._id(_EXTERNAL)
+                made.append(
+                    Span("External", self.trace_id, external, own, start_ns, end_ns, wrong, there, (), state, "client")
+                )
+        return made
+
+    def _events(self) -> list[list[Happened]]:
+        """What happened, by phase and in order."""
+        found = [
+            (place, f"tool.invocation.{'started' if state == 'running' else state}", at, _NOTHING)
+            for state, (place, at) in zip(self._states[1:], self._states.times, strict=True)
+        ]
+        if self._noted:
+            found = sorted([*found, *self._noted], key=lambda event: event[2])
+        events: list[list[Happened]] = [[] for _ in self._phases]
+        for place, name, at, attributes in found:
+            events[place].append(Happened(name, self._ns(at), attributes))
+        return events
+
+    def _ns(self, at: float) -> int:
+        return self._started_ms * 1_000_000 + int((at - self._phases.times[0]) * 1e9)
+
+    def _attributes(self, call: Call) -> Attributes:
+        contract = None if call.tool is None else call.tool.contract
+        facts: dict[str, str | int | float | bool] = {
+            # The name that was asked for is the caller's word; a tool that is there has a name of its own.
+            "tool.id": "unknown" if contract is None else str(contract.id),
+            "tool.version": "" if contract is None else contract.version,
+            "tool.invocation_id": call.id,
+            "tool.status": call.state,
+            "tool.latency_ms": (self._ended - call.started) * 1000,
+            "tool.cost": self.cost,
+            "tool.source": self.source,
+            "tool.door": call.request.door,
+        }
+        if contract is not None:
+            facts["tool.mutation_class"] = contract.mutation.mutation_class
+        if call.request.parent is not None:
+            facts["tool.parent_invocation_id"] = call.request.parent
+        if self._failed is not None:
+            facts["error.type"], facts["error.code"] = self._failed.kind, self._failed.code
+        return facts
+
+
+def _nobody() -> None:
+    """Who is told of a call that has ended."""
+
+
+class Tracer:
+    """Decides which calls are traced, and hands on their spans. Keeps the latest for whoever made them."""
+
+    def __init__(self, clock: Clock, *, ratio: float, kept: int) -> None:
+        self._clock = clock
+        self._below = int(ratio * 2**64)
+        # Calls that have begun and not ended: with their recording, or None for those that are not traced.
+        self._open: dict[str, Recording | None] = {}
+        self._kept: deque[tuple[str, str, Recording]] = deque(maxlen=kept)
+        self.sinks: list[Sink] = []
+
+    @property
+    def open(self) -> int:
+        """How many calls have begun and not ended."""
+        return len(self._open)
+
+    def begin(self, call: Call) -> None:
+        """Decide whether a call is traced, and begin."""
+        parent = call.request.parent
+        given = call.span
+        above = given if isinstance(given, Position) else None
+        trace_id = trace_hex(call.trace_id)
+        if parent is not None and parent in self._open:
+            outer = self._open[parent]
+            above, traced = (None, False) if outer is None else (outer.position, True)
+        elif above is not None:
+            traced = above.sampled
+        else:
+            traced = int(trace_id[16:], 16) < self._below
+        recording = None
+        if traced:
+            first = int.from_bytes(self._clock.random_bytes(8), "big")
+            recording = call.span = Recording(call, trace_id, above, first, self._clock, self._open)
+        self._open[call.own_id] = recording
+
+    def end(self, call: Call) -> None:
+        """A call has ended, in whatever way: so have its spans."""
+        self._open.pop(call.own_id, None)
+        recording = call.span
+        if not isinstance(recording, Recording):
+            return
+        self._open.pop(recording.known_as, None)
+        try:
+            recording.end()
+            caller = call.request.caller
+            self._kept.append(("" if caller is None else _owner(caller), call.trace_id, recording))
+            for sink in self.sinks:
+                sink(recording.spans())
+        except Exception:  # noqa: BLE001 - telemetry is never the reason why a call fails
+            _log.exception("a trace was lost", extra={"trace_id": call.trace_id, "invocation_id": call.id})
+
+    def of(self, trace_id: str, caller: Caller) -> list[Json]:
+        """The latest spans of a trace that are the caller's own to see, in the order they began."""
+        everything = "audit:read" in caller.scopes
+        found = [
+            span
+            for owner, trace, recording in self._kept
+            if trace == trace_id and (everything or owner == _owner(caller))
+            for span in recording.spans()
+        ]
+        return [span.document() for span in sorted(found, key=lambda span: span.start_ns)]
+
+
+def _owner(caller: Caller) -> str:
+    return f"{caller.tenant}/{caller.id}"
+
+
+def progress_facts(record: Mapping[str, Any]) -> dict[str, str | float]:
+    """What of a progress record goes into a span; it has been redacted."""
+    facts: dict[str, str | float] = {"sequence": record["sequence"], "message": record["message"]}
+    if record["percent"] is not None:
+        facts["percent"] = record["percent"]
+    return facts

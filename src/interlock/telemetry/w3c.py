@@ -1,0 +1,76 @@
+"""The headers by which a trace crosses processes: W3C `traceparent` and `tracestate`.
+
+    traceparent   00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01     version, trace, span, flags
+    tracestate    vendor=value,other=value
+
+What cannot be read is no error: the call it came with starts a trace of its own. Between a door and the gateway both
+travel as one text, the state after a space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
+_CLAIM = re.compile(r"[0-9A-Fa-f]{2}-[^-]*-[^-]*-")
+_TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}\Z")
+_KEY = r"[a-z0-9][a-z0-9_*/@-]{0,255}"
+_MEMBER = re.compile(rf"{_KEY}=[\x21-\x2b\x2d-\x3c\x3e-\x7e\x20]{{0,255}}[\x21-\x2b\x2d-\x3c\x3e-\x7e]\Z")
+_MOST_MEMBERS = 32
+# The longest traceparent that is looked at: later versions may be longer than ours. And the longest state passed on.
+_LONGEST = 256
+_LONGEST_STATE = 512
+
+
+class Position(NamedTuple):
+    """A place in somebody's trace: whatever is done next is a child of this span."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool
+    state: str = ""
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+
+def joined(traceparent: str | None, tracestate: str | None = None) -> str | None:
+    """Both headers as the one text that a request carries; None if the first cannot be read."""
+    if traceparent is None or read(traceparent) is None:
+        return None
+    state = None if tracestate is None else _state(tracestate)
+    return f"{traceparent} {state}" if state else traceparent
+
+
+def claims(text: str) -> bool:
+    """Whether a text means to be a traceparent, rather than an id of the caller's own."""
+    return text[2:3] == "-" and _CLAIM.match(text) is not None
+
+
+def read(text: str) -> Position | None:
+    """The position that a traceparent (and the state after it) names; None where that cannot be read."""
+    traceparent, _, state = text.partition(" ")
+    found = _TRACEPARENT.match(traceparent) if len(traceparent) <= _LONGEST else None
+    if found is None or (found[4] is not None and traceparent.startswith("00")):
+        return None  # version 00 ends with the flags; what later versions add is not for us
+    return Position(found[1], found[2], bool(int(found[3], 16) & 1), _state(state))
+
+
+def _state(text: str) -> str:
+    """A tracestate that may be passed on: as it is, or not at all."""
+    if not text or len(text) > _LONGEST_STATE:
+        return ""
+    members = [member.strip(" \t") for member in text.split(",")]
+    members = [member for member in members if member]
+    names = {member.partition("=")[0] for member in members}
+    if len(members) > _MOST_MEMBERS or len(names) < len(members) or not all(map(_MEMBER.match, members)):
+        return ""
+    return ",".join(members)
+
+
+def trace_hex(trace_id: str) -> str:
+    """A trace id as the W3C writes it; one that is not of that form is hashed into it."""
+    return trace_id if _TRACE_ID.match(trace_id) else hashlib.sha256(trace_id.encode()).hexdigest()[:32]

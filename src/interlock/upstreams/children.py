@@ -1,0 +1,439 @@
+"""Programs that serve tools over their pipes: started, watched, started again, replaced, and never left behind.
+
+A `Child` is one process, leader of a group of its own. Whole lines go in and come out; what it writes to stderr goes to
+a log that is rotated. It ends with its group, and the kernel ends it when this process dies, however that happens.
+
+A `Supervisor` keeps one of anything that can be started and can end: brought up when first needed, brought up again
+when it ends, with growing pauses. One that ends within ten seconds of its start has failed; after ten restarts that
+did not help it is left alone, somebody is told, and calls fail at once until it is replaced. A replacement is up before
+the one it replaces is asked to finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+
+# What a child has of our environment; everything else it must be given.
+INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+MAX_LINE = 64 * 1024 * 1024
+MAX_UNREAD = 64 * 1024 * 1024
+GRACE_S = 2.0
+LOG_BYTES = 1024 * 1024
+LOGS_KEPT = 3
+
+# The kernel kills the program when we die, unless we have died before it could be told. Written as a program because
+# code that runs between fork and exec in a process with threads may never get to exec.
+_LAUNCH = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+os.getppid() == int(sys.argv[1]) or os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Crashed(Failure):
+    """It ended by itself before it was of use. Worth starting again."""
+
+
+class Log:
+    """A file that never holds a secret it was told of and never grows beyond its limit; a few older ones are kept."""
+
+    def __init__(self, path: Path, secrets: Sequence[str] = (), limit: int = LOG_BYTES) -> None:
+        self._path = path
+        self._secrets = [secret.encode() for secret in secrets if secret]
+        self._longest = max(map(len, self._secrets), default=1)
+        self._limit = limit
+        self._rest = b""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def write(self, data: bytes) -> None:
+        """Take what was written. Whole lines reach the file, and of endless ones all that cannot be half a secret."""
+        text = self._rest + data
+        for secret in self._secrets:
+            text = text.replace(secret, b"[redacted]")
+        lines, _, self._rest = text.rpartition(b"\n")
+        if len(self._rest) > self._limit:
+            lines, self._rest = text[: -self._longest], text[-self._longest :]
+        if lines:
+            self._append(lines + b"\n")
+
+    def close(self) -> None:
+        if self._rest:
+            self.write(b"\n")
+
+    def _append(self, lines: bytes) -> None:
+        if self._path.exists() and self._path.stat().st_size + len(lines) > self._limit:
+            for number in range(LOGS_KEPT - 1, 0, -1):
+                older = self._numbered(number)
+                if older.exists():
+                    older.replace(self._numbered(number + 1))
+            self._path.replace(self._numbered(1))
+        with open(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
+            file.write(lines[-self._limit :])
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run. `secret` values are part of the environment and of no log."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    secret: Mapping[str, str]
+    cwd: str | None = None
+    log: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        return {**kept, **self.env, **self.secret}
+
+    def check(self) -> None:
+        """Whether there is such a program; better said here than read from a log (E3502)."""
+        name = self.command[0]
+        where = os.path.join(self.cwd or "", name) if os.sep in name else name
+        if shutil.which(where, path=self.environment().get("PATH")) is None:
+            raise Failure("E3502", f"the program `{name}` cannot be found or run", details={"sent": False})
+        if self.cwd is not None and not os.path.isdir(self.cwd):
+            raise Failure("E3502", "the directory the program should run in does not exist", details={"sent": False})
+
+
+class Child(asyncio.SubprocessProtocol):
+    """One running process. `ended` tells how it ended, once its last line has been heard."""
+
+    def __init__(self, program: Program, hear: Callable[[bytes], None]) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._hear = hear
+        self._log = None if program.log is None else Log(program.log, tuple(program.secret.values()))
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._exited = asyncio.Event()
+        self._silent = False
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @classmethod
+    async def start(cls, program: Program, hear: Callable[[bytes], None]) -> Child:
+        """Start it. `hear` is handed every line it writes."""
+        program.check()
+        loop = asyncio.get_running_loop()
+        try:
+            _, child = await loop.subprocess_exec(
+                lambda: cls(program, hear),
+                *(sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *program.command),
+                env=program.environment(),
+                cwd=program.cwd,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise Failure(
+                "E3502", f"the program cannot be started: {type(error).__name__}", details={"sent": False}
+            ) from None
+        return child
+
+    @property
+    def pid(self) -> int:
+        assert self._transport is not None
+        return self._transport.get_pid()
+
+    def send(self, line: bytes) -> None:
+        """Write one line. Raises E3502 where nobody reads, Crashed if that is because it has ended."""
+        assert self._transport is not None
+        pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+        if self.ended.done() or self._exited.is_set() or pipe.is_closing():
+            raise Crashed("E3502", "the upstream's process has ended", details={"sent": False})
+        if pipe.get_write_buffer_size() > MAX_UNREAD:
+            raise Failure("E3502", "the upstream does not read what it is sent", details={"sent": False})
+        pipe.write(line + b"\n")
+
+    async def stop(self, grace_s: float = GRACE_S) -> None:
+        """End it and its group: end of input, then a polite signal, then the other one."""
+        assert self._transport is not None
+        pipe = self._transport.get_pipe_transport(0)
+        if pipe is not None:
+            pipe.close()
+        if not await self._gone(grace_s):
+            self._signal(signal.SIGTERM)
+            if not await self._gone(grace_s):
+                self._signal(signal.SIGKILL)
+        await self._exited.wait()
+        await asyncio.shield(self.ended)
+
+    async def _gone(self, within_s: float) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._exited.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """End it now."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # nobody of that group is left
+
+    # What the event loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd != 1:
+            if self._log is not None:
+                self._log.write(data)
+            return
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            whole = b"".join((*self._parts, line))
+            self._parts.clear()
+            self._held = 0
+            if whole.strip():
+                self._hear(whole)
+        if rest:
+            self._parts.append(rest)
+            self._held += len(rest)
+        if self._held > MAX_LINE:
+            self.kill()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1:
+            self._silent = True
+            if self._exited.is_set():
+                self._end()
+            else:
+                # A server that has closed its output has nothing more to say; it may still want to end by itself.
+                asyncio.get_running_loop().call_later(GRACE_S, self.kill)
+
+    def process_exited(self) -> None:
+        self._exited.set()
+        # INVARIANT: no process of the group outlives its leader; what the leader itself wrote last is still heard.
+        self._signal(signal.SIGKILL)
+        if self._silent:
+            self._end()
+        else:
+            asyncio.get_running_loop().call_later(1.0, self._end)
+
+    def _end(self) -> None:
+        if self.ended.done():
+            return
+        assert self._transport is not None
+        code = self._transport.get_returncode()
+        if self._log is not None:
+            self._log.close()
+        self._transport.close()
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+        self.ended.set_result(f"the upstream's process ended: {how}")
+
+
+class Kept(Protocol):
+    """What a supervisor keeps: it tells when it has ended, how many use it, and can be asked to end."""
+
+    @property
+    def ended(self) -> asyncio.Future[str]: ...
+
+    @property
+    def busy(self) -> int: ...
+
+    def close(self, drain_s: float = 0.0) -> Coroutine[Any, Any, None]: ...
+
+
+T = TypeVar("T", bound=Kept)
+
+State = Literal["idle", "starting", "up", "failed", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often and how soon to start again."""
+
+    limit: int = 10
+    healthy_s: float = 10.0
+    pause_s: float = 0.1
+    longest_s: float = 30.0
+
+    def pause(self, failures: int) -> float:
+        """How long to wait before the next start. One that had stayed up is started again at once."""
+        return 0.0 if failures == 0 else min(self.longest_s, self.pause_s * 2 ** (failures - 1))
+
+
+class Supervisor(Generic[T]):
+    """Keeps one T up. Without `restarts` it is brought up again only when it is next needed."""
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[T]],
+        *,
+        clock: Clock,
+        restarts: Restarts | None = None,
+        alert: Callable[[str], None] | None = None,
+    ) -> None:
+        self.restarted = 0
+        self.reason = ""
+        self.used = clock.monotonic()
+        self._start = start
+        self._clock = clock
+        self._restarts = restarts
+        self._alert = alert
+        self._current: T | None = None
+        self._since = 0.0
+        self._failures = 0
+        self._gave_up = False
+        self._closed = False
+        self._bringing: asyncio.Task[None] | None = None
+        self._attempt: asyncio.Future[T | Failure] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> State:
+        if self._closed:
+            return "closed"
+        if self._gave_up:
+            return "failed"
+        if self._current is not None:
+            return "up"
+        return "idle" if self._bringing is None else "starting"
+
+    @property
+    def current(self) -> T | None:
+        return self._current
+
+    @property
+    def busy(self) -> int:
+        return 0 if self._current is None else self._current.busy
+
+    async def get(self, within_s: float) -> T:
+        """The one that is up, brought up if need be. Raises E3502 when the start under way does not succeed."""
+        self.used = self._clock.monotonic()
+        if self._current is not None:
+            return self._current
+        if self._closed or self._gave_up:
+            raise Failure("E3502", self.reason or "the upstream is closed", details={"sent": False})
+        if self._bringing is None:
+            self._bring_up()
+        assert self._attempt is not None
+        done, _ = await asyncio.wait({self._attempt}, timeout=within_s)
+        if not done:
+            raise Failure("E3502", "the upstream did not start in time", details={"sent": False})
+        outcome = done.pop().result()
+        if isinstance(outcome, Failure):
+            raise outcome
+        return outcome
+
+    def discard(self, useless: T) -> None:
+        """Have done with one that is of no more use, whether it has ended or not."""
+        if useless is self._current:
+            self._current = None
+            self._end(useless)
+
+    async def replace(self, drain_s: float, within_s: float = 60.0) -> None:
+        """Bring another one up, then let the one that was there finish what it has begun and end it.
+
+        This is also how one that was given up gets another chance.
+        """
+        self._gave_up, self._failures, self.reason = False, 0, ""
+        old = self._current
+        if old is None:
+            await self.get(within_s)
+            return
+        fresh = await self._start()
+        if self._current is not old or self._closed:
+            await fresh.close()  # the old one ended meanwhile, and has a successor by its own right
+            return
+        self._adopt(fresh)
+        await old.close(drain_s)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """End it for good."""
+        self._closed = True
+        if self._bringing is not None:
+            self._bringing.cancel()
+            await asyncio.wait({self._bringing})
+            _settle(self._attempt, Failure("E3502", "the upstream is closed", details={"sent": False}))
+        current, self._current = self._current, None
+        if current is not None:
+            await current.close(drain_s)
+        await asyncio.gather(*self._leaving)
+
+    def _adopt(self, started: T) -> None:
+        self._current = started
+        self._since = self._clock.monotonic()
+        started.ended.add_done_callback(lambda _: self._lost(started))
+
+    def _lost(self, gone: T) -> None:
+        if gone is not self._current or self._closed:
+            return  # replaced or closed: its end was wanted
+        self._current = None
+        self._end(gone)
+        if self._restarts is not None and self._may_restart(gone.ended.result(), self._since):
+            self._bring_up(again=True)
+
+    def _end(self, gone: T) -> None:
+        leaving = asyncio.create_task(gone.close())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    def _may_restart(self, reason: str, since: float) -> bool:
+        """Count an end, and give up on what has ended too soon too often."""
+        assert self._restarts is not None
+        soon = self._clock.monotonic() - since < self._restarts.healthy_s
+        self._failures = self._failures + 1 if soon else 0
+        if self._failures <= self._restarts.limit:
+            return True
+        self._gave_up = True
+        self.reason = f"the upstream was started {self._restarts.limit} times again and did not stay up; {reason}"
+        if self._alert is not None:
+            self._alert(self.reason)
+        return False
+
+    def _bring_up(self, *, again: bool = False) -> None:
+        self._attempt = asyncio.get_running_loop().create_future()
+        self._bringing = asyncio.create_task(self._start_until_up(again))
+
+    async def _start_until_up(self, again: bool) -> None:
+        while True:
+            if again:
+                assert self._restarts is not None
+                self.restarted += 1
+                await asyncio.sleep(self._restarts.pause(self._failures))
+            since = self._clock.monotonic()
+            try:
+                started = await self._start()
+            except Failure as failure:
+                again = (
+                    isinstance(failure, Crashed)
+                    and self._restarts is not None
+                    and self._may_restart(failure.message, since)
+                )
+                attempt, self._attempt = self._attempt, asyncio.get_running_loop().create_future()
+                if not again:
+                    self._bringing = None
+                _settle(attempt, failure)
+                if not again:
+                    return
+            else:
+                self._bringing = None
+                self._adopt(started)
+                _settle(self._attempt, started)
+                return
+
+
+def _settle(attempt: asyncio.Future[T | Failure] | None, outcome: T | Failure) -> None:
+    if attempt is not None and not attempt.done():
+        attempt.set_result(outcome)

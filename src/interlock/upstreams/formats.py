@@ -1,0 +1,338 @@
+"""Tools as the model providers write them: OpenAI (chat and responses), Anthropic and Gemini, both ways.
+
+Out: a contract becomes a provider's declaration, a provider's tool call becomes a name and arguments of ours, and our
+result the message that answers it. In: a provider's declarations become definitions, to be registered like those of
+any upstream.
+
+Strict mode makes a model write arguments that fit, in a part of JSON Schema that providers can enforce: closed
+objects, every property required. `strict_form` writes a schema so, if that loses nothing that a caller could send:
+an optional property may be null instead, and bounds go into the description. `restored` takes the nulls out again.
+The gateway checks arguments by the contract as ever, strict or not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import orjson
+
+from interlock.core.connector import Definition, Discovered
+from interlock.core.contract import Contract
+from interlock.core.errors import Failure
+from interlock.core.results import Result
+from interlock.core.schema import Json, properties_of, resolve_ref
+from interlock.upstreams.schemas import rewrite
+
+Provider = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
+
+# ── names ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_LONGEST_NAME = 64
+
+
+def wire_name(address: str) -> str:
+    """An address as providers take names: no dot, at most 64 characters. No two addresses share one."""
+    namespace, _, name = address.partition(".")
+    plain = f"{namespace}__{name}"
+    if len(plain) <= _LONGEST_NAME and plain.count("__") == 1 and not namespace.endswith("_"):
+        return plain
+    # The shortened form has single underscores only, so that it cannot be taken for a plain one.
+    mark = hashlib.sha256(address.encode()).hexdigest()[:12]
+    return f"{re.sub('_+', '_', plain)[: _LONGEST_NAME - 13].rstrip('_')}_{mark}"
+
+
+def address_of(name: str, addresses: Iterable[str]) -> str:
+    """The address behind a provider's name; E3101 for one that was never given out."""
+    known = {wire_name(address): address for address in addresses}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    raise Failure("E3101", f"no tool is called `{name[:80]}`" + (f"; did you mean `{near[0]}`?" if near else ""))
+
+
+# ── declarations ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def declare(contract: Contract, provider: Provider, *, strict: bool = False, defer_loading: bool = False) -> Json:
+    """A tool as a provider's declaration.
+
+    `strict` is said where the schema has a strict form. `defer_loading` is said where the provider knows of it; the
+    others get the whole tool.
+    """
+    name, words = wire_name(str(contract.id)), contract.manifest.description
+    schema = contract.input.model_facing
+    narrow = strict_form(schema) if strict and provider != "gemini" else None
+    shown = schema if narrow is None else narrow
+    later: Json = {"defer_loading": True} if defer_loading else {}
+    match provider:
+        case "openai-chat":
+            function = {"name": name, "description": words, "parameters": shown, "strict": narrow is not None}
+            return {"type": "function", "function": function}
+        case "openai-responses":
+            facts = {"name": name, "description": words, "parameters": shown, "strict": narrow is not None}
+            return {"type": "function", **facts, **later}
+        case "anthropic":
+            said: Json = {"strict": True} if narrow is not None else {}
+            return {"name": name, "description": words, "input_schema": shown, **said, **later}
+        case "gemini":
+            return {"name": name, "description": words, "parametersJsonSchema": shown}
+
+
+class _Loose(Exception):  # noqa: N818 - an outcome, caught where the form is asked for
+    """A schema that has no strict form."""
+
+
+_KEPT = frozenset(
+    {
+        "type",
+        "description",
+        "enum",
+        "const",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "anyOf",
+        "$defs",
+    }
+)
+_BOUNDS = frozenset(
+    {
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern",
+        "format", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "default",
+    }
+)  # fmt: skip
+_NOTES = frozenset({"title", "examples", "example", "$schema", "$comment", "deprecated", "readOnly", "writeOnly"})
+
+
+def strict_form(schema: Json) -> Json | None:
+    """The schema as strict mode takes it, or None where it would refuse what the schema allows."""
+    try:
+        return cast("Json", rewrite(schema, _strict))
+    except _Loose:
+        return None
+
+
+def _strict(node: Json) -> Json:
+    if "oneOf" in node and "anyOf" not in node:
+        node["anyOf"] = node.pop("oneOf")
+    if "definitions" in node and "$defs" not in node:
+        node["$defs"] = node.pop("definitions")
+    defined = {"$defs": node["$defs"]} if "$defs" in node else {}
+    ref = node.get("$ref")
+    if ref is not None:
+        found = re.match(r"#/(?:\$defs|definitions)/([^/]+)\Z", str(ref))
+        if found is None:
+            raise _Loose
+        return {"$ref": f"#/$defs/{found[1]}", **defined}
+    unknown = {word for word in node if not word.startswith("x-")} - _KEPT - _BOUNDS - _NOTES
+    if unknown or not node.keys() & {"type", "enum", "const", "anyOf"}:
+        raise _Loose
+    strict = {word: value for word, value in node.items() if word in _KEPT}
+    bounds = ", ".join(f"{word}: {orjson.dumps(node[word]).decode()}" for word in node if word in _BOUNDS)
+    if bounds:
+        strict["description"] = f"{strict.get('description', '')} ({bounds})".strip()
+    kind = node.get("type")
+    if kind == "object" or "properties" in node or (isinstance(kind, list) and "object" in kind):
+        properties = cast("Json", node.get("properties") or {})
+        if node.get("additionalProperties", bool(not properties and "properties" not in node)) is not False:
+            raise _Loose
+        needed = cast("list[str]", node.get("required") or [])
+        if not all(isinstance(part, dict) for part in properties.values()):
+            raise _Loose
+        strict["properties"] = {name: part if name in needed else _or_null(part) for name, part in properties.items()}
+        strict["required"] = list(properties)
+        strict["additionalProperties"] = False
+    elif (kind == "array" or (isinstance(kind, list) and "array" in kind)) and not isinstance(node.get("items"), dict):
+        raise _Loose
+    return strict
+
+
+def _or_null(part: Json) -> Json:
+    if _takes_null(part, part):
+        return part
+    kind = part.get("type")
+    if isinstance(kind, str | list) and "const" not in part and "anyOf" not in part:
+        kinds = [kind] if isinstance(kind, str) else cast("list[str]", kind)
+        wider = {**part, "type": [*kinds, "null"]}
+        return wider | {"enum": [*part["enum"], None]} if "enum" in part else wider
+    if "anyOf" in part and "type" not in part:
+        return {**part, "anyOf": [*part["anyOf"], {"type": "null"}]}
+    return {"anyOf": [part, {"type": "null"}]}
+
+
+def _takes_null(root: Json, raw: Json) -> bool:
+    part = resolve_ref(root, raw)
+    kind, branches = part.get("type"), part.get("anyOf") or part.get("oneOf")
+    if "enum" in part or "const" in part:
+        return None in part.get("enum", [part.get("const", "")])
+    if kind is not None and "null" not in (cast("list[str]", kind) if isinstance(kind, list) else [kind]):
+        return False
+    if isinstance(branches, list):
+        return any(_takes_null(root, _mapping(branch)) for branch in cast("list[Any]", branches))
+    return "$ref" not in part and "not" not in part and "allOf" not in part
+
+
+def restored(schema: Json, arguments: Json) -> Json:
+    """The arguments of a strict call without the nulls that stand for properties left out."""
+    return cast("Json", _restored(schema, schema, arguments))
+
+
+def _restored(root: Json, raw: Json, value: Any) -> Any:
+    part = resolve_ref(root, raw)
+    if isinstance(value, list):
+        items: Any = part.get("items")
+        inner = cast("Json", items) if isinstance(items, dict) else {}
+        return [_restored(root, inner, item) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    known, needed = properties_of(part), part.get("required") or ()
+    return {
+        name: _restored(root, known.get(name, {}), item)
+        for name, item in cast("Json", value).items()
+        if item is not None or name in needed or name not in known or _takes_null(root, known[name])
+    }
+
+
+# ── calls and answers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What a model asked for, in whichever provider's words."""
+
+    provider: Provider
+    name: str
+    arguments: Json
+    id: str | None
+
+
+def read_call(payload: Any) -> ToolCall:
+    """A provider's tool call, told by its form; E3004 for what is none, or whose arguments are not an object."""
+    call = cast("Json", payload) if isinstance(payload, dict) else {}
+    inner: Any = call.get("functionCall", call.get("function_call"))
+    match call.get("type"):
+        case "function" if isinstance(call.get("function"), dict):
+            function = cast("Json", call["function"])
+            return _call("openai-chat", function.get("name"), function.get("arguments"), call.get("id"))
+        case "function_call":
+            return _call("openai-responses", call.get("name"), call.get("arguments"), call.get("call_id"))
+        case "tool_use":
+            return _call("anthropic", call.get("name"), call.get("input"), call.get("id"))
+        case None if isinstance(inner, dict):
+            gemini = cast("Json", inner)
+            return _call("gemini", gemini.get("name"), gemini.get("args"), gemini.get("id"))
+        case _:
+            raise Failure("E3004", "this is no tool call of OpenAI, Anthropic or Gemini")
+
+
+def _call(provider: Provider, name: Any, arguments: Any, ident: Any) -> ToolCall:
+    if not isinstance(name, str) or not name:
+        raise Failure("E3004", "the tool call names no tool")
+    if not isinstance(ident, str) and (provider != "gemini" or ident is not None):
+        raise Failure("E3004", f"the call of `{name[:80]}` has no id to answer to")
+    found: Any = arguments
+    if found is None or found == "":
+        return ToolCall(provider, name, {}, ident)
+    if isinstance(found, str):
+        try:
+            found = orjson.loads(found)
+        except orjson.JSONDecodeError:
+            raise Failure("E3004", f"the arguments of `{name[:80]}` are not JSON; send an object") from None
+    if not isinstance(found, dict):
+        raise Failure("E3004", f"the arguments of `{name[:80]}` are not an object")
+    return ToolCall(provider, name, cast("Json", found), ident)
+
+
+def answer(call: ToolCall, result: Result) -> Json:
+    """The message, or the part of one, that gives a model the outcome of its call."""
+    text = result.text()
+    failed = not result.ok and not result.pending
+    match call.provider:
+        case "openai-chat":
+            return {"role": "tool", "tool_call_id": call.id, "content": text}
+        case "openai-responses":
+            return {"type": "function_call_output", "call_id": call.id, "output": text}
+        case "anthropic":
+            said: Json = {"is_error": True} if failed else {}
+            return {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": text}], **said}
+        case "gemini":
+            whole = result.ok and result.persistence.ref is None
+            response = {"error": text} if failed else {"output": result.value if whole else text}
+            named: Json = {} if call.id is None else {"id": call.id}
+            return {"functionResponse": {**named, "name": call.name, "response": response}}
+
+
+# ── declarations of others ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def definitions(document: Any, *, native: Mapping[str, Any] | None = None) -> Discovered:
+    """What a provider's list of tools declares. `native` says how they are reached, beside what the provider knows.
+
+    Providers' declarations seldom say what a tool gives back: the overlay supplies it.
+    """
+    tools: list[Definition] = []
+    refused: list[tuple[str, str]] = []
+    for index, one in enumerate(_declarations(document)):
+        found = _mapping(one.get("function")) if one.get("type") == "function" and "function" in one else one
+        name = found.get("name")
+        if one.get("type") not in (None, "function", "custom") or not isinstance(name, str) or not name:
+            refused.append(
+                (str(name or one.get("type") or f"tool {index + 1}"), "it is not a function; it has no schema")
+            )
+            continue
+        schema = next((found[word] for word in _INPUTS if found.get(word) is not None), None)
+        output = next((found[word] for word in _OUTPUTS if found.get(word) is not None), None)
+        kept = {word: found[word] for word in ("strict", "defer_loading") if isinstance(found.get(word), bool)}
+        tools.append(
+            Definition(
+                name=name,
+                description=str(found.get("description") or ""),
+                input_schema=_NOTHING if schema is None else _spelt(schema),
+                output_schema=None if output is None else _spelt(output),
+                native={"protocol": "function_calling", "name": name, **kept, **(native or {})},
+            )
+        )
+    return Discovered(tools, refused)
+
+
+_INPUTS = ("parameters", "input_schema", "parametersJsonSchema", "parameters_json_schema")
+_OUTPUTS = ("output_schema", "responseJsonSchema", "response_json_schema", "response")
+_NOTHING: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _mapping(value: Any) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def _declarations(document: Any) -> list[Json]:
+    """The declarations in a list, a request, a Gemini tool, or one by itself."""
+    if isinstance(document, list):
+        return [found for one in cast("list[Any]", document) for found in _declarations(one)]
+    one = _mapping(document)
+    for word in ("tools", "functionDeclarations", "function_declarations"):
+        if isinstance(one.get(word), list):
+            return _declarations(one[word])
+    return [one] if one else []
+
+
+def _spelt(schema: Any) -> Json:
+    """A schema as JSON Schema spells it: Gemini writes types in capitals, counts as text, and null as a mark."""
+
+    def change(node: Json) -> Json:
+        kind = node.get("type")
+        if isinstance(kind, str):
+            node["type"] = kind.lower()
+        if node.pop("nullable", False) is True and isinstance(kind, str):
+            node["type"] = [kind.lower(), "null"]
+        for word in ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"):
+            if isinstance(node.get(word), str) and node[word].isdigit():
+                node[word] = int(node[word])
+        return node
+
+    return _mapping(rewrite(schema, change))

@@ -1,0 +1,359 @@
+"""gRPC services: found by server reflection, called with what was found then.
+
+Theory of operation. Discovery asks the server for the descriptors of its services. Of these, each method is pinned
+together with the messages it takes and gives and nothing else: a descriptor set in `native`. A call therefore needs no
+reflection, and a change elsewhere in the service leaves the pin as it is. Arguments and values are messages in the JSON
+form of protobuf. Methods with one request become tools; where answers are streamed, they are collected.
+
+There is one channel for each endpoint, over which all calls go at once; a caller's credential is metadata of the call.
+Names are resolved under `store.addresses`, and the channel is pointed at the addresses that were judged there. A call
+waits until its channel is connected before it is sent, so that a server that cannot be reached was surely not asked. A
+channel that does not connect is let go when its last call has ended, and the name is resolved anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import pydantic
+
+from interlock.core.clock import Clock
+from interlock.core.connector import Definition, Discovered, RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.store import addresses
+from interlock.upstreams import protobuf, wire
+from interlock.upstreams.wire import RemoteConfig
+
+if TYPE_CHECKING:
+    import grpc
+    import grpc.aio
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    from interlock.resilience.services import Services
+
+DISCOVERY_S = 30.0
+MAX_FILES = 5000
+_REFLECTION = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
+_PLUMBING = ("grpc.reflection.", "grpc.health.", "grpc.channelz.")
+
+
+class GrpcConfig(RemoteConfig):
+    """A gRPC service: `targets` are host:port. `services` names the ones to offer; unsaid, all of them."""
+
+    targets: tuple[str, ...] = pydantic.Field(min_length=1, max_length=3)
+    plaintext: bool = False
+    services: tuple[str, ...] = ()
+
+    @pydantic.field_validator("targets")
+    @classmethod
+    def _addresses(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        for target in targets:
+            host, _, port = target.rpartition(":")
+            if not host or "/" in target or "@" in target or not port.isdecimal():
+                raise ValueError("a target is host:port")
+        return targets
+
+    @pydantic.model_validator(mode="after")
+    def _usable(self) -> GrpcConfig:
+        if self.auth is not None and self.auth.kind == "query":
+            raise ValueError("gRPC has no query; show the credential as bearer, basic or header")
+        wire.keep_hidden(self, plain=self.plaintext)
+        return self
+
+
+class _Line:
+    """A channel and how many use it."""
+
+    __slots__ = ("channel", "retired", "users")
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.users = 0
+        self.retired = False
+
+
+class GrpcUpstream:
+    """Calls one gRPC service."""
+
+    def __init__(
+        self,
+        name: str,
+        config: GrpcConfig,
+        *,
+        clock: Clock,
+        resolve: addresses.Resolve = addresses.resolve_by_system,
+        sleep: wire.Sleep = asyncio.sleep,
+        services: Services | None = None,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._resolve = resolve
+        scheme = "grpc" if config.plaintext else "grpcs"
+        urls = [f"{scheme}://{target}" for target in config.targets]
+        self._sender = wire.Sender(name, urls, config, clock=clock, sleep=sleep, services=services)
+        self._lines: dict[str, _Line] = {}
+        self._opening = asyncio.Lock()
+
+    async def call(self, call: RemoteCall) -> Any:
+        method = protobuf.pinned(str(call.native["descriptors"]), str(call.native["input"]), str(call.native["output"]))
+        message = method.encode(call.arguments)
+        return await self._sender.send(
+            call,
+            lambda url: wire.within(call, self._name, self._ask(call, method, message, url.partition("://")[2])),
+        )
+
+    async def discover(self) -> Discovered:
+        try:
+            async with asyncio.timeout(DISCOVERY_S), self._line(self._config.targets[0]) as channel:
+                reflected = await self._reflect(channel)
+        except TimeoutError:
+            raise wire.late(self._name) from None
+        tools: list[Definition] = []
+        refused: list[tuple[str, str]] = []
+        for service, files in reflected.items():
+            if isinstance(files, str):
+                refused.append((service, files))
+                continue
+            for method, found in protobuf.definitions(service, files):
+                if isinstance(found, str):
+                    refused.append((method, found))
+                else:
+                    tools.append(found)
+        return Discovered(tools=tools, refused=refused, about={"services": sorted(reflected)})
+
+    async def probe(self) -> None:
+        async with self._line(self._config.targets[0]):
+            pass
+
+    async def close(self) -> None:
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            await line.channel.close(None)
+
+    async def _ask(self, call: RemoteCall, method: protobuf.Method, message: bytes, target: str) -> Any:
+        """One attempt at one endpoint."""
+        import grpc.aio
+
+        metadata = self._metadata(call)
+        path = str(call.native["method"])
+        async with self._line(target) as channel:
+            try:
+                if not call.native.get("streams"):
+                    unary = channel.unary_unary(path, None, None)
+                    return method.decode(await unary(message, timeout=call.left_s, metadata=metadata))
+                stream = channel.unary_stream(path, None, None)(message, timeout=call.left_s, metadata=metadata)
+                return {"messages": await self._collected(stream, method)}
+            except grpc.aio.AioRpcError as error:
+                raise self._failure(error, call) from None
+            except grpc.aio.UsageError:
+                raise wire.unreached(self._name, "was let go of") from None
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise wire.broken(self._name) from None  # not we were cancelled: the channel was closed
+
+    async def _collected(self, stream: Any, method: protobuf.Method) -> list[Any]:
+        values: list[Any] = []
+        size = 0
+        async for part in stream:
+            size += len(part)
+            if size > self._config.max_response_bytes:
+                stream.cancel()
+                raise wire.too_large(self._name, self._config.max_response_bytes)
+            values.append(method.decode(part))
+        return values
+
+    def _metadata(self, call: RemoteCall | None) -> tuple[tuple[str, str], ...]:
+        """What goes with a call; the deadline is gRPC's own `grpc-timeout`, and ours for who does not see that."""
+        pairs = dict(self._config.headers)
+        if call is not None:
+            pairs |= wire.context_headers(call)
+            if self._config.auth is not None and (shown := self._config.auth.header(call)) is not None:
+                pairs[shown[0]] = shown[1]
+        return tuple(pairs.items())
+
+    def _failure(self, error: grpc.aio.AioRpcError, call: RemoteCall | None) -> Failure:
+        """What a status that is no success means."""
+        import grpc
+
+        code, words = error.code(), error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return wire.broken(self._name)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return wire.late(self._name)
+        said = wire.excerpt(words, call)
+        details: Json = {"status": code.name, "sent": True, "body": said}
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if "Received message larger than max" in words:  # our own limit, which gRPC reports like theirs
+                return wire.too_large(self._name, self._config.max_response_bytes)
+            pause_ms = _pause_ms(error)
+            return Failure(
+                "E3504", f"`{self._name}` is asked too often", details=details, retry_after_ms=pause_ms,
+                native_error_ref=f"grpc:{code.name}",
+            )  # fmt: skip
+        answered = f"`{self._name}` answered {code.name}" + (f": {said}" if said else "")
+        return Failure("E3401", answered, details=details, native_error_ref=f"grpc:{code.name}")
+
+    # Channels
+
+    @asynccontextmanager
+    async def _line(self, target: str) -> AsyncGenerator[Any]:
+        """The channel of an endpoint, connected. Its type is not said: grpc's stubs say nothing of what it gives."""
+        line = self._lines.get(target)
+        if line is None:
+            async with self._opening:
+                line = self._lines.get(target)
+                if line is None:
+                    line = self._lines[target] = _Line(await self._open(target))
+        line.users += 1
+        try:
+            if not await self._connected(line.channel):
+                line.retired = True
+                if self._lines.get(target) is line:
+                    del self._lines[target]
+                raise wire.unreached(self._name)
+            yield line.channel
+        finally:
+            line.users -= 1
+            if line.retired and not line.users:
+                await line.channel.close(None)
+
+    async def _connected(self, channel: grpc.aio.Channel) -> bool:
+        from grpc import ChannelConnectivity as State
+        from grpc.aio import UsageError
+
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                while (state := channel.get_state(try_to_connect=True)) is not State.READY:
+                    if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):
+                        return False
+                    await channel.wait_for_state_change(state)
+        except (TimeoutError, UsageError):
+            return False  # too slow, or closed meanwhile
+        return True
+
+    async def _open(self, target: str) -> grpc.aio.Channel:
+        import grpc
+        import grpc.aio
+
+        host, _, port = target.rpartition(":")
+        host = host.strip("[]")
+        try:
+            found = await addresses.checked(host, allow_private=self._config.allow_private, resolve=self._resolve)
+        except OSError:
+            raise wire.unreached(self._name, "has a name without an address") from None
+        # Addresses of one family: gRPC has no target that mixes them.
+        family = "ipv6" if ":" in found[0] else "ipv4"
+        same = [address for address in found if (":" in address) == (family == "ipv6")]
+        pinned = f"{family}:" + ",".join(f"[{one}]:{port}" if family == "ipv6" else f"{one}:{port}" for one in same)
+        options: list[tuple[str, Any]] = [
+            ("grpc.default_authority", target),
+            ("grpc.max_receive_message_length", self._config.max_response_bytes),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),  # who sends again is decided by us
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.keepalive_time_ms", 300_000),  # servers hang up on who asks more often
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.primary_user_agent", "interlock"),
+        ]
+        if self._config.plaintext:
+            return grpc.aio.insecure_channel(pinned, options=options)
+        # The certificate is checked for the name, although the channel goes to an address.
+        options.append(("grpc.ssl_target_name_override", host))
+        return grpc.aio.secure_channel(pinned, self._credentials, options=options)
+
+    @cached_property
+    def _credentials(self) -> grpc.ChannelCredentials:
+        import grpc
+
+        tls = self._config.tls
+        return grpc.ssl_channel_credentials(tls.read("ca_file"), tls.read("key_file"), tls.read("cert_file"))
+
+    # Reflection
+
+    async def _reflect(self, channel: Any) -> dict[str, dict[str, FileDescriptorProto] | str]:
+        """The files that describe each service, or why there are none."""
+        import grpc
+        import grpc.aio
+
+        for version in ("v1", "v1alpha"):
+            try:
+                return await self._reflect_by(channel, _REFLECTION.format(version))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise self._failure(error, None) from None
+        raise Failure("E3109", f"`{self._name}` has no server reflection, which says what it offers; turn it on there")
+
+    async def _reflect_by(self, channel: Any, path: str) -> dict[str, dict[str, FileDescriptorProto] | str]:
+        from google.protobuf.descriptor_pb2 import FileDescriptorProto
+        from google.protobuf.message import DecodeError
+        from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
+
+        method = channel.stream_stream(
+            path, ServerReflectionRequest.SerializeToString, ServerReflectionResponse.FromString
+        )
+        stream = method(metadata=self._metadata(None), timeout=DISCOVERY_S)
+        files: dict[str, FileDescriptorProto] = {}
+
+        async def ask(request: ServerReflectionRequest) -> ServerReflectionResponse:
+            await stream.write(request)
+            answer = await stream.read()
+            if not isinstance(answer, ServerReflectionResponse):
+                await stream.code()
+                raise wire.broken(self._name)
+            try:
+                for given in answer.file_descriptor_response.file_descriptor_proto:
+                    file = FileDescriptorProto.FromString(given)
+                    files.setdefault(file.name, file)
+            except DecodeError:
+                raise Failure("E3401", f"`{self._name}` describes itself in a form that is none") from None
+            if len(files) > MAX_FILES:
+                raise Failure("E3407", f"`{self._name}` describes itself with more than {MAX_FILES} files")
+            return answer
+
+        listed = [
+            one.name for one in (await ask(ServerReflectionRequest(list_services="*"))).list_services_response.service
+        ]
+        wanted = self._config.services or [name for name in sorted(listed) if not name.startswith(_PLUMBING)]
+        found: dict[str, dict[str, FileDescriptorProto] | str] = {}
+        for service in wanted:
+            answer = await ask(ServerReflectionRequest(file_containing_symbol=service))
+            if answer.HasField("error_response"):
+                found[service] = "the server does not describe it"
+                continue
+            while lacking := sorted(protobuf.lacking(files)):
+                answer = await ask(ServerReflectionRequest(file_by_filename=lacking[0]))
+                if lacking[0] not in files:
+                    break
+            found[service] = files
+        await stream.done_writing()
+        return found
+
+
+def _pause_ms(error: grpc.aio.AioRpcError) -> int | None:
+    """How long the server asks to be left alone: a RetryInfo in its status, or pushback."""
+    from google.protobuf.message import DecodeError
+    from google.rpc.error_details_pb2 import RetryInfo
+    from google.rpc.status_pb2 import Status
+
+    pairs = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    trailers = dict(pairs)
+    pushback = trailers.get("grpc-retry-pushback-ms")
+    if isinstance(pushback, str) and pushback.isdecimal():
+        return min(int(pushback[:12]), wire.LONGEST_PAUSE_MS)
+    packed = trailers.get("grpc-status-details-bin")
+    if isinstance(packed, bytes):
+        try:
+            for detail in Status.FromString(packed).details:
+                info = RetryInfo()
+                if detail.Unpack(info):
+                    return min(max(int(info.retry_delay.ToMilliseconds()), 0), wire.LONGEST_PAUSE_MS)
+        except DecodeError:
+            pass  # it says nothing that we understand
+    return None

@@ -1,0 +1,430 @@
+"""HTTP services: one session, one pool and one TLS context for each upstream, however many calls there are.
+
+Theory of operation. A call's `native` says which request to make; `build` (or `openapi.build`, where the operation
+comes from an OpenAPI document) lays the arguments out in it. Before it is sent, the request is held against three
+rules, whoever built it: it goes to the origin that the operator configured, no argument has climbed out of the path,
+and no header is more than a line. Names are resolved under `store.addresses`, and connections go to the addresses that
+were judged there. Redirects are followed for reads and on the same origin only.
+
+The session's middleware turns a broken connection into our own failure at once. That is more than taste: left to
+itself, aiohttp sends PUT and DELETE a second time when a kept connection breaks, which nobody allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+from urllib.parse import unquote, urljoin, urlsplit
+
+import orjson
+import pydantic
+
+from interlock.core.clock import Clock
+from interlock.core.connector import Definition, Discovered, RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.store import addresses
+from interlock.upstreams import openapi, wire
+from interlock.upstreams.openapi import Request
+from interlock.upstreams.wire import Part, RemoteConfig
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from interlock.resilience.services import Services
+
+_READS = ("GET", "HEAD")
+_BODYLESS = ("GET", "HEAD", "DELETE")
+_REDIRECTS = (301, 302, 303, 307, 308)
+MAX_REDIRECTS = 5
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "expect"})
+_TEXTS = frozenset({"application/xml", "application/yaml", "application/x-yaml"})
+_NAMED = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
+_SPLITTING = re.compile(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
+_ACCEPT = "application/json, */*;q=0.5"
+
+
+class HttpTool(Part):
+    """An operation that was written down by hand.
+
+    `{name}` in path, query, headers and body stands for the argument `name`. Arguments that are named nowhere go into
+    the query, or into a JSON body where the method has one.
+    """
+
+    name: str = pydantic.Field(min_length=1, max_length=128)
+    description: str = pydantic.Field(min_length=1)
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    path: str = pydantic.Field(pattern=r"^/[^?#]*$")
+    query: dict[str, Any] = pydantic.Field(default_factory=dict[str, Any])
+    headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
+    body: Any = None
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any] | None = None
+
+    def definition(self) -> Definition:
+        native: Json = {"protocol": "http", "method": self.method, "path": self.path}
+        native |= {name: getattr(self, name) for name in ("query", "headers", "body") if getattr(self, name)}
+        return Definition(
+            name=self.name,
+            description=self.description,
+            input_schema=self.input_schema,
+            output_schema=self.output_schema,
+            native=native,
+            hints={"readOnlyHint": True} if self.method in _READS else {},
+        )
+
+
+class HttpConfig(RemoteConfig):
+    """An HTTP service: where it is, how we show who asks, and what it offers.
+
+    `openapi` is a document, or the address of one.
+    """
+
+    urls: tuple[str, ...] = pydantic.Field(min_length=1, max_length=3)
+    tools: tuple[HttpTool, ...] = ()
+    openapi: dict[str, Any] | str | None = None
+    max_connections: int = pydantic.Field(100, ge=1, le=10_000)
+
+    @pydantic.field_validator("urls")
+    @classmethod
+    def _endpoints(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(wire.checked_url(url, ("http", "https")) for url in urls)
+
+    @pydantic.field_validator("openapi")
+    @classmethod
+    def _document(cls, openapi: dict[str, Any] | str | None) -> dict[str, Any] | str | None:
+        return wire.checked_url(openapi, ("http", "https")) if isinstance(openapi, str) else openapi
+
+    @pydantic.model_validator(mode="after")
+    def _hidden(self) -> HttpConfig:
+        wire.keep_hidden(self, plain=any(url.startswith("http:") for url in self.urls))
+        return self
+
+
+def build(native: Json, arguments: Json, base_url: str) -> Request:
+    """The request that a hand-written operation makes of its arguments."""
+    method, path = str(native["method"]), str(native["path"])
+    query, headers, body = native.get("query"), native.get("headers"), native.get("body")
+    named = set(_NAMED.findall(path))
+    for template in (query, headers, body):
+        if template:
+            named |= wire.placeholders(template)
+    rest = {name: value for name, value in arguments.items() if name not in named}
+    url = base_url + (_NAMED.sub(lambda found: _segment(arguments, found[1]), path) if "{" in path else path)
+    pairs: Json = wire.fill(query, arguments, rest) if query else {}
+    if body is not None:
+        content = wire.fill(body, arguments, rest)
+    elif method in _BODYLESS:
+        content, pairs = None, {**pairs, **rest}
+    else:
+        content = rest or None
+    if pairs:
+        url += _query(pairs)
+    filled: dict[str, str] = {}
+    if headers:
+        filled = {name: wire.text_of(value) for name, value in wire.fill(headers, arguments, rest).items()}
+    if content is None or content is wire.ABSENT:
+        return Request(method, url, filled, None)
+    return Request(method, url, {"content-type": "application/json", **filled}, wire.to_json(content))
+
+
+def _segment(arguments: Json, name: str) -> str:
+    if name not in arguments:
+        raise Failure("E3308", f"`{name}` is part of the address and must be given")
+    text = wire.text_of(arguments[name])
+    # A server may decode what we encode before it splits the path, so what could split it is not sent at all.
+    if _SPLITTING.search(text):
+        raise Failure("E3305", f"`{name}` is one segment of an address, and holds a slash or a control character")
+    return wire.quoted(text)
+
+
+def _query(pairs: Json) -> str:
+    """A query with one pair for each item of a list; nothing for null."""
+    parts: list[str] = []
+    for name, value in pairs.items():
+        items = cast("list[Any]", value) if isinstance(value, list) else [value]
+        parts += [f"{wire.quoted(name)}={wire.quoted(item)}" for item in items if item is not None]
+    return "?" + "&".join(parts) if parts else ""
+
+
+class HttpUpstream:
+    """Calls one HTTP service."""
+
+    def __init__(
+        self,
+        name: str,
+        config: HttpConfig,
+        *,
+        clock: Clock,
+        resolve: addresses.Resolve = addresses.resolve_by_system,
+        sleep: wire.Sleep = asyncio.sleep,
+        services: Services | None = None,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._clock = clock
+        self._resolve = resolve
+        self._sender = wire.Sender(name, config.urls, config, clock=clock, sleep=sleep, services=services)
+        self._session: aiohttp.ClientSession | None = None
+        self._judged: set[str] = set()
+
+    async def call(self, call: RemoteCall) -> Any:
+        return await self._sender.send(call, lambda url: wire.within(call, self._name, self._ask(call, url)))
+
+    async def discover(self) -> Discovered:
+        document = self._config.openapi
+        if document is None:
+            return Discovered(tools=[tool.definition() for tool in self._config.tools])
+        base_url = self._config.urls[0]
+        if isinstance(document, str):
+            base_url, document = document, await self._document(document)
+        found = openapi.read(document, base_url=base_url)
+        written = [tool.definition() for tool in self._config.tools]
+        return Discovered(tools=[*found.tools, *written], refused=found.refused, about=found.about)
+
+    async def probe(self) -> None:
+        import aiohttp
+        import yarl
+
+        base = self._config.urls[0]
+        session = await self._open(base)
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                # Whatever it says, it has answered.
+                async with session.head(yarl.URL(base + "/", encoded=True), allow_redirects=False):
+                    pass
+        except (TimeoutError, aiohttp.ClientError):
+            raise wire.unreached(self._name, "does not answer") from None
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _document(self, url: str) -> Json:
+        """An OpenAPI document from its address, as JSON or YAML."""
+        try:
+            async with asyncio.timeout(30):
+                found = await self._exchange(await self._open(url), Request("GET", url, {}, None), None)
+        except TimeoutError:
+            raise wire.late(self._name) from None
+        document: Json = cast("Json", found) if isinstance(found, dict) else {}
+        return openapi.parse(document["text"] if set(document) == {"text"} else document)
+
+    async def _ask(self, call: RemoteCall, endpoint: str) -> Any:
+        """One attempt at one endpoint."""
+        config = self._config
+        request = self._request(call, endpoint)
+        headers = {"accept": _ACCEPT, **config.headers, **request.headers, **wire.context_headers(call)}
+        url = request.url
+        if config.auth is not None:
+            shown = config.auth.header(call)
+            if shown is not None:
+                headers[shown[0]] = shown[1]
+            else:
+                url += ("&" if "?" in url else "?") + config.auth.query(call)
+        session = await self._open(endpoint)
+        return await self._exchange(session, Request(request.method, url, headers, request.body), call)
+
+    def _request(self, call: RemoteCall, endpoint: str) -> Request:
+        """The request that the pinned operation makes of the arguments, held against the rules."""
+        if call.native.get("protocol") == "openapi":
+            request = openapi.build(call.native, call.arguments, _base(endpoint, call.native.get("servers", ())))
+        else:
+            request = build(call.native, call.arguments, endpoint)
+        # INVARIANT: no argument chooses the host, leaves the path it was given, or adds a header.
+        url = request.url
+        if not url.startswith(endpoint + "/") and _origin(url) != _origin(endpoint):
+            raise Failure("E3406", f"the request would leave `{self._name}`")
+        if ("/." in url or "%2" in url) and any(unquote(part) in (".", "..") for part in urlsplit(url).path.split("/")):
+            raise Failure("E3305", "an argument that is part of the address cannot be `.` or `..`")
+        headers = {
+            name.lower(): _one_line(name, value) for name, value in request.headers.items() if name.lower() not in _OURS
+        }
+        return request._replace(headers=headers)
+
+    async def _exchange(self, session: aiohttp.ClientSession, request: Request, call: RemoteCall | None) -> Any:
+        """Send a request, follow it where it may go, and read the answer."""
+        import aiohttp
+        import yarl
+
+        method, url, headers, body = request
+        try:
+            for _ in range(MAX_REDIRECTS):
+                async with session.request(
+                    method, yarl.URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
+                ) as response:
+                    if response.status not in _REDIRECTS:
+                        return await self._read(response, call)
+                    url = self._followed(response, url, may=method in _READS)
+        except aiohttp.ClientError:
+            raise wire.broken(self._name) from None
+        raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
+
+    def _followed(self, response: aiohttp.ClientResponse, url: str, *, may: bool) -> str:
+        """Where a redirect leads, if a request may follow it there."""
+        target = urljoin(url, response.headers.get("location", ""))
+        if not may:
+            raise Failure(
+                "E3401",
+                f"`{self._name}` redirects a request that is not followed; configure the address it redirects to",
+                details={"status": response.status},
+            )
+        if _origin(target) != _origin(url):
+            raise Failure("E3406", f"`{self._name}` redirects to another host, which is not followed")
+        return target
+
+    async def _read(self, response: aiohttp.ClientResponse, call: RemoteCall | None) -> Any:
+        """The value of an answer; a Failure where it is none."""
+        if not 200 <= response.status < 300:
+            # The beginning says what went wrong; what follows is not waited for.
+            text = bytes(await self._bounded(response, wire.EXCERPT * 8, cut=True)).decode(errors="replace")
+            raise self._refusal(response, wire.excerpt(text, call))
+        body = await self._bounded(response, self._config.max_response_bytes)
+        media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        mode = _mode(call, response.status)
+        if mode == "none" or not body:
+            return None
+        if mode == "text":
+            return _decoded(body, response.charset)
+        if mode == "json" or media == "application/json" or media.endswith("+json"):
+            try:
+                return orjson.loads(body)
+            except orjson.JSONDecodeError:
+                raise Failure("E3401", f"what `{self._name}` answered is not the JSON that it should be") from None
+        if media.startswith("text/") or media in _TEXTS:
+            return {"text": _decoded(body, response.charset)}
+        return {"base64": base64.b64encode(body).decode(), "mediaType": media or "application/octet-stream"}
+
+    async def _bounded(self, response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytearray:
+        """The body, of which no more than `limit` is ever held."""
+        body = bytearray()
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > limit:
+                response.close()
+                if not cut:
+                    raise wire.too_large(self._name, limit)
+                del body[limit:]
+                break
+        return body
+
+    def _refusal(self, response: aiohttp.ClientResponse, said: str) -> Failure:
+        """What a status that is no success means."""
+        status = response.status
+        pause_ms = wire.retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
+        details: Json = {"status": status, "sent": True, "body": said}
+        ref = f"http:{status}"
+        if status == 429 or (status == 503 and pause_ms is not None):
+            words = f"`{self._name}` is asked too often"
+            return Failure("E3504", words, details=details, retry_after_ms=pause_ms, native_error_ref=ref)
+        if status in (408, 504):
+            return Failure("E3503", f"`{self._name}` answered {status}", details=details, native_error_ref=ref)
+        if status >= 500:
+            return Failure("E3502", f"`{self._name}` answered {status}", details=details, native_error_ref=ref)
+        words = f"`{self._name}` answered {status}" + (f": {said}" if said else "")
+        return Failure("E3401", words, details=details, native_error_ref=ref)
+
+    async def _open(self, base: str) -> aiohttp.ClientSession:
+        """The session, once the host of an endpoint is known to be one we may connect to."""
+        if base not in self._judged:
+            # A name is judged whenever it is resolved; a literal address is never resolved, so it is judged here.
+            host = urlsplit(base).hostname or ""
+            if addresses.parse(host) is not None:
+                await addresses.checked(host, allow_private=self._config.allow_private)
+            self._judged.add(base)
+        if self._session is None:
+            self._session = self._new_session()
+        return self._session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+        from aiohttp.abc import AbstractResolver, ResolveResult
+
+        name, config, resolve = self._name, self._config, self._resolve
+
+        class Judged(AbstractResolver):
+            """Gives the addresses of a name if every one of them is allowed."""
+
+            async def resolve(
+                self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+            ) -> list[ResolveResult]:
+                found = await addresses.checked(host, allow_private=config.allow_private, resolve=resolve)
+                return [
+                    ResolveResult(
+                        hostname=host,
+                        host=address,
+                        port=port,
+                        family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                        proto=0,
+                        flags=socket.AI_NUMERICHOST,
+                    )
+                    for address in found
+                    if family in (socket.AF_UNSPEC, socket.AF_INET6 if ":" in address else socket.AF_INET)
+                ]
+
+            async def close(self) -> None:
+                pass
+
+        async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+            try:
+                return await handler(request)
+            except aiohttp.ClientConnectorCertificateError:
+                raise wire.unreached(name, "has a certificate that is not trusted") from None
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL):
+                raise wire.unreached(name) from None
+            except (aiohttp.ClientError, ConnectionError):
+                raise wire.broken(name) from None
+
+        # Without a word about TLS, aiohttp's own context serves, which is made once for the whole process.
+        context = True if config.tls == wire.Tls() else config.tls.context()
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=config.max_connections, resolver=Judged(), ssl=context, keepalive_timeout=30
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),  # what one caller is handed is no other caller's business
+            headers={"user-agent": "interlock"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),
+            middlewares=(once,),
+        )
+
+
+def _base(endpoint: str, servers: Sequence[str]) -> str:
+    """An endpoint, with the path that the document gives its server there if the operator gave none."""
+    if urlsplit(endpoint).path:
+        return endpoint
+    return next((server for server in servers if _origin(server) == _origin(endpoint)), endpoint)
+
+
+def _mode(call: RemoteCall | None, status: int) -> str | None:
+    """How the operation's document says that an answer is read, if there is one: json, text or none."""
+    modes: Json = {} if call is None else call.native.get("responses", {})
+    return modes.get(str(status)) or modes.get(f"{status // 100}XX")
+
+
+def _decoded(body: bytearray, charset: str | None) -> str:
+    try:
+        return body.decode(charset or "utf-8", errors="replace")
+    except LookupError:
+        return body.decode(errors="replace")
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    return parts.scheme, (parts.hostname or "").lower(), port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _one_line(name: str, value: str) -> str:
+    try:
+        wire.header_safe(name, value)
+    except ValueError:
+        raise Failure("E3305", f"the header `{name}` must be one line of text") from None
+    return value

@@ -1,0 +1,156 @@
+"""LangChain tools as an upstream: found in a Python module, run in this process, under Interlock's deadline.
+
+The tools are the operator's own code, loaded when first needed. What they say when they fail may hold anything, so
+only a ToolException's words, which are meant for the model, are passed on; of any other only its type is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+from pydantic import BaseModel, Field
+
+from interlock.core.clock import Clock
+from interlock.core.connector import Definition, Discovered, RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.manifest import Part
+from interlock.core.schema import Json
+from interlock.upstreams import wire
+
+if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
+
+# LangChain does not say what a tool returns: text mostly, and any JSON in general.
+RESULT_SCHEMA: Json = {
+    "type": ["string", "object", "array", "number", "boolean", "null"],
+    "description": "What the tool returned: text, or the data it is made of.",
+}
+
+
+class LangChainConfig(Part):
+    """Where the tools are, an importable module as `import` names it, and which secret is lent under which name."""
+
+    module: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=500)
+    credentials: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+class LangChainUpstream:
+    """The tools of one module. Its instances of BaseTool are found by name, in lists and tuples too.
+
+    A tool finds the credentials on loan to a call, its id and its key in the `configurable` part of its config.
+    """
+
+    def __init__(self, name: str, config: LangChainConfig, *, clock: Clock) -> None:
+        self._name = name
+        self._module = config.module
+        self._lent = config.credentials
+        self._tools: dict[str, BaseTool] | None = None
+
+    async def discover(self) -> Discovered:
+        tools: list[Definition] = []
+        refused: list[tuple[str, str]] = []
+        for name, tool in (await self._loaded(again=True)).items():
+            try:
+                tools.append(_definition(self._module, tool))
+            except Exception as error:  # noqa: BLE001 - schemas are made by the author's types, which may raise anything
+                refused.append((name, f"its input has no JSON Schema: {type(error).__name__}"))
+        return Discovered(tools, refused, {"module": self._module})
+
+    async def call(self, call: RemoteCall) -> Any:
+        name = str(call.native.get("tool"))
+        tool = (await self._loaded()).get(name)
+        if tool is None:
+            raise Failure("E3502", f"`{name}` is no longer in `{self._module}`; look at `{self._name}` again")
+        from langchain_core.tools import ToolException
+
+        # Tools that hand their errors to the model as results would pass for successes.
+        bare = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
+        lent = {name: call.credentials[secret] for name, secret in self._lent.items() if secret in call.credentials}
+        known = {"credentials": lent, "invocation_id": call.invocation_id, "key": call.key}
+        limit = asyncio.timeout(call.left_s)
+        try:
+            async with limit:
+                value: Any = await bare.ainvoke(dict(call.arguments), {"configurable": known, "callbacks": []})
+        except Failure:
+            raise
+        except ToolException as error:
+            raise Failure("E3401", f"`{name}` failed: {wire.excerpt(str(error), call)}") from None
+        except Exception as error:  # noqa: BLE001 - the edge of somebody else's code
+            if limit.expired():
+                raise Failure("E3503", f"`{name}` gave no answer in time") from None
+            raise Failure("E3401", f"`{name}` failed with {type(error).__name__}") from None
+        return _as_json(name, value)
+
+    async def probe(self) -> None:
+        try:
+            await self._loaded()
+        except Failure as failure:
+            raise Failure("E3502", failure.message) from None
+
+    async def close(self) -> None:
+        self._tools = None
+
+    async def _loaded(self, *, again: bool = False) -> dict[str, BaseTool]:
+        if self._tools is None or again:
+            # Importing may take long, and does not wait for the loop.
+            self._tools = await asyncio.to_thread(_load, self._module)
+        return self._tools
+
+
+def _load(name: str) -> dict[str, BaseTool]:
+    try:
+        from langchain_core.tools import BaseTool
+    except ModuleNotFoundError:
+        raise Failure("E3108", "LangChain is not installed here: pip install langchain-core") from None
+    module = _import(name)
+    found: dict[str, BaseTool] = {}
+    for value in vars(module).values():
+        several = cast("Iterable[Any]", value) if isinstance(value, list | tuple) else (value,)
+        found |= {tool.name: tool for tool in several if isinstance(tool, BaseTool)}
+    if not found:
+        raise Failure("E3105", f"no LangChain tools in `{name}`; decorate a function with langchain_core's @tool")
+    return dict(sorted(found.items()))
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise Failure("E3105", f"no module named `{error.name}`; give the name of an importable module") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the author's code runs at import; whatever it raises is a refusal
+        raise Failure("E3105", f"`{name}` cannot be loaded: {type(error).__name__}") from None
+
+
+def _definition(module: str, tool: BaseTool) -> Definition:
+    schema: Any = tool.tool_call_schema
+    document = cast("Json", schema if isinstance(schema, dict) else schema.model_json_schema())
+    # What the tool does is said once, in its description.
+    takes = {word: value for word, value in document.items() if word not in ("title", "description")}
+    return Definition(
+        name=tool.name,
+        description=tool.description,
+        input_schema={"type": "object", "properties": {}, **takes},
+        output_schema=RESULT_SCHEMA,
+        native={"protocol": "langchain", "module": module, "tool": tool.name},
+    )
+
+
+def _as_json(name: str, value: Any) -> Any:
+    """The value as JSON has it: models are dumped; what JSON cannot hold is a failure of the tool."""
+    try:
+        return orjson.loads(orjson.dumps(value, default=_dumped))
+    except (TypeError, orjson.JSONEncodeError):
+        raise Failure("E3401", f"`{name}` returned a {type(value).__name__}, which JSON cannot hold") from None
+
+
+def _dumped(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, set | frozenset):
+        return list(cast("Iterable[Any]", value))
+    raise TypeError

@@ -1,0 +1,233 @@
+"""MCP over HTTP: the SDK's client transport, held by one task of ours, with the accidents of the network sorted out.
+
+The SDK's transport ends the whole conversation when one request cannot be sent, and says little about why a server
+refused one. So it is given an HTTP client whose transport turns such accidents into error answers to the request that
+met them. Each carries a ticket under which the real Failure waits here; a server cannot make one up.
+
+Loaded only when an upstream is reached by its address: these libraries are slow to load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+from collections.abc import Mapping
+from typing import cast
+
+import httpx2
+import mcp_types
+from mcp.client._transport import ReadStream, WriteStream
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.inbound import encode_header_value, find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.store import addresses
+from interlock.upstreams.mcp_session import Session
+from interlock.upstreams.wire import Tls, retry_after_ms
+
+CONNECT_S = 10.0
+CLOSE_S = 5.0
+MAX_BYTES = 64 * 1024 * 1024
+_TICKET = "interlock.ticket"
+
+
+class Http:
+    """A conversation over HTTP."""
+
+    def __init__(self, session: Session) -> None:
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._session = session
+        self._stop = asyncio.Event()
+        self._ready: asyncio.Future[WriteStream[SessionMessage]] = asyncio.get_running_loop().create_future()
+        self._troubles: dict[str, Failure] = {}
+        self._write: WriteStream[SessionMessage] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        headers: Mapping[str, str],
+        session: Session,
+        *,
+        clock: Clock,
+        allow_private: bool = False,
+        tls: Tls | None = None,
+    ) -> Http:
+        """Prepare a conversation; nothing is sent yet. Raises E3406 for an address that is not allowed."""
+        place = httpx2.URL(url)
+        address = (await addresses.checked(place.host, allow_private=allow_private))[0]
+        http = cls(session)
+        transport = _Sorting(
+            address, http._troubles, clock, (tls or Tls()).context() if place.scheme == "https" else False
+        )
+        http._task = asyncio.create_task(http._run(url, headers, transport))
+        try:
+            http._write = await http._ready
+        except BaseException:
+            http._task.cancel()
+            raise
+        return http
+
+    async def _run(self, url: str, headers: Mapping[str, str], transport: _Sorting) -> None:
+        # INVARIANT: the SDK's cancel scopes are entered and left by this task alone, whoever calls.
+        reason = "the connection to the upstream was closed"
+        timeout = httpx2.Timeout(CONNECT_S, read=None)
+        try:
+            async with (
+                httpx2.AsyncClient(
+                    headers=dict(headers), transport=transport, timeout=timeout, trust_env=False
+                ) as client,
+                streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BYTES) as (read, write),
+            ):
+                self._ready.set_result(write)
+                reader, stop = asyncio.create_task(self._read(read)), asyncio.create_task(self._stop.wait())
+                try:
+                    await asyncio.wait({reader, stop}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in (reader, stop):
+                        task.cancel()
+        except Exception as error:  # noqa: BLE001 - whatever broke in there, the conversation is over
+            reason = f"the connection to the upstream broke: {type(error).__name__}"
+        finally:
+            if not self._ready.done():
+                self._ready.set_exception(Failure("E3502", reason, details={"sent": False}))
+            self.ended.set_result(reason)
+
+    async def _read(self, read: ReadStream[SessionMessage | Exception]) -> None:
+        async for item in read:
+            if isinstance(item, SessionMessage):
+                self._hear(item.message.model_dump(by_alias=True, exclude_unset=True))
+
+    def _hear(self, message: Json) -> None:
+        error = cast("Json", message.get("error") or {})
+        data = error.get("data")
+        ticket = cast("Json", data).get(_TICKET) if isinstance(data, dict) else None
+        failure = self._troubles.pop(ticket, None) if isinstance(ticket, str) else None
+        if failure is None:
+            self._session.hear(message)
+        else:
+            self._session.fail(message["id"], failure)
+
+    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
+        import anyio
+
+        assert self._write is not None
+        coded = {name: encode_header_value(value) if name == "mcp-name" else value for name, value in headers.items()}
+        told = mcp_types.jsonrpc_message_adapter.validate_python(message, by_name=False)
+        try:
+            await self._write.send(SessionMessage(told, ClientMessageMetadata(headers=coded)))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            raise Failure("E3502", "the connection to the upstream is closed", details={"sent": False}) from None
+
+    def abort(self) -> None:
+        self._stop.set()
+
+    async def close(self) -> None:
+        assert self._task is not None
+        self._stop.set()
+        await asyncio.wait({self._task}, timeout=CLOSE_S)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+
+class _Sorting(httpx2.AsyncBaseTransport):
+    """Sends requests to the one address that was judged, and answers for the network where it fails."""
+
+    def __init__(self, address: str, troubles: dict[str, Failure], clock: Clock, tls: ssl.SSLContext | bool) -> None:
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0)
+        self._inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
+        self._address = address
+        self._troubles = troubles
+        self._clock = clock
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        # INVARIANT: a name is resolved and judged once; whatever it resolves to later, this is where we connect.
+        pinned = httpx2.Request(
+            request.method,
+            request.url.copy_with(host=self._address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, "sni_hostname": request.url.host},
+        )
+        if request.method != "POST":
+            return await self._inner.handle_async_request(pinned)
+        try:
+            response = await self._inner.handle_async_request(pinned)
+            failure = self._judged(request, response)
+            if failure is not None:
+                await response.aclose()
+                return self._instead(failure)
+            if not response.headers.get("content-type", "").lower().startswith("application/json"):
+                return response
+            return await _whole(response)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
+            failure = Failure("E3502", "the upstream cannot be reached", details={"sent": False})
+        except httpx2.TransportError as error:
+            failure = Failure("E3502", f"the connection broke: {type(error).__name__}", details={"sent": True})
+        except _TooLarge:
+            failure = Failure("E3416", f"the upstream answered with more than {MAX_BYTES} bytes")
+        return self._instead(failure)
+
+    def _judged(self, request: httpx2.Request, response: httpx2.Response) -> Failure | None:
+        """What a status means that is not the protocol's own way to say no."""
+        status = response.status_code
+        if status == 429:
+            pause = retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
+            return Failure("E3504", "the upstream asks for a pause", retry_after_ms=pause, details={"sent": False})
+        if status in (401, 403):
+            return Failure("E3502", f"the upstream does not accept our credentials ({status})", details={"sent": False})
+        if status == 404 and "mcp-session-id" in request.headers:
+            return Failure(
+                "E3502",
+                "the upstream has forgotten the session",
+                details={"sent": False, "reason": "session_gone"},
+            )
+        if status >= 500 and not response.headers.get("content-type", "").lower().startswith("application/json"):
+            return Failure("E3502", f"the upstream answered with status {status}", details={"sent": True})
+        return None
+
+    def _instead(self, failure: Failure) -> httpx2.Response:
+        ticket = secrets.token_hex(8)
+        self._troubles[ticket] = failure
+        while len(self._troubles) > 1000:  # notifications have no answer that would fetch theirs
+            del self._troubles[next(iter(self._troubles))]
+        error = {"code": -32000, "message": failure.message, "data": {_TICKET: ticket}}
+        return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error})
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _TooLarge(Exception):  # noqa: N818 - never leaves this module
+    pass
+
+
+async def _whole(response: httpx2.Response) -> httpx2.Response:
+    """A response whose body has arrived: one that breaks off does so here, where it can be answered for."""
+    body = bytearray()
+    try:
+        async for chunk in cast("httpx2.AsyncByteStream", response.stream):
+            body += chunk
+            if len(body) > MAX_BYTES:
+                raise _TooLarge
+    finally:
+        await response.aclose()
+    return httpx2.Response(response.status_code, headers=response.headers, stream=httpx2.ByteStream(bytes(body)))
+
+
+def header_parameters(schema: Json) -> list[list[str]]:
+    """The arguments that a server wants repeated in headers: the way to each, then its header; E3105 if unfit."""
+    if (fault := find_invalid_x_mcp_header(schema)) is not None:
+        raise Failure("E3105", fault)
+    return [[*path, header] for path, header in x_mcp_header_map(schema).items()]
+
+
+def parameter_headers(wanted: list[list[str]], arguments: Json) -> dict[str, str]:
+    """Those headers for one call."""
+    return mcp_param_headers({tuple(path): header for *path, header in wanted}, arguments)

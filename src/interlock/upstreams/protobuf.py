@@ -1,0 +1,356 @@
+"""Protobuf messages as JSON: what a gRPC method takes and gives, pinned so that a call needs nothing else.
+
+A pin holds the descriptors of a method's two messages and of all they refer to, and nothing else of the files they came
+from; the well-known messages are our own. Schemas are in the JSON form of protobuf, and read from the pin, so that what
+is offered is what a call can do. Nothing here opens a connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from interlock.core.connector import Definition
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.upstreams import wire
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, MethodDescriptor
+    from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import Message
+
+PINS_KEPT = 1024
+MAX_PIN_BYTES = 4_194_304
+_WELL_KNOWN = "google/protobuf/"
+
+
+def lacking(files: Mapping[str, FileDescriptorProto]) -> set[str]:
+    """The files that these need and that only their server knows."""
+    needed = {name for file in files.values() for name in file.dependency}
+    return {name for name in needed if name not in files and not name.startswith(_WELL_KNOWN)}
+
+
+class Method(NamedTuple):
+    """A pinned method's messages."""
+
+    request: type[Message]
+    response: type[Message]
+    pool: DescriptorPool
+
+    def encode(self, arguments: Json) -> bytes:
+        """The request's bytes; E3301 for arguments that the message cannot hold."""
+        from google.protobuf import json_format
+        from google.protobuf.message import EncodeError
+
+        try:
+            message = json_format.ParseDict(arguments, self.request(), descriptor_pool=self.pool)
+            return message.SerializeToString()
+        except (json_format.ParseError, EncodeError, ValueError, TypeError) as error:
+            raise Failure("E3301", f"the arguments do not fit the message: {wire.excerpt(str(error), None)}") from None
+
+    def decode(self, data: bytes) -> Any:
+        """The JSON form of an answer."""
+        from google.protobuf import json_format
+        from google.protobuf.message import DecodeError
+
+        try:
+            return json_format.MessageToDict(
+                self.response.FromString(data), always_print_fields_with_no_presence=True, descriptor_pool=self.pool
+            )
+        except (DecodeError, json_format.SerializeToJsonError, TypeError, ValueError):
+            raise Failure("E3401", "the answer is not the message that the method gives") from None
+
+
+@lru_cache(maxsize=PINS_KEPT)
+def pinned(descriptors: str, request: str, response: str) -> Method:
+    """The messages of a method, from what was pinned."""
+    from google.protobuf import message_factory
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    unpacked = zlib.decompressobj().decompress(base64.b64decode(descriptors), MAX_PIN_BYTES)
+    pool = _pool(FileDescriptorSet.FromString(unpacked).file)
+
+    def message(name: str) -> type[Message]:
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+    return Method(message(request), message(response), pool)
+
+
+def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
+    """A pool of these files and the well-known ones, each after what it needs; KeyError or TypeError for nonsense."""
+    from google.protobuf import (
+        any_pb2,
+        api_pb2,
+        descriptor_pb2,
+        descriptor_pool,
+        duration_pb2,
+        empty_pb2,
+        field_mask_pb2,
+        source_context_pb2,
+        struct_pb2,
+        timestamp_pb2,
+        type_pb2,
+        wrappers_pb2,
+    )
+
+    known = (
+        any_pb2, api_pb2, descriptor_pb2, duration_pb2, empty_pb2, field_mask_pb2, source_context_pb2, struct_pb2,
+        timestamp_pb2, type_pb2, wrappers_pb2,
+    )  # fmt: skip
+    waiting = {file.name: file for file in files}
+    for module in known:
+        waiting[module.DESCRIPTOR.name] = descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+    pool = descriptor_pool.DescriptorPool()
+    # An explicit stack: how deep files need one another is the server's choice.
+    while waiting:
+        stack = [next(iter(waiting))]
+        while stack:
+            file = waiting.get(stack[-1])
+            needed = [] if file is None else [name for name in file.dependency if name in waiting and name not in stack]
+            if needed:
+                stack.append(needed[0])
+                continue
+            stack.pop()
+            if file is not None:
+                pool.AddSerializedFile(file.SerializeToString())
+                del waiting[file.name]
+    return pool
+
+
+def definitions(service: str, files: Mapping[str, FileDescriptorProto]) -> Iterable[tuple[str, Definition | str]]:
+    """A definition for each method of a service, or why there is none."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        pool = _pool(_closure(service, files))
+        methods = list(pool.FindServiceByName(service).methods)
+    except (KeyError, TypeError, ValueError):
+        yield service, "its description is not whole"
+        return
+    for method in methods:
+        if method.client_streaming:
+            yield method.full_name, "it takes a stream of requests, and a call has one"
+            continue
+        try:
+            yield method.full_name, _definition(service, method, files)
+        except (KeyError, TypeError, ValueError, RecursionError, DecodeError):
+            yield method.full_name, "its messages cannot be described"
+
+
+def _closure(service: str, files: Mapping[str, FileDescriptorProto]) -> list[FileDescriptorProto]:
+    """The file of a service and all that it needs."""
+    found: dict[str, FileDescriptorProto] = {}
+    left = [file.name for file in files.values() if service in _services(file)]
+    while left:
+        name = left.pop()
+        if name in files and name not in found:
+            found[name] = files[name]
+            left += files[name].dependency
+    return list(found.values())
+
+
+def _services(file: FileDescriptorProto) -> set[str]:
+    return {f"{file.package}.{one.name}".lstrip(".") for one in file.service}
+
+
+def _definition(service: str, method: MethodDescriptor, files: Mapping[str, FileDescriptorProto]) -> Definition:
+    given, gives = method.input_type, method.output_type
+    descriptors = _pin((given, gives), files)
+    # What is pinned must do for a call, so it is what the schemas are read from.
+    kept = pinned(descriptors, given.full_name, gives.full_name)
+    streams = bool(method.server_streaming)
+    native: Json = {
+        "protocol": "grpc",
+        "method": f"/{service}/{method.name}",
+        "input": given.full_name,
+        "output": gives.full_name,
+        "descriptors": descriptors,
+    }
+    if streams:
+        native["streams"] = True
+    level = method.GetOptions().idempotency_level
+    hints = {1: {"readOnlyHint": True}, 2: {"idempotentHint": True}}.get(level, {})
+    many = "a stream of " if streams else ""
+    return Definition(
+        name=method.full_name,
+        description=f"Calls {method.name} of the gRPC service {service}: takes {given.name}, gives {many}{gives.name}.",
+        input_schema=_Scribe(taken=True).document(_descriptor(kept.request)),
+        output_schema=_Scribe(taken=False).document(_descriptor(kept.response), many=streams),
+        native=native,
+        hints=hints,
+    )
+
+
+def _descriptor(message: type[Message]) -> Descriptor:
+    return cast("Descriptor", message.DESCRIPTOR)
+
+
+def _pin(roots: Iterable[Descriptor], files: Mapping[str, FileDescriptorProto]) -> str:
+    """The files that describe some messages, with nothing else in them, packed as text."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+    used: dict[str, set[str]] = {}  # by file, the names of its types at the top
+    needs: dict[str, set[str]] = {}  # by file, the files that its types refer to
+    left: list[Descriptor | EnumDescriptor] = list(roots)
+    seen: set[str] = set()
+    while left:
+        one = left.pop()
+        while one.containing_type is not None:
+            one = one.containing_type
+        if one.full_name in seen:
+            continue
+        seen.add(one.full_name)
+        file = one.file.name
+        used.setdefault(file, set()).add(one.name)
+        for other in _referred(one):
+            needs.setdefault(file, set()).add(other.file.name)
+            left.append(other)
+    kept = FileDescriptorSet()
+    for name in sorted(used):
+        if name.startswith(_WELL_KNOWN):
+            continue
+        file = FileDescriptorProto()
+        file.CopyFrom(files[name])
+        for field in ("service", "extension", "source_code_info", "dependency", "public_dependency", "weak_dependency"):
+            file.ClearField(field)
+        _keep_only(file, used[name])
+        file.dependency.extend(sorted(needs.get(name, set()) - {name}))
+        kept.file.append(file)
+    return base64.b64encode(zlib.compress(kept.SerializeToString(deterministic=True), 9)).decode()
+
+
+def _keep_only(file: FileDescriptorProto, names: set[str]) -> None:
+    for types in (file.message_type, file.enum_type):
+        for index in reversed(range(len(types))):
+            if types[index].name not in names:
+                del types[index]
+    for message in file.message_type:
+        _drop_extensions(message)
+
+
+def _drop_extensions(message: DescriptorProto) -> None:
+    """Extensions extend types that are not kept; nothing of the JSON form needs them."""
+    message.ClearField("extension")
+    for inner in message.nested_type:
+        _drop_extensions(inner)
+
+
+def _referred(one: Descriptor | EnumDescriptor) -> Iterable[Descriptor | EnumDescriptor]:
+    """The types that the fields of a message refer to, those of its nested messages too."""
+    left: list[Any] = [one]
+    while left:
+        inner = left.pop()
+        for field in cast("Iterable[FieldDescriptor]", getattr(inner, "fields", ())):
+            for other in (field.message_type, field.enum_type):
+                if other is not None:
+                    yield other
+        left += getattr(inner, "nested_types", ())
+
+
+_INTEGER: Json = {"type": "integer"}
+_TEXT_NUMBER: Json = {"type": "string", "pattern": "^-?[0-9]+$"}
+_ODD_NUMBERS = ["NaN", "Infinity", "-Infinity"]
+# The JSON form of the well-known messages, which is not an object of their fields.
+_SPECIAL: Mapping[str, Json] = {
+    "Timestamp": {"type": "string", "format": "date-time"},
+    "Duration": {"type": "string", "pattern": r"^-?[0-9]+(\.[0-9]+)?s$"},
+    "FieldMask": {"type": "string"},
+    "Struct": {"type": "object"},
+    "ListValue": {"type": "array"},
+    "Value": {},
+    "Empty": {"type": "object"},
+    "Any": {"type": "object", "properties": {"@type": {"type": "string"}}},
+}  # fmt: skip
+_WRAPPERS = frozenset(
+    {
+        "DoubleValue", "FloatValue", "Int64Value", "UInt64Value", "Int32Value", "UInt32Value", "BoolValue",
+        "StringValue", "BytesValue",
+    }
+)  # fmt: skip
+
+
+class _Scribe:
+    """Writes messages as JSON Schema, in the JSON form of protobuf. What is `taken` is strict, what is given is not."""
+
+    def __init__(self, *, taken: bool) -> None:
+        self._taken = taken
+        self._defs: Json = {}
+
+    def document(self, message: Descriptor, *, many: bool = False) -> Json:
+        # The outermost message stands at the top, and among the definitions only if something refers to it.
+        root = self._message(message) if many else self._special(message) or self._body({}, message)
+        if many:
+            listed: Json = {"type": "array", "items": root}
+            root = {"type": "object", "properties": {"messages": listed}, "required": ["messages"]}
+        return {**root, "$defs": self._defs} if self._defs else root
+
+    def _special(self, message: Descriptor) -> Json | None:
+        package, _, short = message.full_name.rpartition(".")
+        if package != "google.protobuf":
+            return None
+        if short in _WRAPPERS:
+            return {"anyOf": [self._single(message.fields_by_name["value"]), {"type": "null"}]}
+        return dict(_SPECIAL[short]) if short in _SPECIAL else None
+
+    def _message(self, message: Descriptor) -> Json:
+        special = self._special(message)
+        if special is not None:
+            return special
+        name = message.full_name
+        if name not in self._defs:
+            # Entered before it is written: a message may refer to itself.
+            self._defs[name] = {}
+            self._body(self._defs[name], message)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _body(self, body: Json, message: Descriptor) -> Json:
+        body |= {"type": "object", "properties": {field.json_name: self._field(field) for field in message.fields}}
+        required = [field.json_name for field in message.fields if self._is_there(field)]
+        if required:
+            body["required"] = required
+        if self._taken:
+            body["additionalProperties"] = False
+        return body
+
+    def _is_there(self, field: FieldDescriptor) -> bool:
+        """Whether a field is always there: a value that we write has every field that cannot be absent."""
+        return field.is_required or (not self._taken and (field.is_repeated or not field.has_presence))
+
+    def _field(self, field: FieldDescriptor) -> Json:
+        inner = field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            return {"type": "object", "additionalProperties": self._single(inner.fields_by_name["value"])}
+        single = self._single(field)
+        return {"type": "array", "items": single} if field.is_repeated else single
+
+    def _single(self, field: FieldDescriptor) -> Json:
+        if field.message_type is not None:
+            return self._message(field.message_type)
+        if field.enum_type is not None:
+            if field.enum_type.full_name == "google.protobuf.NullValue":
+                return {"type": "null"}
+            named: Json = {"type": "string", "enum": [value.name for value in field.enum_type.values]}
+            # A newer server may give a value that was not known when the method was pinned.
+            return named if self._taken else {"anyOf": [named, {"type": "integer"}]}
+        match field.cpp_type:
+            case field.CPPTYPE_BOOL:
+                return {"type": "boolean"}
+            case field.CPPTYPE_STRING:
+                raw = field.type == field.TYPE_BYTES
+                return {"type": "string", "contentEncoding": "base64"} if raw else {"type": "string"}
+            case field.CPPTYPE_FLOAT | field.CPPTYPE_DOUBLE:
+                number: Json = {"type": "number"}
+                return number if self._taken else {"anyOf": [number, {"type": "string", "enum": _ODD_NUMBERS}]}
+            case field.CPPTYPE_INT64:
+                return dict(_INTEGER if self._taken else _TEXT_NUMBER)
+            case field.CPPTYPE_UINT64:
+                return {"type": "integer", "minimum": 0} if self._taken else dict(_TEXT_NUMBER)
+            case field.CPPTYPE_UINT32:
+                return {"type": "integer", "minimum": 0}
+            case _:
+                return dict(_INTEGER)

@@ -1,0 +1,212 @@
+"""Requests of operations: how arguments are written into the path, query, headers, cookies and body.
+
+`build` follows the mapping that was pinned when the operation was read (see `openapi`), to the letter of the styles
+that OpenAPI defines. An argument is data wherever it goes: it cannot leave its segment of the path, nor add a
+parameter, a cookie or a header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote, urlsplit
+
+import orjson
+
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+
+PLACE = re.compile(r"\{([^{}/]+)\}")
+
+
+def is_json(media: str) -> bool:
+    """Whether a media type is written as JSON; one that may be anything is."""
+    kind = media.split(";")[0].strip().lower()
+    return kind in ("application/json", "*/*", "application/*") or kind.endswith("+json")
+
+
+class Request(NamedTuple):
+    """A request as it is sent."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: bytes | None
+
+
+def build(native: Json, arguments: Json, base_url: str) -> Request:
+    """The request of a call. Refuses with E3305 an argument that would be more than data where it goes."""
+    query: list[str] = []
+    cookies: list[str] = []
+    headers: dict[str, str] = {"Accept": _accepted(native["responses"])}
+    filled: dict[str, str] = {}
+    for one in native["parameters"]:
+        value = arguments.get(one["argument"])
+        if one["in"] == "path":
+            filled[one["name"]] = _segment(one, value)
+        elif value is None:
+            continue
+        elif one["in"] == "query":
+            query += _pairs(one, value, _names(native, "query"))
+        elif one["in"] == "header":
+            headers[one["name"]] = _header(one, value)
+        else:
+            cookies += _pairs(one, value, _names(native, "cookie"))
+    if cookies:
+        headers["Cookie"] = "; ".join(cookies)
+    body = _body_bytes(native.get("body"), arguments)
+    if body is not None:
+        headers["Content-Type"] = native["body"]["media"]
+    return Request(native["method"], _url(base_url, _path(native["path"], filled), query), headers, body)
+
+
+def _names(native: Json, where: str) -> set[str]:
+    """The names that are spoken for in a part of the request: those of its parameters and of its credentials."""
+    schemes = [scheme for alternative in native.get("security", ()) for scheme in alternative]
+    return {one["name"] for one in (*native["parameters"], *schemes) if one.get("in") == where and "name" in one}
+
+
+def _accepted(responses: Mapping[str, str]) -> str:
+    modes = set(responses.values())
+    return "text/*, */*;q=0.1" if "text" in modes and "json" not in modes else "application/json"
+
+
+def _path(template: str, filled: Mapping[str, str]) -> str:
+    path = PLACE.sub(lambda match: filled[match[1]], template)
+    # INVARIANT: a request goes to the path of its operation: no argument takes a segment away or adds one.
+    if any(segment in (".", "..") for segment in path.split("/")):
+        raise Failure("E3305", "an argument would lead the request to another path")
+    return path
+
+
+def _url(base_url: str, path: str, query: Sequence[str]) -> str:
+    base = urlsplit(base_url)
+    joined = "&".join([base.query, *query] if base.query else query)
+    return f"{base.scheme}://{base.netloc}{base.path.rstrip('/')}{path}" + (f"?{joined}" if joined else "")
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        raise Failure("E3308", "an argument holds a number or a text that JSON cannot carry") from None
+
+
+def _scalar(value: Any) -> str:
+    """Text as it is, anything else as JSON writes it."""
+    return value if isinstance(value, str) else _json(value).decode()
+
+
+def _encoded(value: Any, safe: str = "") -> str:
+    try:
+        return quote(_scalar(value), safe=safe)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise Failure("E3305", "an argument holds a text that is not Unicode") from None
+
+
+_CLIMBING = re.compile(r"[/\\]|%(2f|5c|2e|25)", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _segment(one: Json, value: Any) -> str:
+    texts = _simple(one, value)
+    for text in texts:
+        if _CLIMBING.search(text) or _CONTROL.search(text):
+            words = "a slash, a backslash, a percent-encoded one or a control character"
+            raise Failure("E3305", f"`{one['argument']}` is one segment of a path, and holds {words}")
+    joined = ",".join(_encoded(text, "=" if one["explode"] and isinstance(value, dict) else "") for text in texts)
+    if not joined:
+        raise Failure("E3305", f"`{one['argument']}` is a segment of the path, and is empty")
+    return joined
+
+
+def _simple(one: Json, value: Any) -> list[str]:
+    """The texts that style `simple` joins by commas."""
+    if one["style"] == "json":
+        return [_json(value).decode()]
+    if isinstance(value, dict):
+        items = cast("Json", value).items()
+        if one["explode"]:
+            return [f"{name}={_scalar(part)}" for name, part in items]
+        return [_scalar(each) for pair in items for each in pair]
+    if isinstance(value, list):
+        return [_scalar(part) for part in cast("list[Any]", value)]
+    return [] if value is None else [_scalar(value)]
+
+
+def _header(one: Json, value: Any) -> str:
+    text = ",".join(_simple(one, value))
+    if _CONTROL.search(text):
+        raise Failure("E3305", f"`{one['argument']}` is a header, and holds a line break or a control character")
+    if not text.isascii():
+        raise Failure("E3308", f"`{one['argument']}` is a header, and may hold ASCII characters only")
+    return text.strip()
+
+
+_DELIMITERS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}
+# What `allowReserved` leaves as it is, but for what would end the value.
+_RESERVED = "/:?@!$'()*,"
+
+
+def _pairs(one: Json, value: Any, others: set[str]) -> list[str]:
+    """`name=value` for a query, a cookie or a form, as the parameter's style has it."""
+    name, style, explode = _encoded(one["name"]), one.get("style", "form"), one.get("explode", True)
+    safe = _RESERVED if one.get("reserved") else ""
+    if style == "json":
+        return [f"{name}={quote(_json(value), safe='')}"]
+    if style == "deepObject":
+        return list(_deep(name, value))
+    if isinstance(value, dict):
+        items = cast("Json", value)
+        if not explode:
+            return [f"{name}={','.join(_encoded(each, safe) for pair in items.items() for each in pair)}"]
+        strange = sorted(items.keys() & (others - {one["name"]}))
+        if strange:
+            raise Failure("E3305", f"`{one['argument']}` would set the parameter `{strange[0]}`, which is another's")
+        return [f"{_encoded(key)}={_encoded(part, safe)}" for key, part in items.items()]
+    if isinstance(value, list):
+        parts = [_encoded(part, safe) for part in cast("list[Any]", value)]
+        return [f"{name}={part}" for part in parts] if explode else [f"{name}={_DELIMITERS[style].join(parts)}"]
+    return [f"{name}={_encoded(value, safe)}"]
+
+
+def _deep(name: str, value: Any) -> Iterator[str]:
+    """`name[key]=value`, and so on inwards; the brackets are encoded, as they must be."""
+    if isinstance(value, dict):
+        for key, part in cast("Json", value).items():
+            yield from _deep(f"{name}%5B{_encoded(key)}%5D", part)
+    elif isinstance(value, list):
+        for index, part in enumerate(cast("list[Any]", value)):
+            yield from _deep(f"{name}%5B{index}%5D", part)
+    elif value is not None:
+        yield f"{name}={_encoded(value)}"
+
+
+def _body_bytes(body: Json | None, arguments: Json) -> bytes | None:
+    if body is None:
+        return None
+    known: list[Json] = body.get("properties", [])
+    if "argument" in body:
+        if body["argument"] not in arguments:
+            return None
+        value: Any = arguments[body["argument"]]
+    else:
+        value = {one["name"]: arguments[one["argument"]] for one in known if one["argument"] in arguments}
+        if not value and not body["required"]:
+            return None
+    if is_json(body["media"]):
+        return _json(value)
+    if not isinstance(value, dict):
+        raise Failure("E3308", f"`{body['argument']}` is a form: send an object")
+    return "&".join(_form(cast("Json", value), {one["name"]: one for one in known})).encode()
+
+
+def _form(value: Json, known: Mapping[str, Json]) -> Iterator[str]:
+    """A form: lists repeat their name, and objects are written as JSON unless the document says how."""
+    for name, part in value.items():
+        said = {"argument": name, **known.get(name, {}), "name": name}
+        if isinstance(part, dict) and "style" not in said:
+            said["style"] = "json"
+        if part is not None:
+            yield from _pairs(said, part, {*known, *value})

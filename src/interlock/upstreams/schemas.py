@@ -1,0 +1,138 @@
+"""Foreign JSON Schemas, made fit to be used: without what is not theirs to say, and in the place they are to have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from interlock.core.errors import Failure
+from interlock.core.schema import DEEPEST, Json, compile_validator
+
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+_NODES = frozenset(
+    {
+        "items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties",
+        "propertyNames", "not", "if", "then", "else", "contentSchema",
+    }
+)  # fmt: skip
+
+
+def rewrite(schema: Any, change: Callable[[Json], Json], *, deep: int = 0) -> Any:
+    """A copy in which `change` was applied to every schema, those inside first. Values and names are left alone."""
+    if deep > DEEPEST:
+        raise Failure("E3105", "its schema is nested too deeply")
+    if not isinstance(schema, dict):
+        return schema
+    copied: Json = {}
+    for word, value in cast("Json", schema).items():
+        if word in _MAPS and isinstance(value, dict):
+            inner = cast("Json", value).items()
+            copied[word] = {name: rewrite(part, change, deep=deep + 1) for name, part in inner}
+        elif word in _LISTS and isinstance(value, list):
+            copied[word] = [rewrite(part, change, deep=deep + 1) for part in cast("list[Any]", value)]
+        elif word in _NODES:
+            copied[word] = rewrite(value, change, deep=deep + 1)
+        else:
+            copied[word] = value
+    return change(copied)
+
+
+def rebased(schema: Json, base: str) -> Json:
+    """The schema as it must be written where another holds it at the pointer `base`: its references start there."""
+
+    def change(node: Json) -> Json:
+        ref = node.get("$ref")
+        if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+            node["$ref"] = f"#{base}{ref[1:]}"
+        return node
+
+    return cast("Json", rewrite(schema, change))
+
+
+# Control characters, marks that turn the direction of a text, and characters that show nothing at all.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    """A text as people see it. INVARIANT: a model is told nothing about a tool that its operator could not read."""
+    return _HIDDEN.sub("", text)
+
+
+_OURS = ("x-internal", "x-sensitivity", "x-token-cost")
+_TEXTS = ("description", "title", "$comment")
+_FLAGS = ("deprecated", "readOnly", "writeOnly")
+
+
+def _disarmed(node: Json) -> Json:
+    """Without what Interlock would act upon, and without notes that are not of the form a schema's notes have.
+
+    INVARIANT: no upstream hides a parameter, or has a value kept from the log or shown in it, by a mark in its schema.
+    """
+    for word in _OURS:
+        node.pop(word, None)
+    for word, form in (*((word, str) for word in _TEXTS), *((word, bool) for word in _FLAGS)):
+        if word in node and not isinstance(node[word], form):
+            del node[word]
+        elif form is str and word in node:
+            node[word] = visible(node[word])
+    for word in ("examples", "required"):
+        if word in node and not isinstance(node[word], list):
+            del node[word]
+    return node
+
+
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?\Z")
+
+
+def cleaned(schema: Json, what: str) -> Json:
+    """A schema that can be compiled. One that names no dialect we know is read as today's."""
+    fit = cast("Json", rewrite(schema, _disarmed))
+    fit.pop("$id", None)
+    if "$schema" in fit and not _DIALECT.match(str(fit["$schema"])):
+        del fit["$schema"]
+    try:
+        compile_validator(fit)
+    except Failure as failure:
+        raise Failure("E3105", f"its {what} schema cannot be used: {failure.message}") from None
+    return fit
+
+
+# What an MCP tool gives back, whatever else it says: blocks of content, and structured content where it declared some.
+_BLOCKS: Json = {
+    "type": "array",
+    "description": "What the tool gave back, block by block.",
+    "items": {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "description": "text, image, audio, resource_link or resource."},
+            "text": {"type": "string", "description": "The text of a text block."},
+            "data": {"type": "string", "description": "The base64 data of an image or audio block."},
+            "mimeType": {"type": "string", "description": "The media type of the data."},
+            "uri": {"type": "string", "description": "Where a linked resource is."},
+            "resource": {"type": "object", "description": "An embedded resource: uri, and text or blob."},
+        },
+        "required": ["type"],
+    },
+}
+
+
+def mcp_result(structured: Json | None) -> Json:
+    """The schema of an MCP tool's value, around the schema of its structured content."""
+    properties: Json = {
+        "content": _BLOCKS,
+        "structuredContent": {"description": "The result as data."},
+        "_meta": {"type": "object", "description": "What the server adds for programs."},
+    }
+    schema: Json = {"type": "object", "properties": properties, "required": ["content"]}
+    if structured is not None:
+        inner = rebased(structured, "/properties/structuredContent")
+        dialect = inner.pop("$schema", None)
+        if dialect is not None:
+            schema = {"$schema": dialect, **schema}
+        properties["structuredContent"] = inner
+        schema["required"] = ["content", "structuredContent"]
+    return schema

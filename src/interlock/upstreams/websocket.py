@@ -1,0 +1,419 @@
+"""WebSocket services: many calls at once over a few kept connections, each answer matched to its call by an id.
+
+Theory of operation. A connection is opened with a credential and belongs to those who hold that credential; nobody
+else's call goes over it. A call is one message out and one message in. The message is JSON-RPC, or a template that the
+operator wrote down; the id in it is ours, new for every call on a connection, and the answer that carries it in
+`id_field` is the call's. Whatever answers nothing that is waiting is dropped: events, and answers that came too late.
+
+    no connection, or all have their share of calls    open one, while there may be another
+    as many as there may be                            one that nobody uses gives way; else the least busy is shared
+
+A connection that breaks fails every call on it: each may have been carried out. One that cannot be opened is tried
+again with pauses that grow, whichever call comes; until then calls fail at once and say how long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
+
+import orjson
+import pydantic
+
+from interlock.core.clock import Clock
+from interlock.core.connector import Definition, Discovered, RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.manifest import RetryPolicy
+from interlock.core.schema import Json
+from interlock.resilience.retry import delay_s
+from interlock.store import addresses
+from interlock.upstreams import wire
+from interlock.upstreams.wire import Part, RemoteConfig
+
+if TYPE_CHECKING:
+    import ssl
+
+    from websockets.asyncio.client import ClientConnection
+
+    from interlock.resilience.services import Services
+
+CLOSE_S = 2.0
+# The library writes headers, and so credentials, at the level of debugging.
+_log = logging.getLogger("interlock.upstreams.websocket.wire")
+_log.setLevel(logging.WARNING)
+
+
+class WebSocketTool(Part):
+    """An operation: a JSON-RPC `method`, or the message to `send` with `{id}` where the id belongs.
+
+    In a template, `{name}` stands for the argument `name` and `{*}` for those it does not name. `result` and `error`
+    say where in the answer these are, as names with dots; an empty `result` is the whole answer.
+    """
+
+    name: str = pydantic.Field(min_length=1, max_length=128)
+    description: str = pydantic.Field(min_length=1)
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any] | None = None
+    method: str | None = None
+    send: dict[str, Any] | None = None
+    result: str = "result"
+    error: str = "error"
+
+    @pydantic.model_validator(mode="after")
+    def _of_one_kind(self) -> WebSocketTool:
+        if (self.method is None) == (self.send is None):
+            raise ValueError("a tool has a JSON-RPC `method` or a message to `send`")
+        if self.send is not None and "id" not in wire.placeholders(self.send):
+            raise ValueError("the message to send says `{id}` somewhere, by which its answer is known")
+        return self
+
+    def definition(self) -> Definition:
+        said: Json = {"method": self.method} if self.send is None else {"send": self.send}
+        return Definition(
+            name=self.name,
+            description=self.description,
+            input_schema=self.input_schema,
+            output_schema=self.output_schema,
+            native={"protocol": "websocket", **said, "result": self.result, "error": self.error},
+        )
+
+
+class WebSocketConfig(RemoteConfig):
+    """A WebSocket service. `context` names the member of each message in which trace, deadline and key go along; empty
+    for a service that does not stand a member it does not know.
+    """
+
+    urls: tuple[str, ...] = pydantic.Field(min_length=1, max_length=3)
+    tools: tuple[WebSocketTool, ...] = ()
+    id_field: str = pydantic.Field("id", min_length=1)
+    context: str = "meta"
+    subprotocols: tuple[str, ...] = ()
+    max_connections: int = pydantic.Field(8, ge=1, le=1000)
+    calls_per_connection: int = pydantic.Field(64, ge=1, le=10_000)
+    ping_s: float = pydantic.Field(20.0, gt=0, le=600)
+
+    @pydantic.field_validator("urls")
+    @classmethod
+    def _endpoints(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(wire.checked_url(url, ("ws", "wss")) for url in urls)
+
+    @pydantic.model_validator(mode="after")
+    def _hidden(self) -> WebSocketConfig:
+        wire.keep_hidden(self, plain=any(url.startswith("ws:") for url in self.urls))
+        return self
+
+
+class _Whose(NamedTuple):
+    """To whom a connection belongs: an endpoint, and whoever holds a credential."""
+
+    url: str
+    credential: str
+
+
+class _Link:
+    """One open connection and the calls on it."""
+
+    def __init__(self, name: str, whose: _Whose, socket: ClientConnection, id_field: str) -> None:
+        self.whose = whose
+        self.socket = socket
+        self.waiting: dict[str, asyncio.Future[Json]] = {}
+        self.open = True
+        self._name = name
+        self._id_field = id_field
+        self._ids = itertools.count(1)
+        self._reading = asyncio.create_task(self._read())
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    async def ask(self, ident: int, message: bytes) -> Json:
+        """Send a message and wait for the answer that carries its id."""
+        from websockets.exceptions import ConnectionClosed
+
+        answer = self.waiting[str(ident)] = asyncio.get_running_loop().create_future()
+        try:
+            await self.socket.send(message, text=True)
+            return await answer
+        except ConnectionClosed:
+            raise wire.broken(self._name) from None
+        finally:
+            self.waiting.pop(str(ident), None)
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # where sending failed as well, nobody else asks for it
+
+    async def close(self) -> None:
+        self.open = False
+        self._reading.cancel()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.socket.close()
+        except TimeoutError:
+            self.socket.transport.abort()
+
+    async def _read(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            async for text in self.socket:
+                self._heard(text)
+        except ConnectionClosed:
+            pass
+        finally:
+            # INVARIANT: no call waits on a connection that has ended.
+            self.open = False
+            waiting, self.waiting = self.waiting, {}
+            for answer in waiting.values():
+                if not answer.done():
+                    answer.set_exception(wire.broken(self._name))
+
+    def _heard(self, text: str | bytes) -> None:
+        try:
+            heard = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return
+        for message in cast("list[Any]", heard) if isinstance(heard, list) else [heard]:
+            ident = _within(message, self._id_field)
+            answer = None if ident is None or isinstance(ident, bool) else self.waiting.pop(str(ident), None)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+
+
+class WebSocketUpstream:
+    """Calls one WebSocket service."""
+
+    def __init__(
+        self,
+        name: str,
+        config: WebSocketConfig,
+        *,
+        clock: Clock,
+        resolve: addresses.Resolve = addresses.resolve_by_system,
+        sleep: wire.Sleep = asyncio.sleep,
+        services: Services | None = None,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._clock = clock
+        self._resolve = resolve
+        self._sender = wire.Sender(name, config.urls, config, clock=clock, sleep=sleep, services=services)
+        self._links: list[_Link] = []
+        self._opening: WeakValueDictionary[_Whose, asyncio.Lock] = WeakValueDictionary()
+        self._reserved = 0
+        self._failed: dict[str, tuple[int, float]] = {}  # by url, how often in a row, and until when it is left alone
+
+    async def call(self, call: RemoteCall) -> Any:
+        return await self._sender.send(call, lambda url: wire.within(call, self._name, self._ask(call, url)))
+
+    async def discover(self) -> Discovered:
+        return Discovered(tools=[tool.definition() for tool in self._config.tools])
+
+    async def probe(self) -> None:
+        url = self._config.urls[0]
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                for link in self._links:
+                    if link.open and link.whose.url == url:
+                        await (await link.socket.ping())
+                        return
+                await (await self._connect(url, {}, "")).close()
+        except TimeoutError:
+            raise wire.unreached(self._name, "does not answer") from None
+        except Failure as failure:
+            if "status" not in (failure.details or {}):
+                raise  # who asks for a credential that a probe does not have, has answered
+
+    async def close(self) -> None:
+        links, self._links = self._links, []
+        await asyncio.gather(*(link.close() for link in links))
+
+    async def _ask(self, call: RemoteCall, url: str) -> Any:
+        """One attempt at one endpoint."""
+        link = await self._link(call, url)
+        ident = link.next_id()
+        native = call.native
+        answer = await link.ask(ident, wire.to_json(self._message(call, ident)))
+        error = _within(answer, str(native["error"]))
+        if error is not None:
+            said = wire.excerpt(error if isinstance(error, str) else wire.text_of(error), call)
+            raise Failure("E3401", f"`{self._name}` answered: {said}", details={"sent": True, "body": said})
+        return _within(answer, str(native["result"]))
+
+    def _message(self, call: RemoteCall, ident: int) -> Json:
+        native, arguments = call.native, call.arguments
+        if "send" in native:
+            named = wire.placeholders(native["send"])
+            rest = {name: value for name, value in arguments.items() if name not in named}
+            message: Json = wire.fill(native["send"], {**arguments, "id": ident}, rest)
+        else:
+            message = {"jsonrpc": "2.0", "id": ident, "method": native["method"], "params": arguments}
+        if self._config.context:
+            context: Json = {"traceparent": call.traceparent, "deadlineMs": int(call.left_s * 1000)}
+            if (key := wire.sent_key(call)) is not None:
+                context["idempotencyKey"] = key
+            message[self._config.context] = context
+        return message
+
+    # Connections
+
+    async def _link(self, call: RemoteCall, url: str) -> _Link:
+        """A connection for a call: of its own credential, and not busier than need be."""
+        auth = self._config.auth
+        credential = "" if auth is None else auth.value(call)
+        whose = _Whose(url, hashlib.sha256(credential.encode()).hexdigest())
+        link = self._free(whose)
+        if link is not None:
+            return link
+        lock = self._opening.setdefault(whose, asyncio.Lock())
+        async with lock:
+            link = self._free(whose)
+            if link is not None:
+                return link
+            if not await self._reserve():
+                return self._shared(whose)
+            try:
+                headers, query = dict(self._config.headers), ""
+                if auth is not None:
+                    query, shown = auth.query(call), auth.header(call)
+                    if shown is not None:
+                        headers[shown[0]] = shown[1]
+                socket = await self._guarded_connect(url, headers, query, call.retry)
+            finally:
+                self._reserved -= 1
+            link = _Link(self._name, whose, socket, self._config.id_field)
+            self._links.append(link)
+            return link
+
+    def _free(self, whose: _Whose) -> _Link | None:
+        """The least busy connection of its own, if it has less than its share of calls."""
+        link = self._least_busy(whose)
+        return link if link is not None and len(link.waiting) < self._config.calls_per_connection else None
+
+    def _shared(self, whose: _Whose) -> _Link:
+        link = self._least_busy(whose)
+        if link is None:
+            raise wire.unreached(self._name, "has all its connections taken by other callers")
+        return link
+
+    def _least_busy(self, whose: _Whose) -> _Link | None:
+        self._links = [link for link in self._links if link.open]
+        own = [link for link in self._links if link.whose == whose]
+        return min(own, key=lambda link: len(link.waiting), default=None)
+
+    async def _reserve(self) -> bool:
+        """Take a place for another connection, for which one that nobody uses may have to go. False: there is none."""
+        idle = None
+        # INVARIANT: there are never more connections, open and being opened, than the operator said.
+        if len(self._links) + self._reserved >= self._config.max_connections:
+            idle = next((link for link in self._links if not link.waiting), None)
+            if idle is None:
+                return False
+            self._links.remove(idle)
+        self._reserved += 1
+        if idle is not None:
+            try:
+                await idle.close()
+            except BaseException:
+                self._reserved -= 1
+                raise
+        return True
+
+    async def _guarded_connect(
+        self, url: str, headers: dict[str, str], query: str, policy: RetryPolicy
+    ) -> ClientConnection:
+        """A new connection, unless the last attempt failed too short a while ago."""
+        times, until = self._failed.get(url, (0, 0.0))
+        left_s = until - self._clock.monotonic()
+        if left_s > 0:
+            raise wire.unreached(self._name, "could not be reached just now", retry_after_ms=_ms(left_s))
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                socket = await self._connect(url, headers, query)
+        except TimeoutError:
+            failure = wire.unreached(self._name)
+        except Failure as refused:
+            if refused.code != "E3502":
+                raise
+            failure = refused
+        else:
+            self._failed.pop(url, None)
+            return socket
+        pause_s = delay_s(policy, self._sender.pacing, times + 1)
+        self._failed[url] = (times + 1, self._clock.monotonic() + pause_s)
+        raise Failure(failure.code, failure.message, details=failure.details, retry_after_ms=_ms(pause_s))
+
+    async def _connect(self, url: str, headers: dict[str, str], query: str) -> ClientConnection:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.typing import Subprotocol
+
+        parts = urlsplit(url)
+        secure = parts.scheme == "wss"
+        host = parts.hostname or ""
+        try:
+            sock = await wire.dial(
+                host,
+                parts.port or (443 if secure else 80),
+                allow_private=self._config.allow_private,
+                resolve=self._resolve,
+            )
+        except OSError:
+            raise wire.unreached(self._name) from None
+        config = self._config
+        tls: dict[str, Any] = {"ssl": self._tls, "server_hostname": host} if secure else {}
+        try:
+            return await connect(
+                url + (("&" if parts.query else "?") + query if query else ""),
+                sock=sock,
+                additional_headers=headers,
+                user_agent_header="interlock",
+                subprotocols=[Subprotocol(one) for one in config.subprotocols] or None,
+                compression=None,
+                proxy=None,
+                open_timeout=None,
+                ping_interval=config.ping_s,
+                ping_timeout=config.ping_s,
+                close_timeout=CLOSE_S,
+                max_size=config.max_response_bytes,
+                logger=_log,
+                **tls,
+            )
+        except InvalidStatus as refused:
+            raise self._refusal(refused.response.status_code, refused.response.headers.get("retry-after")) from None
+        except (OSError, InvalidHandshake, EOFError):
+            raise wire.unreached(self._name) from None
+        except ValueError:
+            raise Failure("E3406", f"`{self._name}` redirects, which is not followed") from None
+
+    def _refusal(self, status: int, retry_after: str | None) -> Failure:
+        """What a status in the place of a connection means. Nothing was asked yet."""
+        pause_ms = wire.retry_after_ms(retry_after, self._clock.now_ms())
+        details: Json = {"status": status, "sent": False}
+        if status == 429 or (status == 503 and pause_ms is not None):
+            words = f"`{self._name}` is asked too often"
+            return Failure("E3504", words, details=details, retry_after_ms=pause_ms, native_error_ref=f"http:{status}")
+        code = "E3502" if status >= 500 else "E3401"
+        return Failure(code, f"`{self._name}` answered {status}", details=details, native_error_ref=f"http:{status}")
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return self._config.tls.context()
+
+
+def _ms(seconds: float) -> int:
+    """So many milliseconds that the time has passed for sure."""
+    return int(seconds * 1000) + 1
+
+
+def _within(message: Any, path: str) -> Any:
+    """What is at a path of names; the message itself at the empty one, None where there is nothing."""
+    for name in path.split(".") if path else ():
+        if not isinstance(message, dict):
+            return None
+        message = cast("Json", message).get(name)
+    return message

@@ -1,0 +1,419 @@
+"""What the connectors of HTTP, gRPC and WebSocket services share.
+
+Theory of operation. Every call ends in one of a few ways, and what may follow is decided by one question: can the
+upstream have seen it?
+
+    E3502, sent: False   nobody was reached          anything may be sent again, to another endpoint too
+    E3502, sent: True    it broke off, or said 5xx   only what may be done twice is sent again
+    E3503                no answer in time           the same
+    E3504                asked too often             the same, and not before the time it named
+    E3401, E3416         an answer that will not change by asking again
+
+What may be done twice is a read, or a write that carries a key to an upstream whose operator said that it honours keys
+(`idempotent`, or `idempotent_by_key` of one tool). A caller's key is sent on as a digest that also covers who the
+caller is and which tool was called: two callers who choose the same key must not be handed each other's answers by an
+upstream that knows them both as us.
+
+Credentials come with each call and are never kept; whatever an upstream says about a failure is cleaned of them before
+anybody reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import email.utils
+import hashlib
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from urllib.parse import quote, urlsplit
+
+import orjson
+import pydantic
+
+from interlock.core.clock import Clock
+from interlock.core.connector import RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.redact import REDACTED, Redactor, safe_message
+from interlock.core.schema import Json
+from interlock.resilience.endpoints import Endpoints
+from interlock.resilience.retry import Pacing, sending, unsent
+from interlock.store import addresses
+
+if TYPE_CHECKING:
+    import ssl
+
+    from interlock.resilience.services import Services
+
+T = TypeVar("T")
+Sleep = Callable[[float], Awaitable[None]]
+
+EXCERPT = 500
+LONGEST_PAUSE_MS = 86_400_000
+_CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+
+
+class Part(pydantic.BaseModel):
+    """A piece of a configuration: closed, immutable."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Tls(Part):
+    """Whom we trust and who we are. Without a word here, the system's authorities count and we are nobody."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _whole(self) -> Tls:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("a certificate needs its key: say both cert_file and key_file")
+        return self
+
+    def context(self) -> ssl.SSLContext:
+        """A new context for connections we make. It is costly: one for each connector, never one for each call."""
+        import ssl
+
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except (OSError, ssl.SSLError):
+            raise Failure("E3108", "the upstream's ca_file, cert_file or key_file cannot be read") from None
+        return context
+
+    def read(self, which: Literal["ca_file", "cert_file", "key_file"]) -> bytes | None:
+        """The content of one of the files, for libraries that want it so."""
+        path: Path | None = getattr(self, which)
+        try:
+            return None if path is None else path.read_bytes()
+        except OSError:
+            raise Failure("E3108", f"the upstream's {which} cannot be read") from None
+
+
+class Auth(Part):
+    """How a credential is shown to the upstream. `secret` is its name in the secrets store, never its value."""
+
+    kind: Literal["bearer", "header", "query", "basic"]
+    secret: str = pydantic.Field(min_length=1)
+    name: str = ""  # of the header or query parameter
+    user: str = ""  # for basic, where the secret is only the password
+
+    @pydantic.model_validator(mode="after")
+    def _named(self) -> Auth:
+        if (self.kind in ("header", "query")) != bool(self.name):
+            raise ValueError("header and query need `name`, bearer and basic have none")
+        if self.user and self.kind != "basic":
+            raise ValueError("`user` is said of basic")
+        return self
+
+    def value(self, call: RemoteCall) -> str:
+        """The caller's credential; E3602 when the caller has none."""
+        found = call.credentials.get(self.secret)
+        if not found:
+            raise Failure(
+                "E3602", f"the call needs the credential `{self.secret}`: interlock secrets set {self.secret}"
+            )
+        return found
+
+    def header(self, call: RemoteCall) -> tuple[str, str] | None:
+        """The header that shows it; None where the query does."""
+        if self.kind == "query":
+            return None
+        value = self.value(call)
+        if self.kind == "basic":
+            pair = f"{self.user}:{value}" if self.user else value
+            return "authorization", "Basic " + base64.b64encode(pair.encode()).decode()
+        if not value.isascii() or not value.isprintable():
+            raise Failure("E3602", f"the credential `{self.secret}` cannot stand in a header; store it again")
+        return ("authorization", f"Bearer {value}") if self.kind == "bearer" else (self.name.lower(), value)
+
+    def query(self, call: RemoteCall) -> str:
+        """What to append to a query; empty where a header shows it."""
+        return f"{quote(self.name, safe='')}={quote(self.value(call), safe='')}" if self.kind == "query" else ""
+
+
+class RemoteConfig(Part):
+    """What all connectors are told about their upstream."""
+
+    auth: Auth | None = None
+    headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
+    tls: Tls = Tls()
+    allow_private: bool = False
+    idempotent: bool = False  # the upstream does a write only once under the key it is sent
+    connect_timeout_s: float = pydantic.Field(5.0, gt=0, le=60)
+    max_response_bytes: int = pydantic.Field(10_485_760, ge=1, le=1_073_741_824)
+
+    @pydantic.field_validator("headers")
+    @classmethod
+    def _no_credentials(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if name.lower() in _CREDENTIAL_HEADERS:
+                raise ValueError(f"`{name}` would keep a credential in clear; name the secret in `auth`")
+            header_safe(name, value)
+        return {name.lower(): value for name, value in headers.items()}
+
+
+def keep_hidden(config: RemoteConfig, *, plain: bool) -> None:
+    """ValueError where a credential would cross the internet for all to read."""
+    if plain and config.auth is not None and not config.allow_private:
+        raise ValueError("a credential is only sent under TLS, or on private networks that are allowed")
+
+
+def checked_url(url: str, schemes: Sequence[str]) -> str:
+    """An endpoint without its last slash; ValueError unless it is a plain address that holds no credential."""
+    parts = urlsplit(url)
+    if parts.scheme not in schemes or not parts.hostname:
+        raise ValueError(
+            f"an endpoint begins with {' or '.join(f'{scheme}://' for scheme in schemes)} and names a host"
+        )
+    if "@" in parts.netloc:
+        raise ValueError("an endpoint holds no user or password; name the secret in `auth`")
+    if parts.fragment:
+        raise ValueError("an endpoint has no fragment")
+    _ = parts.port
+    return url.rstrip("/")
+
+
+def unreached(name: str, why: str = "cannot be reached", *, retry_after_ms: int | None = None) -> Failure:
+    """Nobody was asked anything."""
+    return Failure("E3502", f"`{name}` {why}", details={"sent": False}, retry_after_ms=retry_after_ms)
+
+
+def broken(name: str) -> Failure:
+    """The upstream may have acted, and did not say."""
+    return Failure("E3502", f"`{name}` broke off before it had answered", details={"sent": True})
+
+
+def late(name: str) -> Failure:
+    return Failure("E3503", f"`{name}` did not answer in time", details={"sent": True})
+
+
+def too_large(name: str, limit: int) -> Failure:
+    return Failure("E3416", f"`{name}` answered with more than {limit} bytes; ask for less or raise max_response_bytes")
+
+
+@lru_cache(maxsize=1)
+def _redactor() -> Redactor:
+    return Redactor()
+
+
+def excerpt(text: str, call: RemoteCall | None) -> str:
+    """What an upstream says about a failure, as anybody may read it: short, and without the caller's credentials."""
+    for secret in () if call is None else call.credentials.values():
+        coded = base64.b64encode(secret.encode()).decode()
+        for form in (secret, quote(secret, safe=""), coded):
+            if form:
+                text = text.replace(form, REDACTED)
+    return safe_message(_redactor(), text)[:EXCERPT]
+
+
+def retry_after_ms(given: str | None, now_ms: int) -> int | None:
+    """How long an upstream asks to be left alone, by its Retry-After: seconds or a date."""
+    if not given:
+        return None
+    if given.isascii() and given.isdecimal():
+        return min(int(given[:9]) * 1000, LONGEST_PAUSE_MS)
+    try:
+        until_ms = int(email.utils.parsedate_to_datetime(given).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return min(max(until_ms - now_ms, 0), LONGEST_PAUSE_MS)
+
+
+def sent_key(call: RemoteCall) -> str | None:
+    """The key under which the upstream may recognise this write, for this caller and tool alone."""
+    if call.key is None or not call.writes:
+        return None
+    parts = (call.caller.tenant, call.caller.id, call.tool.partition("@")[0], call.key)
+    return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()[:32]
+
+
+def context_headers(call: RemoteCall) -> dict[str, str]:
+    """What goes with a call besides its arguments: trace, time left, key."""
+    headers = {"traceparent": call.traceparent, "x-interlock-deadline-ms": str(int(call.left_s * 1000))}
+    if (key := sent_key(call)) is not None:
+        headers["idempotency-key"] = key
+    return headers
+
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+def header_safe(name: str, value: str) -> None:
+    """ValueError for a header that would not stay one line."""
+    if not _TOKEN.fullmatch(name) or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
+        raise ValueError(f"the header `{name}` cannot hold this")
+
+
+class Sender:
+    """Sends calls to the endpoints of one upstream, each until it is clear how it ended.
+
+    Where there are several, they are tried in turn, as far as that is safe, and each leaves time for those after it.
+    With `services`, each then has a breaker of its own, besides the one of the whole upstream, which is not ours.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        urls: Sequence[str],
+        config: RemoteConfig,
+        *,
+        clock: Clock,
+        sleep: Sleep,
+        services: Services | None,
+    ) -> None:
+        self._name = name
+        self._urls = tuple(urls)
+        self._idempotent = config.idempotent
+        self.pacing = Pacing(monotonic=clock.monotonic, sleep=sleep, uniform=_dice(clock))
+        self._guarded = None if services is None or len(urls) == 1 else Endpoints(name, urls, services)
+
+    async def send(self, call: RemoteCall, attempt: Callable[[str], Awaitable[Any]]) -> Any:
+        """The answer, or the last failure. `attempt` is handed the endpoint to ask."""
+        keyed = call.key is not None and (self._idempotent or call.native.get("idempotent_by_key") is True)
+        safe = keyed or not call.writes
+
+        async def bounded(url: str) -> Any:
+            left = len(self._urls) - self._urls.index(url)
+            if left == 1 or not safe:
+                return await attempt(url)  # nobody comes after it
+            try:
+                async with asyncio.timeout(call.left_s / left):
+                    return await attempt(url)
+            except TimeoutError:
+                raise late(self._name) from None
+
+        def once() -> Awaitable[Any]:
+            if len(self._urls) == 1:
+                return attempt(self._urls[0])
+            if self._guarded is None:
+                return self._in_turn(bounded, safe=safe)
+            return self._by_breakers(self._guarded, call, bounded, safe=safe)
+
+        return await sending(once, call.retry, self.pacing, deadline=call.deadline, safe=safe)
+
+    async def _by_breakers(
+        self, endpoints: Endpoints, call: RemoteCall, attempt: Callable[[str], Awaitable[Any]], *, safe: bool
+    ) -> Any:
+        answer = await endpoints.ask(attempt, call.breaker, safe=safe, own_deadline=lambda: call.left_s <= 0)
+        return answer.value
+
+    async def _in_turn(self, attempt: Callable[[str], Awaitable[Any]], *, safe: bool) -> Any:
+        for url in self._urls[:-1]:
+            try:
+                return await attempt(url)
+            except Failure as failure:
+                if failure.code not in _ELSEWHERE or not (safe or unsent(failure)):
+                    raise
+        return await attempt(self._urls[-1])
+
+
+# What another endpoint may answer better.
+_ELSEWHERE = frozenset({"E3502", "E3503", "E3504"})
+
+
+def _dice(clock: Clock) -> Callable[[float, float], float]:
+    return lambda low, high: low + (high - low) * int.from_bytes(clock.random_bytes(6)) / 2**48
+
+
+async def within(call: RemoteCall, name: str, work: Awaitable[T]) -> T:
+    """What `work` gives, if it does so before the call's deadline; E3503 otherwise."""
+    try:
+        async with asyncio.timeout(call.left_s):
+            return await work
+    except TimeoutError:
+        raise late(name) from None
+
+
+async def dial(host: str, port: int, *, allow_private: bool, resolve: addresses.Resolve) -> socket.socket:
+    """A connected socket to the first address of a host that takes it. All of them are judged (E3406) before."""
+    loop = asyncio.get_running_loop()
+    refused: OSError | None = None
+    for address in await addresses.checked(host, allow_private=allow_private, resolve=resolve):
+        one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        one.setblocking(False)
+        try:
+            await loop.sock_connect(one, (address, port))
+            return one
+        except OSError as error:
+            one.close()
+            refused = error
+        except BaseException:
+            one.close()
+            raise
+    raise refused or OSError("no address")
+
+
+# Templates: how the arguments of a call are laid out in an operation that was written down by hand.
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_*][\w.*-]*)\}")
+REST = "{*}"
+
+
+class Absent:
+    """Stands for an argument that was not given."""
+
+
+ABSENT = Absent()
+
+
+def placeholders(template: Any) -> set[str]:
+    """The names that a template mentions."""
+    if isinstance(template, str):
+        return set(_PLACEHOLDER.findall(template))
+    if isinstance(template, Mapping):
+        values: Iterable[Any] = cast("Mapping[str, Any]", template).values()
+    elif isinstance(template, list | tuple):
+        values = cast("Sequence[Any]", template)
+    else:
+        return set()
+    return {name for value in values for name in placeholders(value)}
+
+
+def fill(template: Any, values: Json, rest: Json) -> Any:
+    """A template with its placeholders filled. `{name}` alone becomes the value itself, within a text its text; `{*}`
+    becomes what no placeholder names. What was not given is left out.
+    """
+    if isinstance(template, str):
+        if template == REST:
+            return rest
+        whole = _PLACEHOLDER.fullmatch(template)
+        if whole:
+            return values.get(whole[1], ABSENT)
+        return _PLACEHOLDER.sub(lambda found: text_of(values.get(found[1], "")), template)
+    if isinstance(template, Mapping):
+        pairs = cast("Mapping[str, Any]", template)
+        filled = {name: fill(part, values, rest) for name, part in pairs.items()}
+        return {name: part for name, part in filled.items() if part is not ABSENT}
+    if isinstance(template, list | tuple):
+        parts = [fill(part, values, rest) for part in cast("Sequence[Any]", template)]
+        return [part for part in parts if part is not ABSENT]
+    return template
+
+
+def text_of(value: Any) -> str:
+    """A value as it stands in a text, a path or a query."""
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+def to_json(value: Any) -> bytes:
+    """A value as JSON; E3302 for what JSON cannot carry to everybody."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        raise Failure("E3302", "an argument is a number beyond 64 bits or a text that is not Unicode") from None
+
+
+def quoted(value: Any) -> str:
+    """A value as it stands in an address, where it is nothing but data."""
+    try:
+        return quote(text_of(value), safe="")
+    except UnicodeEncodeError:
+        raise Failure("E3302", "an argument is a text that is not Unicode") from None

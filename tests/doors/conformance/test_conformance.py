@@ -1,0 +1,137 @@
+"""The public MCP conformance suite against Interlock, with the SDK's everything-server behind it as an upstream.
+
+The suite has no tokens, so one is put into each of its requests on the way. Every tool of the upstream is taken for one
+that cannot be undone, as is anything an upstream does not speak of; a person has agreed to their calls in advance.
+What is expected to fail is in the `.yml` files, with its reason; what is listed there and passes fails the run too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+import tarfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Caller, Interlock
+from interlock.authority.identities import Identity
+from interlock.core.errors import Failure
+from interlock.doors.mcp import McpDoor
+from interlock.service import Service
+from tests.doors.test_mcp import AGENT, OPERATOR, PATIENCE_S, serving
+from tests.upstreams.mcp_servers.real import (
+    CACHE,
+    _node,  # pyright: ignore[reportPrivateUsage]
+    _once,  # pyright: ignore[reportPrivateUsage]
+    _run,  # pyright: ignore[reportPrivateUsage]
+)
+
+HERE = Path(__file__).parent
+EVERYTHING = "examples/servers/everything-server/mcp_everything_server"
+APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
+RUNS = {
+    "handshake": ("conformance-handshake", "--suite", "all"),
+    "modern": ("conformance-modern", "--requirements", "2026-07-28"),
+}
+
+
+def _install_suite(folder: Path) -> None:
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / name, folder / name)
+    node = _node()
+    npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    path = f"{node.parent}{os.pathsep}{os.environ['PATH']}"
+    _run([str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, {"PATH": path})
+
+
+def _install_everything(folder: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "mcp", "--require-hashes"]
+    _run([*pip, "-r", str(HERE / "everything.txt"), "-d", str(folder)], folder)
+    (packed,) = folder.glob("mcp-*.tar.gz")
+    with tarfile.open(packed) as source:
+        source.extractall(folder, filter="data")
+
+
+@asynccontextmanager
+async def upstream() -> AsyncGenerator[str]:
+    """The everything-server on a port of its own: where it is."""
+    folder = CACHE / "everything"
+    _once(folder, (HERE / "everything.txt",), _install_everything)
+    (package,) = folder.glob(f"mcp-*/{EVERYTHING}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = [sys.executable, "-m", f"{package.name}.server", "--port", str(port), "--log-level", "ERROR"]
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*program, cwd=package.parent, stdout=quiet, stderr=quiet)
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def added(lock: Interlock, url: str, era: str) -> None:
+    """Add the upstream once it is up, under its own names, and agree to its tools' calls."""
+    config = {"url": url, "allow_private": True, "prefix": False, "protocol": era}
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                report = await lock.upstreams.add("everything", "mcp", config, by=lock.caller)
+                break
+            except Failure as failure:
+                if failure.code != "E3502":
+                    raise
+                await asyncio.sleep(0)
+    assert report.count("admitted") >= 25
+    until_ms = lock.clock.now_ms() + 3_600_000
+    for one in report.tools:
+        assert one.definition is not None
+        texts = dict.fromkeys(one.definition.input_schema.get("properties", {}), "*e*")
+        for arguments in ({}, texts):
+            await lock.approvals.agree_in_advance(
+                one.address, by=APPROVER, caller=AGENT, arguments=arguments, uses=100, expires_ms=until_ms
+            )
+
+
+@asynccontextmanager
+async def gateway(home: Path, era: str) -> AsyncGenerator[str]:
+    """Interlock in front of the everything-server: where its door is."""
+    async with upstream() as url, Interlock.open(home, housekeeping=False) as lock:
+        lock.home.policy.write_text("permit(principal, action, resource);\n")
+        await lock.identities.register(Identity(did=AGENT, trust=100), by="test")
+        lock.issuer_keys.init("EdDSA")
+        token = await lock.tokens.issue(subject=AGENT, by=OPERATOR)
+        await added(lock, url, era)
+        door = McpDoor(Service(lock))
+        app = door.asgi_app()
+
+        async def with_token(scope: Any, receive: Any, send: Any) -> None:
+            headers = [*scope["headers"], (b"authorization", f"Bearer {token}".encode())]
+            await app({**scope, "headers": headers}, receive, send)
+
+        async with door.lifespan(), serving(with_token) as port:
+            yield f"http://localhost:{port}/mcp"
+
+
+@pytest.mark.proves("OPS-02")
+@pytest.mark.parametrize("era", RUNS)
+async def test_the_public_suite_passes_but_for_what_has_a_reason(era: str, tmp_path: Path) -> None:
+    folder = CACHE / "conformance"
+    _once(folder, (HERE / "package.json", HERE / "package-lock.json"), _install_suite)
+    package, *options = RUNS[era]
+    program = str(folder / "node_modules" / package / "dist" / "index.js")
+    async with gateway(tmp_path / "home", era) as url:
+        process = await asyncio.create_subprocess_exec(
+            str(_node()), program, "server", "--url", url, *options,
+            "--expected-failures", str(HERE / f"{era}.yml"), "-o", str(tmp_path / "report"),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
+        )  # fmt: skip
+        said, _ = await asyncio.wait_for(process.communicate(), 300)
+    assert process.returncode == 0, said.decode()[-6000:]

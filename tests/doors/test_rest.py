@@ -1,0 +1,714 @@
+"""The REST door as clients meet it: HTTP in and out of the whole application, over real tools and tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Context, Field, Interlock, tool
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant
+from interlock.core.errors import CODES, Failure
+from interlock.doors.rest import hot, rest_app
+from interlock.doors.rest.answers import of_failure
+from interlock.service import Service
+from interlock.testing import FakeClock
+from tests import sample
+from tests.authority.test_tokens import did_of as did
+from tests.conftest import TOOLS
+from tests.gateway.test_interleavings import admit, turn, until
+from tests.upstreams.servers import HttpServer
+
+Json = dict[str, Any]
+EVERYTHING = ("tools:admin", "tokens:issue", "policy:read", "policy:admin", "audit:read", "upstreams:admin")
+MESSAGE = Annotated[str, Field(description="what to send back", examples=["Hello World"])]
+
+# As the seed has it: without mutation class, idempotency, descriptions and all else that admission asks for.
+BARE: Json = {
+    "tool_id": "echo_tool",
+    "version": "1.0.0",
+    "name": "Echo Tool",
+    "description": "Echoes input back",
+    "parameters": {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]},
+    "result_schema": {"type": "object", "properties": {"echoed": {"type": "string"}}},
+}
+COMPLETE: Json = {
+    **BARE,
+    "provider": "local",
+    "protocol": "native",
+    "mutation_class": "read_only",
+    "parameters": {
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "what to send back", "examples": ["Hello World"]}},
+        "required": ["message"],
+    },
+    "result_schema": {"type": "object", "properties": {"echoed": {"type": "string"}}, "required": ["echoed"]},
+    "required_permissions": [],
+    "idempotency": {},
+    "observability": {},
+    "timeout_class": "standard",
+    "execution": {"target": "tests.doors.test_rest:echo_tool"},
+}
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="unused")
+def echo_tool(message: MESSAGE) -> dict[str, str]:
+    """Echo the input back to whoever sent it."""
+    return {"echoed": message}
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def stepwise(ctx: Context, steps: sample.Number) -> int:
+    """Report each step, once the test lets it."""
+    sample.world.runs += 1
+    if sample.world.gate is not None:
+        await sample.world.gate.wait()
+    for step in range(steps):
+        ctx.progress(f"step {step + 1}", percent=100 * (step + 1) / steps)
+    return steps
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", max_inline_chars=100)
+def wordy(text: sample.Text) -> str:
+    """Say the same text a hundred times."""
+    return text * 100
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+def broken(text: sample.Text) -> str:
+    """Fail with something that nobody else should read."""
+    raise RuntimeError(f"in /srv/secret/place: {text}")
+
+
+@dataclass
+class World:
+    """A served home, and whoever calls on it."""
+
+    lock: Interlock
+    service: Service
+    client: httpx.AsyncClient
+    clock: FakeClock
+    tokens: dict[str, str] = field(default_factory=dict[str, str])
+
+    async def identity(self, name: str, kind: Any, **facts: Any) -> Identity:
+        return await self.lock.identities.register(Identity(did=did(name), name=name, kind=kind, **facts), by="test")
+
+    async def token(self, name: str, *, user: str | None = None, tools: tuple[str, ...] = ("*",), **given: Any) -> str:
+        grants = [ToolGrant(*one.split("@")) if "@" in one else ToolGrant(one) for one in tools]
+        behalf = None if user is None else did(user)
+        return await self.lock.tokens.issue(subject=did(name), user=behalf, tools=grants, by=self.lock.caller, **given)
+
+    async def ask(self, method: str, path: str, by: str | None = "scout", **options: Any) -> httpx.Response:
+        headers: Json = dict(options.pop("headers", {}))
+        if by is not None:
+            headers["authorization"] = f"Bearer {self.tokens.get(by, by)}"
+        return await self.client.request(method, path, headers=headers, **options)
+
+    async def get(self, path: str, by: str | None = "scout", **query: Any) -> httpx.Response:
+        return await self.ask("GET", path, by, params=query)
+
+    async def post(self, path: str, body: Any = None, by: str | None = "scout", **options: Any) -> httpx.Response:
+        return await self.ask("POST", path, by, json={} if body is None else body, **options)
+
+    async def invoke(self, tool_id: str, parameters: Json, by: str | None = "scout", **more: Any) -> httpx.Response:
+        return await self.post("/v1/tools/invoke", {"tool_id": tool_id, "parameters": parameters, **more}, by)
+
+    def records(self, kind: str) -> list[Json]:
+        rows = self.lock.journal.read("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,))
+        return [orjson.loads(body) for (body,) in rows]
+
+
+@asynccontextmanager
+async def serving(home: Path) -> AsyncGenerator[World]:
+    """The application over a home, with an operator, two people and an agent that acts for one of them."""
+    clock = FakeClock()
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        await admit(lock, stepwise, wordy, broken)
+        lock.issuer_keys.init("EdDSA")
+        service = Service(lock)
+        transport = httpx.ASGITransport(rest_app(service), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://interlock") as client:
+            world = World(lock, service, client, clock)
+            await world.identity("alice", "human")
+            await world.identity("boss", "human", groups=frozenset({"approvers"}))
+            await world.identity("root", "human")
+            await world.identity("scout", "agent", trust=80, groups=frozenset({"approvers"}))
+            world.tokens = {
+                "alice": await world.token("alice"),
+                "boss": await world.token("boss"),
+                "root": await world.token("root", scopes=EVERYTHING),
+                "scout": await world.token("scout", user="alice", scopes=("a:read",)),
+            }
+            yield world
+            await service.close()
+
+
+@pytest_asyncio.fixture
+async def world(home: Path) -> AsyncGenerator[World]:
+    async with serving(home) as made:
+        yield made
+
+
+def refused(response: httpx.Response, status: int, code: str) -> Json:
+    """A refusal of the one form there is, with the table's facts; its envelope."""
+    assert response.status_code == status, response.text
+    body: Json = response.json()
+    row = CODES[code]
+    envelope: Json = body["error"]
+    assert body["detail"].startswith(f"{code}: ")
+    assert (envelope["error_code"], envelope["errorCode"]) == (code, row.error_code.value)
+    assert response.headers["x-trace-id"] == envelope["traceId"]
+    assert response.headers["content-type"] == "application/json"
+    return envelope
+
+
+# The seed's flows
+
+
+@pytest.mark.part_of("OPS-01", rest="the flow through the command line; see tests/cli")
+async def test_a_tool_is_registered_and_echoes_what_the_holder_of_a_token_sends(world: World) -> None:
+    registered = await world.post("/v1/tools/register", COMPLETE, "root")
+    assert (registered.status_code, registered.json()["tool_id"]) == (201, "default.echo_tool")
+
+    issued = await world.post("/v1/tokens/issue", {"agent": "caller", "tools": ["default.echo_tool"]}, "root")
+    assert issued.status_code == 201
+    answer = await world.invoke(
+        "echo_tool", {"message": "Hello World"}, issued.json()["token"], tool_version="1.0.0", execution_mode="sync"
+    )
+    body = answer.json()
+    assert answer.status_code == 200
+    assert (body["status"], body["result"]) == ("success", {"echoed": "Hello World"})
+    assert body["execution_time_ms"] >= 0
+    (closed,) = [one for one in world.records("closed") if one["call"] == body["invocation_id"]]
+    assert (closed["door"], closed["agentId"] is not None, closed["traceId"]) == ("rest", True, body["trace_id"])
+    assert "tool.offered" in {record["event"] for record in world.records("registry")}
+
+
+async def test_a_bare_manifest_is_refused_with_every_gap_it_has(world: World) -> None:
+    envelope = refused(await world.post("/v1/tools/register", BARE, "root"), 422, "E3105")
+    told = " ".join(f"{fault['pointer']} {fault['message']}" for fault in envelope["details"]["faults"])
+    gaps = (
+        "provider",
+        "protocol",
+        "mutation_class",
+        "idempotency",
+        "observability",
+        "required_permissions",
+        "/execution",
+    )
+    assert [gap for gap in gaps if gap not in told] == []
+    assert "description" in told
+
+
+async def test_a_token_that_does_not_name_the_tool_is_refused_with_e3204_in_the_detail(world: World) -> None:
+    nothing = await world.token("scout", user="alice", tools=("demo.shout",))
+    response = await world.invoke("demo.add", {"a": 1}, nothing)
+    refused(response, 403, "E3204")
+    assert response.json()["invocation_id"] in {record["call"] for record in world.records("closed")}
+
+
+ELSEWHERE: tuple[Json, ...] = (
+    {"target": "os:system"},
+    {"target": "subprocess:run"},
+    {"target": "tests.doors.test_rest:asyncio.run"},
+    {"target": "tests.doors.test_rest:refused"},
+    {"target": "secret.py:run"},
+    {"target": "../../place/secret.py:run"},
+    {"target": "a_module_nobody_has:run"},
+    {"target": "tests.doors.test_rest:echo_tool", "handlers": {"check": "os:system"}},
+    {"target": "tests.doors.test_rest:echo_tool", "handlers": {"check": "tests.doors.test_rest:hashlib.new"}},
+    {"kind": "upstream", "target": "bank", "native": {"name": "pay"}},
+)
+
+
+async def test_a_manifest_makes_nothing_run_that_was_no_tool_before(world: World) -> None:
+    program = {"kind": "program", "target": "cat", "argv": ["cat", "/in/keys"]}
+    for execution in ELSEWHERE:
+        refused(await world.post("/v1/tools/register", {**COMPLETE, "execution": execution}, "root"), 422, "E3105")
+    for sandbox in ({"tier": 1, "reads": {"keys": str(world.lock.home.keys)}}, {"tier": 3}):
+        manifest = {**COMPLETE, "execution": program, "sandbox": sandbox}
+        refused(await world.post("/v1/tools/register", manifest, "root"), 422, "E3105")
+    borrowing = {**COMPLETE, "required_permissions": ["credentials:bank"]}
+    refused(await world.post("/v1/tools/register", borrowing, "root"), 403, "E3206")
+    assert not any(row.address == "default.echo_tool" for row in world.lock.catalog.rows())
+
+
+# Calling
+
+
+async def test_a_call_carries_its_callers_trace_in_and_out(world: World) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    body = {"tool_id": "demo.add", "parameters": {"a": 1}}
+    for path, sent in (("/v1/tools/invoke", body), ("/v1/tokens/inspect", {"token": "x"})):
+        answer = await world.post(path, sent, headers=headers)
+        assert answer.headers["x-trace-id"] == trace
+        assert answer.headers["traceresponse"].startswith(f"00-{trace}-")
+    assert (await world.post("/v1/tools/invoke", body)).headers["x-trace-id"] != trace
+    # One that cannot be read is nobody's trace.
+    assert (await world.post("/v1/tools/invoke", body, headers={"traceparent": "nonsense"})).status_code == 200
+
+
+async def test_a_key_sent_twice_runs_once_whether_in_the_body_or_in_the_header(world: World) -> None:
+    body = {"tool_id": "demo.increment", "parameters": {"name": "a"}}
+    first = await world.post("/v1/tools/invoke", {**body, "idempotency_key": "k"})
+    again = await world.post("/v1/tools/invoke", body, headers={"idempotency-key": "k"})
+    assert (first.json()["replayed"], again.json()["replayed"], sample.world.runs) == (False, True, 1)
+    assert first.json()["result"] == again.json()["result"] == 1
+    both = await world.post("/v1/tools/invoke", {**body, "idempotency_key": "k"}, headers={"idempotency-key": "other"})
+    refused(both, 400, "E3004")
+    refused(await world.post("/v1/tools/invoke", body), 400, "E3307")
+
+
+async def test_a_dry_run_says_what_would_happen_and_does_nothing(world: World) -> None:
+    answer = await world.invoke("demo.increment", {"name": "a"}, dry_run=True)
+    assert (answer.status_code, answer.json()["source"], sample.world.runs) == (200, "preview", 0)
+
+
+async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(world: World) -> None:
+    sample.world.gate = asyncio.Event()
+    started = await world.invoke("demo.stepwise", {"steps": 3}, execution_mode="async")
+    body = started.json()
+    assert (started.status_code, body["status"], started.headers["location"]) == (202, "running", body["poll"])
+    assert (await world.get(body["poll"])).json()["status"] == "running"
+
+    heard = asyncio.create_task(world.get(body["events"]))
+    await until(lambda: world.lock.gateway.observer.listeners)
+    sample.world.gate.set()
+    stream = (await heard).text
+    frames = [dict(line.split(": ", 1) for line in frame.splitlines()) for frame in stream.strip().split("\n\n")]
+    events = [orjson.loads(frame["data"]) for frame in frames]
+    assert [int(frame["id"]) for frame in frames] == list(range(1, len(frames) + 1))
+    assert [frame["event"] for frame in frames] == [event["event_class"] for event in events]
+    told = [event["data"]["message"] for event in events if event["event_class"] == "tool.invocation.progress"]
+    assert told[-3:] == ["step 1", "step 2", "step 3"]
+    assert (events[-1]["event_class"], events[-1]["status"]) == ("tool.invocation.status", "succeeded")
+
+    ended = (await world.get(body["poll"])).json()
+    assert (ended["status"], ended["state"], ended["result"]) == ("success", "succeeded", 3)
+    # A stream on what has ended says how, and ends.
+    assert (await world.get(body["events"])).text.count("data: ") == 1
+    # To anybody else there is no such call.
+    refused(await world.get(body["poll"], "boss"), 404, "E3702")
+    refused(await world.get(body["events"], "boss"), 404, "E3702")
+    refused(await world.post(f"{body['poll']}/cancel", by="boss"), 404, "E3702")
+
+
+async def test_a_call_in_the_background_can_be_cancelled(world: World) -> None:
+    sample.world.gate = asyncio.Event()
+    body = (await world.invoke("demo.stepwise", {"steps": 1}, execution_mode="async")).json()
+    await until(lambda: sample.world.runs)
+    cancelled = await world.post(f"{body['poll']}/cancel")
+    assert cancelled.json() == {"invocation_id": body["invocation_id"], "outcome": "canceled"}
+    ended = await until_ended(world, body["poll"])
+    assert (ended["status"], ended["error"]["error_code"]) == ("cancelled", "E3703")
+    assert (await world.post(f"{body['poll']}/cancel")).json()["outcome"] == "finished"
+
+
+async def until_ended(world: World, poll: str) -> Json:
+    async with asyncio.timeout(10):
+        told: Json = {"status": "running"}
+        while told["status"] == "running":
+            await turn()
+            told = (await world.get(poll)).json()
+    return told
+
+
+async def test_a_call_that_failed_in_the_background_says_why(world: World) -> None:
+    body = (await world.invoke("demo.nothing", {}, execution_mode="async")).json()
+    ended = await until_ended(world, body["poll"])
+    assert (ended["status"], ended["detail"][:5]) == ("error", "E3101")
+
+
+async def test_a_large_result_is_kept_and_fetched_by_its_caller_alone(world: World) -> None:
+    body = (await world.invoke("demo.wordy", {"text": "long "})).json()
+    assert (body["result"], body["preview"][:5]) == (None, "long ")
+    whole = await world.get(f"/v1/payloads/{body['payload_ref']}")
+    assert whole.json() == "long " * 100
+    refused(await world.get(f"/v1/payloads/{body['payload_ref']}", "boss"), 404, "E3702")
+    refused(await world.get("/v1/payloads/undo:1"), 404, "E3702")
+
+
+async def test_a_write_is_undone_by_whoever_made_it_and_nobody_else(world: World) -> None:
+    made = (await world.invoke("demo.increment", {"name": "a", "by": 3}, idempotency_key="k")).json()
+    path = f"/v1/calls/{made['invocation_id']}/undo"
+    refused(await world.post(path, {"idempotency_key": "u"}, "boss"), 404, "E3702")
+    assert sample.world.counters == {"a": 3}
+    undone = await world.post(path, {"idempotency_key": "u"})
+    assert (undone.status_code, sample.world.counters) == (200, {"a": 0})
+    refused(await world.post("/v1/calls/nothing/undo", {"idempotency_key": "u"}), 404, "E3702")
+
+
+async def test_failures_of_tools_and_gateway_say_nothing_of_what_is_inside(world: World) -> None:
+    response = await world.invoke("demo.broken", {"text": "hunter2"})
+    refused(response, 500, "E3401")
+    assert "secret" not in response.text
+    assert "hunter2" not in response.text
+    world.service.tools.page = None  # type: ignore[assignment] # what nobody foresaw
+    unforeseen = await world.get("/v1/tools")
+    envelope = refused(unforeseen, 500, "E3000")
+    assert envelope["message"] == "something went wrong inside Interlock"
+    world.service.calls.invoke = None  # type: ignore[assignment]
+    refused(await world.invoke("demo.add", {"a": 1}), 500, "E3000")
+
+
+# Malformed requests
+
+
+MALFORMED = (
+    b"", b"{", b"[]", b'"x"', b"null", b"\xff", b"[" * 5000, b'{"tool_id": NaN}',
+    b'{}', b'{"tool_id": ""}', b'{"tool_id": 1}', b'{"tool_id": null}', b'{"tool_id": "demo.add", "tool": 1}',
+    b'{"tool_id": "demo.add", "parameters": []}', b'{"tool_id": "demo.add", "timeout_ms": 0}',
+    b'{"tool_id": "demo.add", "timeout_ms": true}', b'{"tool_id": "demo.add", "timeout_ms": 1.5}',
+    b'{"tool_id": "demo.add", "execution_mode": "later"}', b'{"tool_id": "demo.add", "dry_run": 1}',
+    b'{"tool_id": "demo.add", "idempotency_key": 7}',
+)  # fmt: skip
+
+
+async def test_a_malformed_call_is_e3004_and_nothing_else(world: World) -> None:
+    sent = {"content-type": "application/json"}
+    for body in MALFORMED:
+        refused(await world.ask("POST", "/v1/tools/invoke", content=body, headers=sent), 400, "E3004")
+        if body != b"{}":
+            response = await world.ask("POST", "/v1/approvals/apr_x/deny", content=body, headers=sent)
+            refused(response, 400, "E3004")
+
+
+async def test_other_malformed_requests_are_e3004_too(world: World) -> None:
+    plain = {"content-type": "text/plain"}
+    for path in ("/v1/tools/invoke", "/v1/tokens/inspect"):
+        refused(await world.ask("POST", path, content=b"{}", headers=plain), 400, "E3004")
+    refused(await world.get("/v1/tools", limit=0), 400, "E3004")
+    refused(await world.get("/v1/tools", nobody="knows"), 400, "E3004")
+    refused(await world.post("/v1/tokens/inspect", {"token": "x", "more": 1}), 400, "E3004")
+    refused(await world.post("/v1/tokens/issue", {"agent": "x", "ttl_s": "60"}, "root"), 400, "E3004")
+    refused(await world.get("/v1/nothing"), 404, "E3004")
+    refused(await world.get("/nothing", None), 404, "E3004")
+    refused(await world.get("/v1/tools/"), 404, "E3004")
+    wrong = await world.ask("DELETE", "/v1/policy")
+    refused(wrong, 405, "E3004")
+    assert wrong.headers["allow"]
+    refused(await world.ask("PUT", "/v1/tools/invoke"), 405, "E3004")
+
+
+async def test_a_body_larger_than_the_bound_is_refused_before_anything_reads_it(world: World) -> None:
+    large = b" " * (5 << 20)
+    for path in ("/v1/tools/invoke", "/v1/tokens/inspect"):
+        refused(await world.ask("POST", path, content=large), 400, "E3004")
+
+
+async def test_whole_numbers_of_any_size_arrive_as_they_were_sent(world: World) -> None:
+    body = b'{"tool_id": "demo.echo", "parameters": {"value": [123456789012345678901234567890, 0.1]}}'
+    response = await world.ask("POST", "/v1/tools/invoke", content=body, headers={"content-type": "application/json"})
+    assert b'"result":[123456789012345678901234567890,0.1]' in response.content
+
+
+# Who asks
+
+
+async def test_without_a_good_token_nothing_but_health_and_the_document_is_served(world: World) -> None:
+    document = (await world.get("/openapi.json", None)).json()
+    for path, methods in document["paths"].items():
+        if path in ("/health", "/ready"):
+            continue
+        for method in methods:
+            url = path.replace("{", "").replace("}", "")
+            response = await world.ask(method.upper(), url, None, json={})
+            if response.status_code == 400:  # a body that is not even a request of this kind
+                continue
+            refused(response, 401, "E3212")
+            assert response.headers["www-authenticate"].startswith("Bearer")
+            refused(await world.ask(method.upper(), url, "a.b.c", json={}), 401, "E3203")
+    refused(await world.ask("GET", "/v1/tools", None, headers={"authorization": "Basic eA=="}), 401, "E3203")
+    world.clock.advance(7200)
+    refused(await world.get("/v1/tools"), 401, "E3201")
+    refused(await world.invoke("demo.add", {"a": 1}), 401, "E3201")
+
+
+async def test_tools_are_listed_page_by_page_and_only_those_the_token_names(world: World) -> None:
+    seen: list[str] = []
+    cursor: Json = {}
+    while True:
+        body = (await world.get("/v1/tools", limit=4, **cursor)).json()
+        seen += [one["tool_id"] for one in body["tools"]]
+        if body["cursor"] is None:
+            break
+        cursor = {"cursor": body["cursor"]}
+    assert seen == sorted(set(seen))
+    assert {"demo.add", "demo.send", "demo.wordy"} <= {*seen}
+
+    narrow = await world.token("scout", user="alice", tools=("demo.add", "demo.shout@^1.0.0"))
+    assert [one["tool_id"] for one in (await world.get("/v1/tools", narrow)).json()["tools"]] == [
+        "demo.add",
+        "demo.shout",
+    ]
+    found = (await world.get("/v1/tools", narrow, q="whole numbers")).json()["tools"]
+    assert [one["tool_id"] for one in found] == ["demo.add"]
+    refused(await world.get("/v1/tools/demo.send", narrow), 404, "E3101")
+    refused(await world.get("/v1/tools/demo.send/versions", narrow), 404, "E3101")
+
+
+async def test_a_tool_shows_its_contract_and_not_what_runs_it(world: World) -> None:
+    shown = await world.get("/v1/tools/demo.add", version="^1.0.0")
+    body = shown.json()
+    assert (body["tool_id"], body["mutation_class"], body["state"]) == ("demo.add", "read_only", "active")
+    assert body["parameters"]["required"] == ["a"]
+    assert "execution" not in body
+    versions = (await world.get("/v1/tools/demo.add/versions")).json()["versions"]
+    assert [one["version"] for one in versions] == ["1.0.0"]
+    refused(await world.get("/v1/tools/demo.add", version="^2.0.0"), 404, "E3102")
+
+
+async def test_a_version_is_deprecated_and_every_answer_says_so(world: World) -> None:
+    body = {"version": "1.0.0", "successor": "demo.shout", "days": 30}
+    refused(await world.post("/v1/tools/demo.add/deprecate", body), 403, "E3206")
+    done = await world.post("/v1/tools/demo.add/deprecate", body, "root")
+    assert (done.status_code, done.json()["state"]) == (200, "deprecated")
+    called = (await world.invoke("demo.add", {"a": 1})).json()
+    assert called["deprecation"]["successor"] == "demo.shout"
+
+
+# Approvals
+
+
+async def test_a_pending_call_is_approved_by_another_person_and_resumed(world: World) -> None:
+    asked = await world.invoke("demo.send", {"to": "press"}, idempotency_key="m")
+    body = asked.json()
+    assert (asked.status_code, body["status"], sample.world.runs) == (202, "pending", 0)
+    assert body["pending"]["code"] == "APPROVAL_REQUIRED"
+    ticket = body["pending"]["pollEndpoint"]
+    assert (await world.get(body["poll"])).json()["status"] == "pending"
+
+    # Neither whoever asked, nor the person it is for, nor any agent decides; nobody else even sees it.
+    for who in ("scout", "alice", "root"):
+        refused(await world.post(f"{ticket}/approve", by=who), 403, "E3206")
+    refused(await world.get(ticket, "root"), 404, "E3702")
+    refused(await world.post(body["resume"]), 412, "E3411")
+    assert sample.world.runs == 0
+
+    assert [one["id"] for one in (await world.get("/v1/approvals", "boss")).json()["tickets"]] == [
+        ticket.rpartition("/")[2]
+    ]
+    assert (await world.get("/v1/approvals", "root")).json()["tickets"] == []
+    shown = (await world.get(ticket, "boss")).json()
+    assert shown["params"] == {"to": "press"}
+    assert "press would get a mail" in shown["readable"]
+    assert "it cannot be undone" in shown["readable"]
+
+    agreed = await world.post(f"{ticket}/approve", {"comment": "us first", "edit": {"to": "desk"}}, "boss")
+    assert (agreed.status_code, agreed.json()["status"]) == (200, "APPROVED")
+    went_on = await world.post(body["resume"])
+    assert (went_on.status_code, went_on.json()["result"], sample.world.runs) == (200, "desk", 1)
+    assert went_on.json()["invocation_id"] == body["invocation_id"]
+    again = await world.post(f"{ticket}/approve", by="boss")
+    refused(again, 412, "E3411")
+
+
+async def test_a_denied_call_is_refused_with_the_reason(world: World) -> None:
+    body = (await world.invoke("demo.send", {"to": "press"}, idempotency_key="m")).json()
+    ticket = body["pending"]["pollEndpoint"]
+    assert (await world.post(f"{ticket}/deny", {"comment": "not today"}, "boss")).json()["status"] == "DENIED"
+    envelope = refused(await world.post(body["resume"]), 403, "E3209")
+    assert "not today" in envelope["message"]
+    every = (await world.get("/v1/approvals", "boss", all="true")).json()["tickets"]
+    assert [one["status"] for one in every] == ["DENIED"]
+    refused(await world.post("/v1/approvals/apr_nothing/approve", by="boss"), 404, "E3702")
+    refused(await world.post("/v1/tools/resume/nothing"), 404, "E3702")
+
+
+async def test_a_person_agrees_in_advance_and_takes_it_back(world: World) -> None:
+    grant = {"tool": "demo.send", "caller": did("alice"), "arguments": {"to": "*desk"}, "uses": 2, "expires_in_s": 60}
+    refused(await world.post("/v1/approvals/standing", grant, "scout"), 403, "E3206")
+    refused(await world.post("/v1/approvals/standing", {**grant, "arguments": {"to": "*"}}, "boss"), 400, "E3004")
+    refused(await world.post("/v1/approvals/standing", {**grant, "arguments": {"from": "x"}}, "boss"), 400, "E3004")
+    refused(await world.post("/v1/approvals/standing", {**grant, "caller": "nobody"}, "boss"), 404, "E3207")
+    made = await world.post("/v1/approvals/standing", {**grant, "caller": "scout"}, "boss")
+    assert made.status_code == 201
+    listed = (await world.get("/v1/approvals/standing", "boss")).json()["standing"]
+    assert [one["id"] for one in listed] == [made.json()["id"]]
+    assert (await world.get("/v1/approvals/standing", "root")).json()["standing"] == []
+    path = f"/v1/approvals/standing/{made.json()['id']}"
+    refused(await world.ask("DELETE", path, "root"), 404, "E3702")
+    assert (await world.ask("DELETE", path, "boss")).json()["revoked"] is True
+
+
+# Tokens, policy, audit
+
+
+async def test_tokens_are_issued_below_ones_own_passed_on_looked_at_and_revoked(world: World) -> None:
+    refused(await world.post("/v1/tokens/issue", {"agent": "x"}), 403, "E3206")
+    refused(await world.post("/v1/tokens/issue", {"agent": "x", "person": "y"}, "root"), 400, "E3004")
+    refused(await world.post("/v1/tokens/issue", {"agent": "x", "scopes": ["pii:read"]}, "root"), 403, "E3206")
+    issued = await world.post(
+        "/v1/tokens/issue",
+        {"agent": "newcomer", "for": "alice", "tools": ["demo.*@^1.0.0"], "ttl_s": 600, "constraints": {"max_uses": 5}},
+        "root",
+    )
+    token = issued.json()["token"]
+    assert (issued.status_code, [one["name"] for one in issued.json()["chain"]]) == (201, ["root", "alice", "newcomer"])
+    assert (await world.invoke("demo.add", {"a": 1}, token)).status_code == 200
+
+    # Holding a token is the right to pass it on, narrower, to somebody who is known.
+    passed = await world.post("/v1/tokens/delegate", {"to": "boss", "tools": ["demo.add@^1.0.0"], "ttl_s": 60}, token)
+    assert passed.status_code == 201, passed.text
+    narrow = passed.json()["token"]
+    assert (await world.invoke("demo.add", {"a": 1}, narrow)).status_code == 200
+    refused(await world.invoke("demo.shout", {"text": "x"}, narrow), 403, "E3204")
+    refused(await world.post("/v1/tokens/delegate", {"to": "boss", "tools": ["mail.*"]}, token), 403, "E3206")
+    refused(await world.post("/v1/tokens/delegate", {"to": "nobody"}, token), 404, "E3207")
+
+    looked = await world.post("/v1/tokens/inspect", {"token": narrow})
+    assert (looked.json()["valid"], len(looked.json()["chain"])) == (True, 4)
+    refused(await world.post("/v1/tokens/revoke", {"ref": token, "reason": "done"}), 403, "E3206")
+    assert (await world.post("/v1/tokens/revoke", {"ref": token, "reason": "done"}, "root")).status_code == 200
+    refused(await world.invoke("demo.add", {"a": 1}, narrow), 401, "E3201")
+    assert token not in orjson.dumps(world.records("authority")).decode()
+
+
+async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -> None:
+    refused(await world.get("/v1/policy"), 403, "E3206")
+    shown = (await world.get("/v1/policy", "root")).json()
+    assert shown["text"] == world.lock.home.policy.read_text()
+    checked = await world.post("/v1/policy/check", {"text": "permit (principal"}, "root")
+    assert checked.json()["usable"] is False
+    question = {"principal": "scout", "tool": "demo.send", "arguments": {"to": "x"}}
+    assert (await world.post("/v1/policy/explain", question, "root")).json()["behavior"] == "ask"
+
+    nobody = '@id("nobody")\nforbid (principal, action, resource);\n'
+    refused(await world.ask("PUT", "/v1/policy", json={"text": nobody}), 403, "E3206")
+    refused(await world.ask("PUT", "/v1/policy", "root", json={"text": "permit"}), 400, "E3004")
+    stale = {"text": nobody, "instead_of": hashlib.sha256(b"another").hexdigest()}
+    refused(await world.ask("PUT", "/v1/policy", "root", json=stale), 409, "E3410")
+    applied = await world.ask("PUT", "/v1/policy", "root", json={"text": nobody, "instead_of": shown["digest"]})
+    assert applied.json()["applied"] is True
+    world.clock.advance(5)
+    refused(await world.invoke("demo.add", {"a": 1}), 403, "E3206")
+    (record,) = [one for one in world.records("authority") if one["act"] == "policy.applied"]
+    assert record["by"] == did("root")
+
+
+async def test_the_journal_is_read_by_those_who_may_and_that_is_on_record(world: World) -> None:
+    call = (await world.invoke("demo.add", {"a": 1})).json()["invocation_id"]
+    refused(await world.get("/v1/audit/records"), 403, "E3206")
+    refused(await world.get("/v1/audit/verify"), 403, "E3206")
+    refused(await world.get("/v1/audit/export"), 403, "E3206")
+    assert world.records("audit.read") == []
+
+    found = (await world.get("/v1/audit/records", "root", call=call)).json()
+    assert [one["record"]["kind"] for one in found["records"]] == ["closed"]
+    (read,) = world.records("audit.read")
+    assert (read["by"], read["door"], read["sought"]) == (did("root"), "rest", {"call": call})
+    verdict = (await world.get("/v1/audit/verify", "root")).json()
+    assert (verdict["intact"], verdict["faults"]) == (True, [])
+    lines = (await world.get("/v1/audit/export", "root")).content.splitlines()
+    head = bytes(32)
+    for line in lines:
+        entry: Json = orjson.loads(line)
+        body = line[line.index(b'"record":') + 9 : -1]
+        head = hashlib.sha256(head + entry["seq"].to_bytes(8, "big") + body).digest()
+        assert entry["hash"] == head.hex()
+    assert [one["what"] for one in world.records("audit.read")] == ["records", "verify", "export"]
+
+
+# Upstreams
+
+
+async def test_upstreams_are_listed_refreshed_and_removed_by_those_who_may(world: World) -> None:
+    tools = [
+        {
+            "name": "rate", "description": "Rate of one currency.", "method": "POST", "path": "/echo",
+            "input_schema": {
+                "type": "object",
+                "properties": {"of": {"type": "string", "description": "currency", "examples": ["CHF"]}},
+                "required": ["of"],
+            },
+        }
+    ]  # fmt: skip
+    async with HttpServer.open() as server:
+        config: Json = {"urls": [server.url], "tools": tools, "allow_private": True}
+        await world.lock.upstreams.add("bank", "http", config, by=world.lock.caller)
+        refused(await world.get("/v1/upstreams"), 403, "E3206")
+        (listed,) = (await world.get("/v1/upstreams", "root")).json()["upstreams"]
+        assert (listed["name"], listed["state"], [one["name"] for one in listed["tools"]]) == (
+            "bank", "available", ["rate"],
+        )  # fmt: skip
+        assert (await world.get("/ready", None)).json()["dependencies"]["upstreams"] == "healthy"
+        assert (await world.post("/v1/upstreams/bank/refresh", by="root")).json()["upstream"] == "bank"
+        refused(await world.post("/v1/upstreams/bank/refresh", {"overlay": {"nobody": 1}}, "root"), 422, "E3105")
+        refused(await world.post("/v1/upstreams/bank/accept", {"reason": "x", "tools": ["rate"]}, "root"), 404, "E3101")
+        refused(await world.post("/v1/upstreams/bank/accept", {"reason": "looked"}, "scout"), 403, "E3206")
+        assert (await world.ask("DELETE", "/v1/upstreams/bank", "root")).json() == {"removed": "bank"}
+        refused(await world.ask("DELETE", "/v1/upstreams/bank", "root"), 404, "E3101")
+        refused(await world.post("/v1/upstreams/bank/refresh", by="root"), 404, "E3101")
+
+
+async def test_through_a_door_no_upstream_reaches_into_the_machine(world: World) -> None:
+    reaching: tuple[tuple[str, Json], ...] = (
+        ("mcp", {"command": ["sh", "-c", "true"]}),
+        ("mcp", {"url": "https://127.0.0.1:9/mcp", "allow_private": True}),
+        ("http", {"urls": ["https://example.org"], "tls": {"ca_file": "/etc/passwd"}}),
+        ("http", {"urls": ["https://example.org"], "auth": {"kind": "bearer", "secret": "bank"}}),
+    )
+    for kind, config in reaching:
+        asked = await world.post("/v1/upstreams", {"name": "bank", "kind": kind, "config": config}, "root")
+        refused(asked, 403, "E3206")
+    module = {"name": "bank", "kind": "langchain", "config": {"module": "os"}}
+    refused(await world.post("/v1/upstreams", module, "root"), 400, "E3004")
+    # Without leave, an address inside is not reached either.
+    inside = {"name": "bank", "kind": "mcp", "config": {"url": "http://127.0.0.1:9/mcp"}}
+    assert (await world.post("/v1/upstreams", inside, "root")).status_code >= 400
+    refused(await world.post("/v1/upstreams", inside), 403, "E3206")
+    assert (await world.get("/v1/upstreams", "root")).json() == {"upstreams": []}
+
+
+# Health
+
+
+@pytest.mark.part_of("OPS-10", rest="supervised children, sinks of telemetry")
+async def test_health_and_readiness_need_no_token_and_follow_the_store(world: World) -> None:
+    alive = await world.get("/health", None)
+    assert (alive.status_code, alive.json()["status"]) == (200, "healthy")
+    ready = await world.get("/ready", None)
+    assert (ready.status_code, ready.json()["status"]) == (200, "healthy")
+    assert ready.json()["dependencies"]["store"] == ready.json()["dependencies"]["signer"] == "healthy"
+
+    await world.lock.journal.close()
+    world.clock.advance(1)
+    gone = await world.get("/ready", None)
+    assert (gone.status_code, gone.json()["dependencies"]["store"]) == (503, "down")
+    assert (await world.get("/health", None)).status_code == 200
+
+
+# The hot route by itself
+
+
+def test_what_may_be_tried_again_says_when() -> None:
+    reply = of_failure(Failure("E3003", "too many", retry_after_ms=1500), "t")
+    assert (reply.status, reply.headers) == (429, ((b"retry-after", b"2"),))
+
+
+async def test_the_hot_route_answers_as_the_whole_application_does(world: World) -> None:
+    route = hot(world.service, most=300)
+    transport = httpx.ASGITransport(route)
+    async with httpx.AsyncClient(transport=transport, base_url="http://interlock") as client:
+        headers = {"authorization": f"Bearer {world.tokens['scout']}"}
+        body = {"tool_id": "demo.add", "parameters": {"a": 2}}
+        answer = await client.post("/v1/tools/invoke", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["result"]) == (200, 7)
+        long = {"tool_id": "demo.shout", "parameters": {"text": "x" * 300}}
+        refused(await client.post("/v1/tools/invoke", json=long, headers=headers), 400, "E3004")
+    assert route.matches({"path": "/v1/tools/invoke", "method": "POST"})
+    assert not route.matches({"path": "/v1/tools/invoke", "method": "GET"})
+    assert not route.matches({"path": "/v1/tools", "method": "POST"})

@@ -1,0 +1,236 @@
+"""The server as the network meets it: real sockets, real signals, clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Interlock
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant
+from interlock.core.errors import Failure
+from interlock.doors import asgi, connection
+from interlock.doors.server import Listening, Server, serving
+from interlock.service import Service
+from tests.authority.test_tokens import did_of
+from tests.conftest import TOOLS
+from tests.doors.test_grpc import certificate
+
+Json = dict[str, Any]
+LOOPBACK = Listening(port=0, grpc_port=None)
+ADD = {"tool_id": "demo.add", "parameters": {"a": 2, "b": 3}}
+
+
+class Peer(NamedTuple):
+    """One end of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def answer(self) -> bytes:
+        return await self.reader.read()
+
+
+class Place:
+    """A server on a free port, and a token for it."""
+
+    def __init__(self, lock: Interlock, server: Server, token: str, scheme: str = "http") -> None:
+        self.lock = lock
+        self.server = server
+        self.bearer = {"authorization": f"Bearer {token}"}
+        self._opened: list[asyncio.StreamWriter] = []
+        self.base = f"{scheme}://localhost:{server.port}"
+
+    async def raw(self, *parts: bytes) -> Peer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        self._opened.append(writer)
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        return Peer(reader, writer)
+
+    async def close(self) -> None:
+        for writer in self._opened:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._opened), return_exceptions=True)
+
+
+@asynccontextmanager
+async def place(home: Path, listening: Listening = LOOPBACK) -> AsyncGenerator[Place]:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        if not lock.issuer_keys.all():
+            lock.issuer_keys.init("EdDSA")
+            await lock.identities.register(Identity(did=did_of("ann"), name="ann", kind="human"), by="test")
+        token = await lock.tokens.issue(subject=did_of("ann"), tools=[ToolGrant("*")], by=lock.caller)
+        async with serving(Service(lock), listening) as server:
+            made = Place(lock, server, token, "https" if listening.secure else "http")
+            yield made
+            await made.close()
+
+
+@pytest_asyncio.fixture
+async def here(home: Path) -> AsyncGenerator[Place]:
+    async with place(home) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", ["/v1/tools", "/v1/tools/invoke", "/rpc", "/mcp", "/health", "/metrics"])
+async def test_nobody_reaches_it_by_a_name_of_their_own(here: Place, path: str) -> None:
+    method = "POST" if path in ("/v1/tools/invoke", "/rpc", "/mcp") else "GET"
+    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer) as client:
+        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}):
+            answer = await client.request(method, path, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["error_code"]) == (403, "E3210"), headers
+        welcome = await client.request(
+            method, path, headers={"origin": here.base}, json=ADD if method == "POST" else None
+        )
+        assert welcome.status_code != 403
+
+
+async def test_a_request_without_a_host_is_refused(here: Place) -> None:
+    peer = await here.raw(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+    assert (await peer.answer()).startswith(b"HTTP/1.1 403")
+
+
+async def test_heads_that_are_too_long_or_too_slow_end_the_connection(
+    here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = await here.raw(b"GET /health HTTP/1.1\r\n", *(b"x-n: " + b"y" * 1000 + b"\r\n",) * 100)
+    assert (await peer.answer()).startswith(b"HTTP/1.1 431")
+    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+    for begun in (b"", b"GET /hea"):
+        peer = await here.raw(begun)
+        assert (await peer.answer()).startswith(b"HTTP/1.1 408")
+    peer = await here.raw(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+    assert (await peer.reader.readline()).startswith(b"HTTP/1.1 200"), "others are served"
+
+
+async def test_connections_are_counted(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
+    await here.raw(b"GET /health HTTP/1.1\r\n")
+    peer = await here.raw(b"")
+    assert (await peer.answer()).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize("path", ["/v1/tools/invoke", "/v1/tools/register", "/rpc"])
+async def test_bodies_are_bounded_in_size_and_time(here: Place, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer) as client:
+        large = await client.post(
+            path, content=b" " * (asgi.MAX_BODY + 1), headers={"content-type": "application/json"}
+        )
+        assert (large.status_code, large.json()["error"]["error_code"]) == (400, "E3004")
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {here.bearer['authorization']}\r\n"
+    monkeypatch.setattr(asgi, "BODY_S", 0.1)
+    begun = f"{head}content-type: application/json\r\ncontent-length: 10\r\n\r\n{{".encode()
+    peer = await here.raw(begun)
+    assert (await peer.reader.readline()).startswith(b"HTTP/1.1 504")
+    _, gone = await here.raw(begun)
+    gone.close()  # half a body, and then nobody
+
+
+async def test_a_thousand_connections_are_held_and_served(here: Place) -> None:
+    request = orjson.dumps(ADD)
+    head = f"POST /v1/tools/invoke HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {here.bearer['authorization']}\r\n"
+    whole = head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(request) + request
+    held = [await here.raw(b"") for _ in range(1000)]
+    for _ in range(2):
+        for _, writer in held:
+            writer.write(whole)
+        answers = await asyncio.gather(*(_answer(reader) for reader, _ in held))
+        assert all(answer["result"] == 5 for answer in answers)
+
+
+async def _answer(reader: asyncio.StreamReader) -> Json:
+    length = 0
+    while (line := await reader.readline()) != b"\r\n":
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    return orjson.loads(await reader.readexactly(length))
+
+
+async def test_it_speaks_tls_with_two_files(home: Path, tmp_path: Path) -> None:
+    chain, key = certificate(tmp_path)
+    async with place(home, replace(LOOPBACK, certificate=chain, key=key)) as here:
+        trusting = ssl.create_default_context(cafile=str(chain))
+        async with httpx.AsyncClient(base_url=here.base, headers=here.bearer, verify=trusting) as client:
+            assert (await client.post("/v1/tools/invoke", json=ADD)).json()["result"] == 5
+        async with httpx.AsyncClient(base_url=here.base) as stranger:
+            with pytest.raises(httpx.ConnectError):
+                await stranger.get("/health")
+
+
+async def test_metrics_are_for_everybody_on_loopback_and_for_some_on_a_network(home: Path) -> None:
+    async with place(home) as here, httpx.AsyncClient(base_url=here.base) as client:
+        assert (await client.get("/metrics")).status_code == 200
+    public = Listening(host="0.0.0.0", port=0, grpc_port=None, names=("tools.example",))
+    async with place(home, public) as here, httpx.AsyncClient(base_url=here.base) as client:
+        assert (await client.get("/metrics")).status_code == 401
+        assert (await client.get("/metrics", headers=here.bearer)).status_code == 403
+        named = await client.get("/health", headers={"host": "tools.example"})
+        assert named.status_code == 200
+
+
+async def test_a_port_in_use_is_told_in_words(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(Failure) as refused:
+            async with place(home, replace(LOOPBACK, port=taken.getsockname()[1])):
+                pass
+        assert (refused.value.code, "choose another with --port" in refused.value.message) == ("E3108", True)
+
+
+async def test_a_signal_under_load_loses_no_call_that_was_acknowledged(tmp_path: Path) -> None:
+    """SIGTERM while 64 clients post: whatever was answered with success is in the journal, and nothing twice."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "interlock.cli", "--home", str(tmp_path / "home"), "serve", "--port", "0", "--no-grpc",
+        "--json", stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    facts: Json = json.loads(await process.stdout.readline())
+    done: list[str] = []
+    ending = asyncio.Event()
+
+    async def post(client: httpx.AsyncClient, number: int) -> None:
+        for turn in range(1000):
+            key = f"{number}-{turn}"
+            body = {"tool_id": "demo.post", "parameters": {"account": "cash", "cents": 1}, "idempotency_key": key}
+            try:
+                answer = await client.post("/tools/invoke", json=body)
+            except httpx.HTTPError:
+                return
+            if answer.status_code != 200:
+                return
+            done.append(answer.json()["invocation_id"])
+            if len(done) > 200:
+                ending.set()
+
+    limits = httpx.Limits(max_connections=64)
+    bearer = {"authorization": f"Bearer {facts['token']}"}
+    async with httpx.AsyncClient(base_url=facts["rest"], headers=bearer, limits=limits, timeout=60) as client:
+        clients = [asyncio.create_task(post(client, number)) for number in range(64)]
+        await ending.wait()
+        os.kill(process.pid, signal.SIGTERM)
+        await asyncio.gather(*clients)
+    assert await process.wait() == 0
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        rows = lock.journal.read("SELECT call, body FROM journal WHERE kind = 'closed'")
+        closed = {call: orjson.loads(body) for call, body in rows}
+        assert set(done) <= {call for call, body in closed.items() if body["status"] == "SUCCESS"}
+        intents = lock.journal.read("SELECT call FROM journal WHERE kind = 'intent'")
+        assert {call for (call,) in intents} <= closed.keys(), "nothing is left hanging"

@@ -1,0 +1,399 @@
+"""What one process learns about a service, every process on the home goes by, and so does the next one to start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock.core.errors import Failure
+from interlock.core.manifest import CircuitBreakerConfig
+from interlock.resilience import limits
+from interlock.resilience.breaker import Tuning
+from interlock.resilience.services import LOOK_EVERY_S, Services
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from interlock.store.signing import Signer
+from interlock.testing import FakeClock
+
+ROOT = Path(__file__).parents[2]
+CONFIG = CircuitBreakerConfig.model_validate({})
+DOWN = Failure("E3502")
+SHARED = pytest.mark.part_of("RESIL-03", rest="nodes on several machines, and the message to subscribers there")
+
+
+@asynccontextmanager
+async def opened(home: Path, time: FakeClock) -> AsyncGenerator[Journal]:
+    place = Home(home)
+    place.prepare()
+    journal = Journal(place, clock=time.clock, signer=Signer(place.keys))
+    try:
+        yield journal
+    finally:
+        await journal.close()
+
+
+@pytest.fixture
+def time() -> FakeClock:
+    return FakeClock()
+
+
+@pytest_asyncio.fixture
+async def journal(tmp_path: Path, time: FakeClock) -> AsyncGenerator[Journal]:
+    async with opened(tmp_path, time) as made:
+        yield made
+
+
+def call(services: Services, failure: Failure | None = None, *, config: CircuitBreakerConfig = CONFIG) -> str | None:
+    """A call of the service that ends in a way; the code with which it was refused instead."""
+    try:
+        entry = services.enter("bank", config)
+    except Failure as refused:
+        return refused.code
+    entry.done(failure)
+    return None
+
+
+async def trip(services: Services) -> None:
+    for _ in range(5):
+        assert call(services, DOWN) is None
+    await services.settle()
+
+
+def listener() -> tuple[list[tuple[str, str, str]], Callable[[str, str, str], None]]:
+    """A listener, and what it is told."""
+    told: list[tuple[str, str, str]] = []
+    return told, lambda service, old, new: told.append((service, old, new))
+
+
+def recorded(journal: Journal) -> list[tuple[str, str]]:
+    rows = journal.read("SELECT body FROM journal WHERE kind = 'registry' AND call = 'bank' ORDER BY seq")
+    bodies = [orjson.loads(body) for (body,) in rows]
+    return [(body["from"], body["to"]) for body in bodies if body["event"] == "service.breaker"]
+
+
+@pytest.mark.part_of("RESIL-04", rest="calls through the gateway")
+async def test_after_five_failures_the_sixth_call_is_refused_and_says_when_to_come_back(
+    journal: Journal, time: FakeClock
+) -> None:
+    services = Services(journal, time.clock)
+    await trip(services)
+    time.advance(15)
+    with pytest.raises(Failure) as caught:
+        services.enter("bank", CONFIG)
+    assert (caught.value.code, caught.value.row.http, caught.value.retry_after_ms) == ("E3501", 503, 45_000)
+    services.enter("post", CONFIG).done()
+
+
+@pytest.mark.part_of("RESIL-04", rest="calls through the gateway")
+@pytest.mark.parametrize("code", ["E3301", "E3206", "E3703", "E3404", "E3401", "E3501"])
+async def test_what_callers_do_wrong_leaves_the_breaker_closed(journal: Journal, time: FakeClock, code: str) -> None:
+    services = Services(journal, time.clock)
+    for _ in range(100):
+        assert call(services, Failure(code)) is None
+    for _ in range(100):
+        services.enter("bank", CONFIG).done(Failure("E3503"), own_deadline=True)
+    for _ in range(100):
+        services.enter("bank", CONFIG).abandoned()
+    (health,) = services.snapshot()
+    assert (health.state, health.failures) == ("closed", 0)
+
+
+async def test_every_change_is_told_and_on_record(journal: Journal, time: FakeClock) -> None:
+    told, listen = listener()
+    services = Services(journal, time.clock, listen=listen)
+    await trip(services)
+    row = journal.read("SELECT service, state, until_ms - since_ms, reason FROM breaker")
+    assert row == [("bank", "open", 60_000, "E3502 upstream unavailable")]
+    time.advance(60)
+    assert call(services, DOWN) is None
+    await services.settle()
+    time.advance(60)
+    for _ in range(3):
+        assert call(services) is None
+    await services.settle()
+    changes = [("closed", "open"), ("open", "half_open"), ("half_open", "open"), ("open", "half_open")]
+    changes.append(("half_open", "closed"))
+    assert told == [("bank", *change) for change in changes]
+    assert recorded(journal) == changes
+    assert journal.read("SELECT * FROM breaker") == []
+
+
+@SHARED
+async def test_a_restart_keeps_a_breaker_open(tmp_path: Path, time: FakeClock) -> None:
+    async with opened(tmp_path, time) as journal:
+        await trip(Services(journal, time.clock))
+    time.advance(30)
+    async with opened(tmp_path, time) as journal:
+        services = Services(journal, time.clock)
+        (health,) = services.snapshot()
+        assert (health.service, health.state, health.retry_after_ms) == ("bank", "open", 30_000)
+        assert call(services) == "E3501"
+        time.advance(30)
+        assert call(services) is None
+        assert services.snapshot()[0].state == "half_open", "a restart does not close it either"
+        await services.settle()
+
+
+@SHARED
+async def test_another_process_hears_of_a_breaker_that_opens_and_closes(tmp_path: Path, time: FakeClock) -> None:
+    told, listen = listener()
+    async with opened(tmp_path, time) as one, opened(tmp_path, time) as two:
+        here, there = Services(one, time.clock), Services(two, time.clock, listen=listen)
+        assert call(there) is None
+        await trip(here)
+        time.advance(LOOK_EVERY_S)
+        assert call(there) == "E3501"
+        time.advance(60)
+        assert call(here) is None
+        await here.settle()
+        # Who tries the service tries it alone.
+        assert call(there) == "E3501"
+        for _ in range(2):
+            assert call(here) is None
+        await here.settle()
+        time.advance(LOOK_EVERY_S)
+        assert call(there) is None
+        assert told == [("bank", "closed", "open"), ("bank", "open", "closed")]
+        assert recorded(two) == [("closed", "open"), ("open", "half_open"), ("half_open", "closed")]
+
+
+@SHARED
+async def test_of_two_that_open_at_the_same_time_one_does_and_the_other_follows(
+    tmp_path: Path, time: FakeClock
+) -> None:
+    async with opened(tmp_path, time) as one, opened(tmp_path, time) as two:
+        both = Services(one, time.clock), Services(two, time.clock)
+        for _ in range(5):
+            for services in both:
+                assert call(services, DOWN) is None
+            time.advance(0.01)
+        for services in both:
+            await services.settle()
+        assert recorded(one) == [("closed", "open")]
+        # And of two that try at the same time, one goes on.
+        time.advance(60)
+        assert [call(services) for services in both] == [None, None]
+        for services in both:
+            await services.settle()
+        assert sorted(call(services) or "" for services in both) == ["", "E3501"]
+        assert recorded(one) == [("closed", "open"), ("open", "half_open")]
+
+
+@SHARED
+async def test_a_process_that_died_while_it_tried_does_not_keep_others_out(tmp_path: Path, time: FakeClock) -> None:
+    async with opened(tmp_path, time) as journal:
+        services = Services(journal, time.clock)
+        await trip(services)
+        time.advance(60)
+        services.enter("bank", CONFIG)
+        await services.settle()
+    async with opened(tmp_path, time) as journal:
+        services = Services(journal, time.clock)
+        assert call(services) == "E3501"
+        time.advance(60)
+        for _ in range(3):
+            assert call(services) is None
+        await services.settle()
+        assert services.snapshot()[0].state == "closed"
+
+
+async def test_a_quick_life_is_written_in_order(journal: Journal, time: FakeClock) -> None:
+    services = Services(journal, time.clock)
+    for _ in range(5):
+        call(services, DOWN)
+    time.advance(60)
+    for _ in range(3):
+        call(services)
+    await services.settle()
+    assert recorded(journal) == [("closed", "open"), ("open", "half_open"), ("half_open", "closed")]
+
+
+async def test_a_look_while_a_change_is_being_written_takes_it_for_nobody_elses(
+    journal: Journal, time: FakeClock
+) -> None:
+    services = Services(journal, time.clock)
+    await trip(services)
+    time.advance(60)
+    entry = services.enter("bank", CONFIG)
+    for _ in range(20):
+        assert services.snapshot()[0].state == "half_open"
+        await asyncio.sleep(0)
+    assert journal.read("SELECT state FROM breaker") == [("half_open",)]
+    entry.abandoned()
+
+
+@pytest.mark.proves("RESIL-02")
+async def test_of_200_calls_at_the_transition_only_the_limit_reach_the_service(
+    journal: Journal, time: FakeClock
+) -> None:
+    services = Services(journal, time.clock)
+    await trip(services)
+    time.advance(60)
+    reached = 0
+
+    async def one() -> None:
+        nonlocal reached
+        entry = services.enter("bank", CONFIG)
+        reached += 1
+        await asyncio.sleep(0)
+        entry.done(Failure("E3703"))
+        entry.done(DOWN)
+
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(*(one() for _ in range(200)), return_exceptions=True)
+    assert reached == 10
+    assert sum(isinstance(answer, Failure) and answer.code == "E3501" for answer in answers) == 190
+    assert services.snapshot()[0].state == "half_open", "what has ended cannot end again"
+    await services.settle()
+
+
+@pytest.mark.part_of("RESIL-05", rest="calls through the gateway, and nodes on several machines")
+async def test_a_service_that_says_not_now_is_left_alone_by_every_process(tmp_path: Path, time: FakeClock) -> None:
+    async with opened(tmp_path, time) as one, opened(tmp_path, time) as two:
+        here, there = Services(one, time.clock), Services(two, time.clock)
+        for _ in range(20):
+            entry = here.enter("bank", CONFIG)
+            entry.done(Failure("E3504"))
+        here.enter("bank", CONFIG).done(Failure("E3504", retry_after_ms=7000))
+        await one.drain()
+        assert call(here) == "E3504"
+        assert call(there) == "E3504"
+        time.advance(6.999)
+        with pytest.raises(Failure) as caught:
+            there.enter("bank", CONFIG)
+        assert caught.value.retry_after_ms == 1
+        assert here.snapshot()[0].suspended_ms == 1
+        time.advance(0.001)
+        assert call(here) is None
+        assert call(there) is None
+        assert here.snapshot()[0].document() == {
+            "service": "bank", "state": "closed", "failures": 0, "retryAfterMs": 0, "suspendedMs": 0,
+        }  # fmt: skip
+
+
+async def test_a_suspension_that_others_wrote_counts_and_shows(journal: Journal, time: FakeClock) -> None:
+    await journal.commit(limits.suspend("bank", time.now_ms + 1000))
+    services = Services(journal, time.clock)
+    assert [(one.service, one.suspended_ms) for one in services.snapshot()] == [("bank", 1000)]
+    assert call(services) == "E3504"
+
+
+async def test_of_tools_that_are_configured_differently_the_most_careful_numbers_count(
+    journal: Journal, time: FakeClock
+) -> None:
+    quick, slow = (
+        CircuitBreakerConfig.model_validate({"failure_threshold": threshold, "timeout_seconds": timeout_s})
+        for threshold, timeout_s in ((2, 10), (9, 100))
+    )
+    services = Services(journal, time.clock)
+    assert call(services, DOWN, config=slow) is None
+    assert call(services, DOWN, config=quick) is None
+    time.advance(99)
+    assert call(services, config=quick) == "E3501"
+    time.advance(1)
+    assert call(services, config=quick) is None
+    await services.settle()
+
+
+async def test_an_operator_may_set_more_for_a_service(journal: Journal, time: FakeClock) -> None:
+    services = Services(journal, time.clock, tunings={"bank": Tuning(canary_share=0.5)})
+    await trip(services)
+    time.advance(60)
+    entries = [call(services, Failure("E3703")) for _ in range(5)]
+    assert entries == [None, "E3501", None, "E3501", None]
+    await services.settle()
+
+
+async def test_a_journal_that_cannot_be_written_costs_only_the_sharing(
+    tmp_path: Path, time: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "interlock.services")
+
+    def fails(*change: str) -> None:
+        raise RuntimeError("a listener of somebody")
+
+    async with opened(tmp_path, time) as journal:
+        services = Services(journal, time.clock, listen=fails)
+        for _ in range(5):
+            assert call(services, DOWN) is None
+        with closing(sqlite3.connect(Home(tmp_path).database)) as database:
+            database.execute("ALTER TABLE breaker RENAME TO gone")
+            await services.settle()
+            database.execute("ALTER TABLE gone RENAME TO breaker")
+        assert "known to this process only" in caplog.text
+        time.advance(LOOK_EVERY_S)
+        assert call(services) == "E3501"
+        time.advance(60)
+        for _ in range(3):
+            assert call(services) is None
+        await services.settle()
+        assert call(services) is None
+
+
+NODE = """
+import asyncio, sys
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.core.manifest import CircuitBreakerConfig
+from interlock.resilience.services import Services
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from interlock.store.signing import Signer
+
+async def main() -> None:
+    home = Home(sys.argv[1])
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    services, config = Services(journal, Clock()), CircuitBreakerConfig()
+    entries = [services.enter("bank", config) for _ in range(5)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for entry in entries:
+        entry.done(Failure("E3502"))
+    await services.settle()
+    try:
+        services.enter("bank", config)
+    except Failure as failure:
+        print(failure.code)
+    await journal.close()
+
+asyncio.run(main())
+"""
+
+
+@SHARED
+def test_three_processes_that_fail_together_open_it_once(tmp_path: Path, time: FakeClock) -> None:
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-c", NODE, str(tmp_path)],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(3)
+    ]
+    for node in nodes:
+        assert node.stdout is not None
+        assert node.stdout.readline() == "ready\n"
+    for node in nodes:
+        assert node.stdin is not None
+        node.stdin.write("go\n")
+        node.stdin.flush()
+    assert [node.communicate(timeout=60)[0] for node in nodes] == ["E3501\n"] * 3
+
+    async def on_record() -> list[tuple[str, str]]:
+        async with opened(tmp_path, time) as journal:
+            return recorded(journal)
+
+    assert asyncio.run(on_record()) == [("closed", "open")]

@@ -1,0 +1,105 @@
+"""Tools that end in every way there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+from interlock import Context, Effect, Field, Preview, tool
+
+Text = Annotated[str, Field(description="any text", examples=["a"])]
+
+meanwhile: Callable[[], None] | None = None
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def slow(text: Text) -> str:
+    """Let something happen meanwhile."""
+    if meanwhile is not None:
+        meanwhile()
+    return text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def liar(text: Text) -> int:
+    """Promise a number and return something else."""
+    return 1 if text == "a" else text  # pyright: ignore[reportReturnType] - that is what it is for
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="seen", effects=[Effect("n:{name}", "UPDATE")])
+async def boast(ctx: Context, name: Text) -> str:
+    """Claim an effect that nobody can confirm."""
+    ctx.effect(f"n:{name}", "UPDATE")
+    ctx.attest("count", 1, lambda: 1 if name == "a" else 2)
+    return name
+
+
+@boast.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@boast.compensate
+async def _(name: str) -> None:
+    return None
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="seen", effects=[Effect("n:{name}", "UPDATE")])
+async def slip(ctx: Context, name: Text) -> str:
+    """Claim an effect that nobody can confirm, and say how to undo it."""
+    ctx.effect(f"n:{name}", "UPDATE")
+    ctx.compensate_with(name=name)
+    ctx.attest("count", 1, lambda: 1 if name == "a" else 2)
+    return name
+
+
+@slip.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@slip.compensate
+async def _(name: str) -> None:
+    return None
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen", timeout_class="long_running")
+async def worker(ctx: Context, password: Annotated[str, Field(description="a password", examples=["x"])]) -> str:
+    """Report progress on the way."""
+    ctx.progress(f"half way with {password}", percent=50)
+    ctx.partial("first")
+    ctx.log.warning("working with %s", password)
+    ctx.cost(external_api=0.25, token=0.5)
+    return "done"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def outer(ctx: Context, depth: Annotated[int, Field(description="how deep", examples=[-1])]) -> int:
+    """Call itself, and another tool at the bottom."""
+    if depth < 0:
+        return 0
+    if depth == 0:
+        return await ctx.call("demo.add", {"a": 1, "b": 2})
+    return await ctx.call("seen.outer", {"depth": depth - 1})
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def crash(how: Text) -> str:
+    """End in the way it is told to."""
+    if how == "raise":
+        raise RuntimeError("broken")
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "hang":
+        await asyncio.Event().wait()
+    return how
+
+
+TOOLS = (slow, liar, boast, slip, worker, outer, crash)
+
+
+def reset() -> None:
+    """Forget what earlier tests did."""
+    global meanwhile
+    meanwhile = None

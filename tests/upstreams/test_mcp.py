@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector
+from interlock.core.connector import Connector, Interaction
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams import mcp
 from interlock.upstreams.children import Restarts
-from interlock.upstreams.mcp import IDLE_S, Interaction, McpConfig, McpUpstream
+from interlock.upstreams.mcp import IDLE_S, McpConfig, McpUpstream
 from interlock.upstreams.mcp_session import Session
 from tests.upstreams.servers import (
     TRACEPARENT,
@@ -75,8 +75,7 @@ async def scripted(*options: str, **facts: Any) -> AsyncGenerator[McpUpstream]:
 
 
 async def ask(one: McpUpstream, tool: str, arguments: Json | None = None, **facts: Any) -> Json:
-    interaction = facts.pop("interaction", Interaction())
-    return await one.call(remote_call({"protocol": "mcp", "name": tool}, arguments, **facts), interaction)
+    return await one.call(remote_call({"protocol": "mcp", "name": tool}, arguments, **facts))
 
 
 async def failure_of(one: McpUpstream, tool: str, arguments: Json | None = None, **facts: Any) -> Failure:

@@ -7,7 +7,7 @@ upstream's own operation is in `native`, which was pinned when the tool was admi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,23 @@ from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.schema import Json
 
 UpstreamKind = Literal["mcp", "openapi", "http", "grpc", "websocket", "langchain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """How the caller's own client can be involved in a call, in the words of the Model Context Protocol.
+
+    `capabilities` are those it declared (elicitation, sampling). A client that can be asked right away has `ask`,
+    whichever era the server speaks. For another, the call ends with the question (E3411, details `inputRequired`) and
+    is made again with `answers` (inputResponses, requestState).
+    """
+
+    capabilities: Json = field(default_factory=dict[str, Any])
+    ask: Callable[[str, Json], Awaitable[Json]] | None = None
+    answers: Json = field(default_factory=dict[str, Any])
+
+
+ALONE = Interaction()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +54,7 @@ class RemoteCall:
     writes: bool = True
     credentials: Mapping[str, str] = field(default_factory=dict[str, str])
     progress: Callable[[Json], None] | None = None
+    interaction: Interaction = ALONE
 
     @property
     def left_s(self) -> float:

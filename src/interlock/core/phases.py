@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.clock import Deadline
+from interlock.core.connector import Interaction
 from interlock.core.context import Attestation, Caller, Change, Context
 from interlock.core.cost import Meter
 from interlock.core.prepared import Prepared
@@ -49,6 +50,8 @@ class Request:
     # Set by a tool's own calls: whose budget they count in, and what they were handed that nobody may see.
     billed_to: str | None = None
     hidden: tuple[str, ...] = ()
+    # How whoever calls can be asked while the call is made.
+    interaction: Interaction | None = None
 
 
 class Mutated(NamedTuple):

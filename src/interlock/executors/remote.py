@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector, RemoteCall
+from interlock.core.connector import ALONE, Connector, RemoteCall
 from interlock.core.context import Context
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Granted
@@ -57,6 +57,7 @@ class RemoteExecutor:
             retry=manifest.retry_policy,
             breaker=manifest.circuit_breaker_config,
             progress=None if context is None else _reporter(context),
+            interaction=call.request.interaction or ALONE,
         )
         return await self._connect(execution.target).call(remote)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.core.clock import Deadline, new_id
+from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Request
@@ -41,6 +42,7 @@ class Ask:
     task: str | None = None
     trace: str | None = None
     own_key: bool = False
+    interaction: Interaction | None = None
 
 
 class Calls:
@@ -68,7 +70,7 @@ class Calls:
         trace = None if ask.trace is None else joined(ask.trace)
         request = Request(
             ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
-            ask.dry_run, "invoke", None, None, door, on_progress, ask.task,
+            ask.dry_run, "invoke", None, None, door, on_progress, ask.task, None, (), ask.interaction,
         )  # fmt: skip
         if ask.key is None and ask.own_key:
             request = self._with_key(request)

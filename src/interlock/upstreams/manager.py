@@ -142,6 +142,7 @@ class Upstreams:
         self._announce = announce
         self._look = look  # tells the gateway that something may be in quarantine
         self._connectors: dict[str, Connector] = {}
+        self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
         self._known: dict[str, Upstream] = {}
         self._looked = float("-inf")
         self._busy: dict[str, asyncio.Lock] = {}
@@ -151,6 +152,9 @@ class Upstreams:
 
     def connect(self, name: str) -> Connector:
         """The connection to an upstream; E3502 at once for one that is away, E3108 for one that was removed."""
+        trying = self._trying.get(name)
+        if trying is not None:
+            return trying
         self._refresh()
         known = self._known.get(name)
         if known is None:
@@ -229,12 +233,14 @@ class Upstreams:
         if any(one.name == name for one in self.list()):
             raise Failure("E3103", f"there is an upstream `{name}` already; refresh it, or remove it first")
         wanted = self._wanted(name, kind, config, overlay, by.acting)
-        connector = self._make(name, kind, config, self._on_change(name))
+        connector = self._trying[name] = self._make(name, kind, config, self._on_change(name))
         try:
             report = await self._take_in(wanted, await connector.discover(), by=by.acting, new=True)
         except BaseException:
             await connector.close()
             raise
+        finally:
+            del self._trying[name]
         self._connectors[name] = connector
         return report
 

@@ -16,7 +16,6 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +23,7 @@ import orjson
 import pydantic
 
 from interlock.core.clock import Clock
-from interlock.core.connector import Definition, Discovered, RemoteCall
+from interlock.core.connector import Definition, Discovered, Interaction, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.schema import Json, compile_validator
 from interlock.upstreams import wire
@@ -33,7 +32,6 @@ from interlock.upstreams.mcp_session import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     QUESTIONS,
-    Ask,
     Era,
     Pipes,
     RpcError,
@@ -99,23 +97,6 @@ class McpConfig(wire.Part):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Interaction:
-    """How the caller's own client can be involved in a call, in the words of the protocol.
-
-    `capabilities` are those it declared (elicitation, sampling). A client that can be asked right away has `ask`,
-    whichever era the server speaks. For another, the call ends with the question (E3411, details `inputRequired`) and
-    is made again with `answers` (inputResponses, requestState).
-    """
-
-    capabilities: Json = field(default_factory=dict[str, Any])
-    ask: Ask | None = None
-    answers: Json = field(default_factory=dict[str, Any])
-
-
-_ALONE = Interaction()
-
-
 class McpUpstream:
     """One MCP server, connected when first needed. `alert` is told when it cannot be kept running."""
 
@@ -152,26 +133,27 @@ class McpUpstream:
 
     # Calling
 
-    async def call(self, call: RemoteCall, interaction: Interaction = _ALONE) -> Any:
+    async def call(self, call: RemoteCall) -> Any:
         """The tool's value: always `content`, with `structuredContent` and `_meta` where the server gave them."""
         lent = self._lent(call.credentials)
-        return await self._sender.send(call, lambda _: self._attempt(call, lent, interaction))
+        return await self._sender.send(call, lambda _: self._attempt(call, lent))
 
-    async def _attempt(self, call: RemoteCall, lent: Mapping[str, str], interaction: Interaction) -> Json:
+    async def _attempt(self, call: RemoteCall, lent: Mapping[str, str]) -> Json:
         slot = self._slot(lent, {})
         session = await slot.get(call.left_s)
+        interaction = call.interaction
         able = {name: said for name, said in interaction.capabilities.items() if name in QUESTIONS.values()}
         if able and interaction.ask is not None and self._config.questions and not session.server.modern:
             slot = self._slot(lent, able)
             session = await slot.get(call.left_s)
         params: Json = {"name": call.native["name"], "arguments": call.arguments, **interaction.answers}
         try:
-            answer = await self._request(session, call, params, interaction)
+            answer = await self._request(session, call, params)
             for _ in range(MAX_ROUNDS):
-                answers = await _answers(answer, interaction)
+                answers = await _answers(answer, call.interaction)
                 if answers is None:
                     break
-                answer = await self._request(session, call, {**params, **answers}, interaction)
+                answer = await self._request(session, call, {**params, **answers})
         except RpcError as error:
             raise _refusal(error, call) from None
         except Failure as failure:
@@ -180,7 +162,7 @@ class McpUpstream:
             raise
         return _value(answer, call)
 
-    async def _request(self, session: Session, call: RemoteCall, params: Json, interaction: Interaction) -> Json:
+    async def _request(self, session: Session, call: RemoteCall, params: Json) -> Json:
         return await session.request(
             "tools/call",
             params,
@@ -188,8 +170,8 @@ class McpUpstream:
             meta={"traceparent": call.traceparent},
             headers=self._headers(call),
             progress=call.progress,
-            ask=interaction.ask,
-            capabilities=interaction.capabilities,
+            ask=call.interaction.ask,
+            capabilities=call.interaction.capabilities,
         )
 
     def _headers(self, call: RemoteCall) -> dict[str, str]:
@@ -434,6 +416,7 @@ class _Asking:
             raise _refusal(error, None) from None
 
 
+_LONGEST_DATA = 4096
 _LISTS = {"resources": "resources/list", "resourceTemplates": "resources/templates/list", "prompts": "prompts/list"}
 
 
@@ -539,7 +522,11 @@ def _refusal(error: RpcError, call: RemoteCall | None) -> Failure:
     """The server's own no. What it calls a mistake in the question is the tool's answer; the rest is the upstream's."""
     message = wire.excerpt(error.message, call) or "no reason given"
     if error.code == INVALID_PARAMS:
-        return Failure("E3401", f"the upstream refused the arguments: {message}", details={"code": error.code})
-    return Failure(
-        "E3502", f"the upstream answered with an error: {message}", details={"code": error.code, "sent": True}
-    )
+        return Failure("E3401", f"the upstream refused the arguments: {message}", details=_told(error))
+    return Failure("E3502", f"the upstream answered with an error: {message}", details={**_told(error), "sent": True})
+
+
+def _told(error: RpcError) -> Json:
+    """What a server says of its own error, if it is brief."""
+    brief = error.data is not None and len(orjson.dumps(error.data)) <= _LONGEST_DATA
+    return {"code": error.code, **({"data": error.data} if brief else {})}

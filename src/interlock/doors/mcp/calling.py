@@ -16,6 +16,7 @@ from typing import Any, cast
 import orjson
 
 from interlock.core.clock import new_id
+from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.results import Result
@@ -51,8 +52,14 @@ class Wanted:
     arguments: Json
     meta: Mapping[str, Any]
     trace: str | None = None
-    # What the client answers to the questions of an earlier round; None if it does not take questions as a result.
-    answers: Json | None = None
+    # How the client can be asked, if it said that it can.
+    interaction: Interaction | None = None
+
+    @property
+    def answers(self) -> Json | None:
+        """What the client answers to an earlier round's questions; None if it takes no questions as a result."""
+        asked = self.interaction
+        return None if asked is None or asked.ask is not None else asked.answers
 
 
 class Calling:
@@ -107,7 +114,7 @@ class Calling:
     def _ask(self, wanted: Wanted) -> Ask:
         meta, address = wanted.meta, self._names.address(wanted.name)
         if _SAID.keys().isdisjoint(meta):
-            return Ask(address, wanted.arguments, trace=wanted.trace, own_key=True)
+            return Ask(address, wanted.arguments, trace=wanted.trace, own_key=True, interaction=wanted.interaction)
         for name, kind in _SAID.items():
             if name in meta and not isinstance(meta[name], kind):
                 raise Fault(
@@ -122,6 +129,7 @@ class Calling:
             dry_run=meta.get(_DRY_RUN, False),
             trace=meta.get("traceparent", wanted.trace),
             own_key=True,
+            interaction=wanted.interaction,
         )
 
     # Answers

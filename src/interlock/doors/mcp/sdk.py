@@ -29,17 +29,16 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from interlock._version import __version__
+from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.mcp.asking import INTERACTION, relaying
 from interlock.doors.mcp.calling import Calling, Fault, Wanted
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.offers import Offers
 from interlock.doors.mcp.thin import MODERN, Message, Receive, Send
 from interlock.service import Service
-from interlock.upstreams.mcp import Interaction
 
 if TYPE_CHECKING:
     from mcp.server.session import ServerSession
@@ -86,7 +85,6 @@ class Sdk:
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus)
         self._sessions: set[ServerSession] = set()
-        service.lock.connect_through(relaying(service.lock.upstreams.connect))
         self.stdio_caller: Callable[[], Awaitable[Caller]] | None = None
         self.server = _Server(
             name,
@@ -152,10 +150,7 @@ class Sdk:
         caller = await self._caller(ctx)
         sent: Mapping[str, Any] = (ctx.params or {}).get("_meta") or {}
         trace = None if ctx.request is None else ctx.request.headers.get("traceparent")
-        interaction = self._interaction(ctx)
-        INTERACTION.set(interaction)
-        answers = None if interaction is None or interaction.ask is not None else interaction.answers
-        wanted = Wanted(params.name, params.arguments or {}, sent, trace, answers)
+        wanted = Wanted(params.name, params.arguments or {}, sent, trace, self._interaction(ctx))
         try:
             if sent.get("progressToken") is None:
                 return await self._calling.call(wanted, caller)

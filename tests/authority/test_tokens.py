@@ -22,6 +22,7 @@ import pytest_asyncio
 
 from interlock.authority.dids import DidResolver, make_did_key
 from interlock.authority.identities import DidRegistry, Identity, LocalIdentities
+from interlock.authority.jws import LARGEST
 from interlock.authority.keys import (
     IssuerKeys,
     TrustedIssuer,
@@ -30,7 +31,7 @@ from interlock.authority.keys import (
     thumbprint,
     to_jwk,
 )
-from interlock.authority.tokens import LARGEST, Tokens
+from interlock.authority.tokens import Tokens
 from interlock.core.capability import ToolGrant
 from interlock.core.context import Caller, CallerKind
 from interlock.core.errors import Failure

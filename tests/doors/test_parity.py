@@ -109,6 +109,9 @@ class Ways:
         await self._http.aclose()
         await self._channel.close(grace=None)
 
+    def token(self, name: str) -> str:
+        return self._tokens[name]
+
     def _bearer(self, wish: Wish) -> dict[str, str]:
         return {"authorization": f"Bearer {self._tokens[wish.token]}"}
 
@@ -199,8 +202,10 @@ async def opened(home: Path) -> AsyncGenerator[Ways]:
         async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
             assert server.grpc_port is not None
             ways = Ways(lock, f"http://127.0.0.1:{server.port}", server.grpc_port, tokens)
-            yield ways
-            await ways.close()
+            try:
+                yield ways
+            finally:
+                await ways.close()
 
 
 @pytest_asyncio.fixture

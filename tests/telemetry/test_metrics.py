@@ -16,6 +16,7 @@ from interlock import Caller, Failure, Interlock
 from interlock.telemetry.metrics import LATENCY_MS, METRICS, WINDOW_S, Metrics
 from interlock.testing import FakeClock
 from tests import sample
+from tests.sample import flaky
 from tests.telemetry import tools
 from tests.telemetry.conftest import attach
 
@@ -31,7 +32,6 @@ REQUIRED = {
     "tool.approval.resolution_time_ms": ("histogram", {"toolId", "resolution"}),
     "tool.schema.validation_failure_rate": ("gauge", {"toolId", "phase"}),
 }
-REST = "the count of retries, fed by whoever sends a call again"
 Samples = Mapping[str, Mapping[frozenset[tuple[str, str]], float]]
 
 
@@ -52,7 +52,7 @@ def render(lock: Interlock) -> Samples:
     return scraped(lock.gateway.telemetry.metrics.render())
 
 
-@pytest.mark.part_of("OBS-03", rest=REST)
+@pytest.mark.proves("OBS-03")
 def test_the_table_is_the_clause() -> None:
     assert {row.name: (row.type, set(row.labels)) for row in METRICS if row.name in REQUIRED} == REQUIRED
     text = Metrics(lambda: 0.0).render().decode()
@@ -60,7 +60,7 @@ def test_the_table_is_the_clause() -> None:
         assert f"# TYPE {name.replace('.', '_')} {kind}\n" in text
 
 
-@pytest.mark.part_of("OBS-03", rest=REST)
+@pytest.mark.proves("OBS-03")
 async def test_scripted_calls_give_the_values_that_one_works_out_by_hand(home: Path) -> None:
     fake = FakeClock()
     async with Interlock.open(home, clock=fake.clock, housekeeping=False) as lock:
@@ -116,7 +116,7 @@ async def test_calls_that_ran_out_of_time_are_a_share_of_all(lock: Interlock) ->
     assert of(render(lock), "tool_invocation_timeout_rate", **labels) == 0.25
 
 
-@pytest.mark.part_of("OBS-03", rest=REST)
+@pytest.mark.proves("OBS-03")
 async def test_tickets_are_counted_from_the_store_whichever_process_decides(home: Path) -> None:
     fake = FakeClock()
     boss = Caller(id="boss", groups=frozenset({"approvers"}))
@@ -145,7 +145,7 @@ async def test_tickets_are_counted_from_the_store_whichever_process_decides(home
         assert "tool_approval_pending_count" not in samples
 
 
-@pytest.mark.part_of("OBS-03", rest=REST)
+@pytest.mark.proves("OBS-03")
 async def test_no_label_holds_what_a_caller_sent(lock: Interlock) -> None:
     secret = 'zq"9\n\\'
     for tool in (secret, f"demo.{secret}", f"demo.add@{secret}", "demo.add"):
@@ -227,3 +227,14 @@ async def test_a_call_that_failed_for_its_own_reasons_is_no_bad_input(lock: Inte
     result: Any = await lock.call("demo.unsteady", name="a", key="k")
     assert result.state == "failed"
     assert of(render(lock), "tool_schema_validation_failure_rate", toolId="demo.unsteady", phase="input") == 0.0
+
+
+@pytest.mark.proves("OBS-03")
+async def test_every_call_that_is_sent_again_is_counted(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        attach(lock)
+        soon = Failure("E3502", "not now", retry_after_ms=1)
+        flaky.failures = [soon, soon]
+        assert (await lock.call_with_retries("demo.unsteady", name="n", key="k")).ok
+        samples = render(lock)
+    assert of(samples, "tool_invocation_retries", toolId="demo.unsteady", version="1.0.0") == 2

@@ -23,26 +23,21 @@ a revocation, an identity, a key. If so, the set grows and everything remembered
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, cast
 
+from interlock.authority import jws
 from interlock.authority.dids import DidResolver, keys_within
 from interlock.authority.identities import DidRegistry, Identity, void, void_identity
 from interlock.authority.keys import (
-    ALGORITHMS,
     Algorithm,
     IssuerKeys,
     PublicKey,
     SigningKey,
     TrustedIssuers,
-    algorithm_of,
-    strict_json,
 )
 from interlock.core.capability import (
     DEEPEST,
@@ -63,27 +58,11 @@ from interlock.core.errors import Failure
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
 
-LARGEST = 16_384  # bytes
 MAX_TTL_S = 86_400
 LOOK_EVERY_S = 0.04
 REMEMBER_S = 60.0
 REMEMBERED = 10_000
 ISSUE_SCOPE = "tokens:issue"
-
-_FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
-# `x5t` only names a certificate. Whatever brings a key along, or changes what a signature means, is refused.
-_HEADERS = {"alg", "typ", "kid", "x5t", "x5t#S256"}
-_TYPES = {"JWT", "at+jwt"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    """A token that has the form of one. Nothing in it is believed yet."""
-
-    algorithm: Algorithm
-    kid: str | None
-    claims: Mapping[str, Any]
-    iss: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +192,7 @@ class Tokens:
 
     async def _prove(self, token: str, depth: int = 1) -> _Proven:
         """The chain a token states, once signatures, claims and narrowing have been checked all the way up."""
-        opened = _open(token)
+        opened = jws.take_apart(token)
         claims = opened.claims
         above = read_above(claims.get("act"))
         if is_did(opened.iss):
@@ -224,7 +203,7 @@ class Tokens:
             if "proof" in claims:
                 raise Failure("E3203", "the token is malformed: only a token signed by a DID has a `proof`")
             key, proven = await self._issuer_key(opened)
-        _verify_signature(token, opened, key)
+        jws.verify(token, opened, key)
         link = self._link(claims, proven.audience)
         if is_did(opened.iss) and not link.jti.startswith(f"{above[-1].jti}/"):
             # Otherwise a holder could take another link's id, and with it its count of uses.
@@ -235,7 +214,7 @@ class Tokens:
         self._check_chain(links)
         return replace(proven, links=links)
 
-    async def _parent(self, opened: _Opened, above: tuple[Link, ...], depth: int) -> _Proven:
+    async def _parent(self, opened: jws.Opened, above: tuple[Link, ...], depth: int) -> _Proven:
         """The proof of a token that its holder signed himself: it must be the holder's, and the chain above it."""
         proof = opened.claims.get("proof")
         if not isinstance(proof, str):
@@ -249,14 +228,14 @@ class Tokens:
             raise Failure("E3203", "the token's `act` does not say what its proof says")
         return parent
 
-    async def _holder_key(self, opened: _Opened) -> PublicKey:
+    async def _holder_key(self, opened: jws.Opened) -> PublicKey:
         keys = await self._resolver.resolve(opened.iss, opened.kid)
         fitting = [key for key in keys if opened.kid is None or opened.kid == key.kid]
         if len(fitting) != 1:
             raise Failure("E3202", "the token's `kid` names no single key of the DID that signed it")
         return fitting[0]
 
-    async def _issuer_key(self, opened: _Opened) -> tuple[PublicKey, _Proven]:
+    async def _issuer_key(self, opened: jws.Opened) -> tuple[PublicKey, _Proven]:
         iss, kid = opened.iss, opened.kid
         if kid is None:
             raise Failure("E3202", "the token's header names no key (`kid`)")
@@ -392,7 +371,7 @@ class Tokens:
         claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **_chain_claims(links)}
         if via:
             claims["via"] = list(dict.fromkeys(via))
-        token = _encode(claims, key.private, key.kid)
+        token = jws.sign(claims, key.private, key.kid)
 
         def unit(transaction: Transaction) -> None:
             body = records.plain(
@@ -430,7 +409,7 @@ class Tokens:
             await self._journal.commit(lambda tx: void_identity(tx, ref, reason=reason, by=by.id))
             self._look()
             return f"identity {ref}"
-        if ref.startswith("ey") and _FORM.match(ref):
+        if ref.startswith("ey") and jws.FORM.match(ref):
             ref = await self._jti_of(ref)
         own = self._keys.find(ref)
         if own is not None or "#" in ref:
@@ -453,7 +432,7 @@ class Tokens:
         except Failure as failure:
             if failure.code not in ("E3201", "E3207"):
                 raise
-        return str(_open(token).claims["jti"])
+        return str(jws.take_apart(token).claims["jti"])
 
     async def rotate_key(self, algorithm: Algorithm | None = None, *, by: Caller, first: bool = False) -> SigningKey:
         """A new key that signs from now on; with `first`, only if there is none yet. Needs the scope `tokens:issue`."""
@@ -503,7 +482,7 @@ class Tokens:
             code, why = failure.code, failure.message
         picture: dict[str, Any] = {"valid": not code, "code": code or None, "why": why or None, "chain": []}
         try:
-            opened = _open(token)
+            opened = jws.take_apart(token)
             links = (*read_above(opened.claims.get("act")), read_link(opened.claims))
         except Failure:
             return picture
@@ -580,7 +559,7 @@ def delegate_offline(
 
     `private` is the key of the DID that holds the token. More than the token holds is refused (E3206).
     """
-    opened = _open(parent_token)
+    opened = jws.take_apart(parent_token)
     parent = read_link(opened.claims)
     links = (*read_above(opened.claims.get("act")), parent)
     now_ms = clock.now_ms()
@@ -600,7 +579,7 @@ def delegate_offline(
     if held is not None and held[0].key != private.public_key():
         raise Failure("E3206", f"the key is not the key of `{parent.subject}`, who holds the token")
     claims = {"iss": parent.subject, "aud": opened.claims.get("aud"), "iat": now_ms // 1000, "proof": parent_token}
-    return _encode(claims | _chain_claims((*links, link)), private, None if held is None else held[0].kid)
+    return jws.sign(claims | _chain_claims((*links, link)), private, None if held is None else held[0].kid)
 
 
 def _check_new(links: tuple[Link, ...], max_ttl_s: int | None) -> None:
@@ -637,27 +616,6 @@ def _caller(capability: Capability, identities: Sequence[Identity]) -> Caller:
     )
 
 
-# The wire
-
-
-def _open(token: str) -> _Opened:
-    """Take a token apart; E3203 if it is none, E3202 if its header asks for what is never done."""
-    if len(token) > LARGEST or not _FORM.match(token):
-        raise Failure("E3203", f"that is not a token: three parts in base64url, {LARGEST} bytes at most")
-    header, claims = (_object(part) for part in token.split(".")[:2])
-    algorithm, kid = header.get("alg"), header.get("kid")
-    if steering := sorted(header.keys() - _HEADERS):
-        raise Failure("E3202", f"the header `{steering[0][:40]}` is not accepted: keys come from known issuers only")
-    if algorithm not in ALGORITHMS:
-        raise Failure("E3202", f"the algorithm `{str(algorithm)[:40]}` is not accepted; {', '.join(ALGORITHMS)} are")
-    if header.get("typ") not in _TYPES or not (kid is None or isinstance(kid, str)):
-        raise Failure("E3203", "the token is malformed: `typ` must be JWT, and `kid` a name")
-    iss = claims.get("iss")
-    if not isinstance(iss, str):
-        raise Failure("E3203", "the token is malformed: `iss` must name its issuer")
-    return _Opened(algorithm=algorithm, kid=kid, claims=claims, iss=iss)
-
-
 def _via(claims: Mapping[str, Any]) -> tuple[str, ...]:
     """The keys that vouched for a token which its issuer passed on. They can only void it, never make it good."""
     names: Any = claims.get("via", [])
@@ -666,53 +624,6 @@ def _via(claims: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(cast("list[str]", names))
 
 
-def _object(part: str) -> dict[str, Any]:
-    try:
-        value = strict_json(_bytes(part))
-    except ValueError as error:
-        raise Failure("E3203", f"the token is malformed: {str(error)[:80]}") from None
-    if not isinstance(value, dict):
-        raise Failure("E3203", "the token is malformed: header and claims are objects")
-    return cast("dict[str, Any]", value)
-
-
-def _bytes(part: str) -> bytes:
-    raw = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
-    if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != part:
-        raise ValueError("a part of it is not in base64url")
-    return raw
-
-
-def _verify_signature(token: str, opened: _Opened, key: PublicKey) -> None:
-    """Check a signature (E3202) under the one algorithm that the key is for."""
-    if opened.algorithm != key.algorithm:
-        raise Failure("E3202", f"the token says `{opened.algorithm}`, but its key is for {key.algorithm} only")
-    signed, _, signature = token.rpartition(".")
-    try:
-        good = _algorithm(key.algorithm).verify(signed.encode(), key.key, _bytes(signature))
-    except ValueError:
-        good = False
-    if good is not True:
-        raise Failure("E3202", "the token's signature is wrong")
-
-
-@lru_cache(maxsize=len(ALGORITHMS))
-def _algorithm(name: Algorithm) -> Any:
-    import jwt
-
-    return jwt.get_algorithm_by_name(name)
-
-
 def _chain_claims(links: Sequence[Link]) -> dict[str, Any]:
     act = write_above(links[:-1])
     return write_link(links[-1]) | ({} if act is None else {"act": act})
-
-
-def _encode(claims: Mapping[str, Any], private: Any, kid: str | None) -> str:
-    import jwt
-
-    headers = {"typ": "JWT"} | ({} if kid is None else {"kid": kid})
-    token = jwt.encode(dict(claims), private, algorithm=algorithm_of(private), headers=headers)
-    if len(token) > LARGEST:
-        raise Failure("E3004", f"the token would be larger than {LARGEST} bytes; grant less, or by patterns")
-    return token

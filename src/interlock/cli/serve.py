@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from interlock._version import __version__
 from interlock.cli.command import Output, without_home
 
 if TYPE_CHECKING:
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from interlock.doors.server import Listening, Server
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PORT = click.IntRange(0, 65535)
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", default=8080, show_default=True, help="For REST, MCP, JSON-RPC and metrics; 0 takes any.")
-@click.option("--grpc-port", default=8081, show_default=True, help="For gRPC; 0 takes any.")
+@click.option("--port", type=_PORT, default=8080, show_default=True, help="For all but gRPC; 0 takes any.")
+@click.option("--grpc-port", type=_PORT, default=8081, show_default=True, help="For gRPC; 0 takes any.")
 @click.option("--no-grpc", is_flag=True, help="Do not serve gRPC.")
 @click.option("--cert", type=_FILE, help="A certificate chain (PEM), for TLS.")
 @click.option("--key", type=_FILE, help="Its private key (PEM).")
@@ -35,7 +37,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def serve(out: Output, /, **given: Any) -> int:
     """Serve your tools over REST, MCP, JSON-RPC and gRPC, governed.
 
-    Listens on loopback unless told otherwise. Ends on Ctrl-C or SIGTERM, after calls in flight have ended.
+    Prints where everything is, a token, a first call to paste, and what an MCP client wants to know. A home without
+    tools gets those of the demonstration. Listens on loopback unless told otherwise; on a network, say by which names
+    clients call it, and give it a certificate. Ends on Ctrl-C or SIGTERM, after calls in flight have ended.
 
     \b
     interlock serve
@@ -45,12 +49,29 @@ def serve(out: Output, /, **given: Any) -> int:
     """
     if (given["cert"] is None) != (given["key"] is None):
         raise click.UsageError("TLS needs both --cert and --key")
+    if given["cert"] is not None:
+        _try_certificate(given["cert"], given["key"])
     import asyncio
 
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_stdio(out, given) if given["stdio"] else _serve(out, given))
+
+
+def _try_certificate(certificate: Path, key: Path) -> None:
+    import ssl
+
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password=_no_password)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        words = f"`{certificate}` and `{key}` are no certificate (PEM) and its unlocked private key: {reason}"
+        raise click.UsageError(words) from None
+
+
+def _no_password() -> str:
+    raise ValueError("the key is locked by a password")
 
 
 async def _serve(out: Output, given: dict[str, Any]) -> int:
@@ -81,7 +102,11 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
         async with serving(Service(lock), listening) as server:
             token = None if given["no_token"] else await _token(lock)
             _tell(out, lock, listening, server, token)
+            warming = asyncio.create_task(server.warm())
             await ended.wait()
+            warming.cancel()
+            # Whoever presses Ctrl-C again does not want to wait.
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
             if not out.as_json:
                 out.page(error=True).line("ending: calls in flight are finished first …")
     return 0
@@ -93,7 +118,9 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     from interlock.service import Service
 
     async with Interlock.open(out.session.path, resume_approved=True) as lock:
-        await _prepare(lock, given)
+        # Stdout is the client's from the first byte, also while modules with tools are loaded.
+        with Output(as_json=True, session=out.session).reserved():
+            await _prepare(lock, given)
         service = Service(lock)
         await McpDoor(service).run_stdio()
         await service.close()
@@ -124,7 +151,9 @@ async def _token(lock: Interlock) -> str:
 
 def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, token: str | None) -> None:
     scheme = "https" if listening.secure else "http"
-    host = listening.names[0] if listening.names else listening.host
+    # An address that stands for all of them is no name to call by.
+    everywhere = listening.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+    host = listening.names[0] if listening.names else "127.0.0.1" if everywhere else listening.host
     host = f"[{host}]" if ":" in host else host
     base = f"{scheme}://{host}:{server.port}"
     tools = lock.catalog.addresses()
@@ -135,15 +164,29 @@ def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, to
         "jsonrpc": f"{base}/rpc",
         "grpc": None if server.grpc_port is None else f"{host}:{server.grpc_port}",
         "docs": f"{base}/docs",
+        "metrics": f"{base}/metrics",
         "tools": len(tools),
         "token": token,
     }
-    out.answer(document, lambda page: _show(page, document, tools, loopback=listening.loopback))
+    if listening.loopback:
+        reach = ""
+    elif everywhere and not listening.names:
+        reach = "; clients elsewhere are refused until you say by which name they call: --name HOST"
+    else:
+        reach = ", to the network"
+    out.answer(document, lambda page: _show(page, document, tools, reach))
 
 
-def _show(page: Page, facts: dict[str, Any], tools: list[str], *, loopback: bool) -> None:
-    page.line(f"Interlock serves {facts['tools']} tools" + ("" if loopback else ", to the network"))
-    for label, name in (("REST", "rest"), ("MCP", "mcp"), ("JSON-RPC", "jsonrpc"), ("gRPC", "grpc"), ("Docs", "docs")):
+_PLACES = {
+    "rest": "REST", "mcp": "MCP", "jsonrpc": "JSON-RPC", "grpc": "gRPC", "docs": "Docs", "metrics": "Metrics",
+}  # fmt: skip
+
+
+def _show(page: Page, facts: dict[str, Any], tools: list[str], reach: str) -> None:
+    demo = bool(tools) and all(one.startswith("demo.") for one in tools)
+    what = f"{len(tools)} demonstration tools" if demo else f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
+    page.line(f"Interlock {__version__} serves {what}{reach}")
+    for name, label in _PLACES.items():
         if facts[name] is not None:
             page.line(f"  {label:<9} {facts[name]}")
     token: str | None = facts["token"]
@@ -159,12 +202,15 @@ def _show(page: Page, facts: dict[str, Any], tools: list[str], *, loopback: bool
         entry = {"type": "http", "url": facts["mcp"], "headers": {"Authorization": f"Bearer {token}"}}
         page.line(json.dumps({"mcpServers": {"interlock": entry}}))
     page.line("")
+    if demo or not tools:
+        page.line("Your own tools: interlock tools add FILE.py    Other people's: interlock upstream add --help")
     page.line("Approvals: interlock approvals watch    End: Ctrl-C")
 
 
 def _curl(rest: str, tools: list[str]) -> str:
-    demo = "demo.balance" in tools
-    tool = "demo.balance" if demo else next(iter(tools), "my.tool")
-    body = {"tool_id": tool, "parameters": {"account": "cash"} if demo else dict[str, str]()}
-    headers = "-H 'Content-Type: application/json' -H \"Authorization: Bearer $TOKEN\""
+    authority = '-H "Authorization: Bearer $TOKEN"'
+    if "demo.balance" not in tools:
+        return f"curl -s {rest}/tools {authority}"
+    body = {"tool_id": "demo.balance", "parameters": {"account": "cash"}}
+    headers = f"-H 'Content-Type: application/json' {authority}"
     return f"curl -s {rest}/tools/invoke {headers} -d '{json.dumps(body)}'"

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import importlib
 import logging
+import re
 import resource
 import socket
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +33,16 @@ from interlock.service import Service
 if TYPE_CHECKING:
     import uvicorn
 
+    from interlock.doors.grpc import GrpcDoor
+
 _log = logging.getLogger("interlock.doors")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DRAIN_S = 30
 KEEP_ALIVE_S = 75
+# Requests leave next to no cycles behind, and with many in flight the usual 700 objects are those of a few of them:
+# the collector would walk them all the time and find nothing.
+COLLECT = (20_000, 20, 50)
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -83,9 +91,10 @@ class Gate:
         origin: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"host":
-                host = value
+                # Of two names, whoever comes after us might take the other.
+                host = value if host is None else b""
             elif name == b"origin":
-                origin = value
+                origin = value if origin is None else b""
         if host not in self._passed and not self._ours(host):
             await refuse(send, Failure("E3210", "this server does not go by that name; see `interlock serve --name`"))
             return
@@ -94,7 +103,12 @@ class Gate:
             return
         app = self._hot.get((scope["method"], scope["path"]))
         if app is not None:
-            await app(scope, receive, send)
+            try:
+                await app(scope, receive, send)
+            except Exception:  # noqa: BLE001 - a door answers whatever happens
+                _log.exception("a request failed")
+                # Where an answer has begun this raises too, and the connection is cut.
+                await refuse(send, Failure("E3000", "something went wrong inside Interlock"))
         elif scope["method"] in _WITH_BODY:
             await self._with_body(scope, receive, send)
         else:
@@ -113,7 +127,7 @@ class Gate:
     def _ours(self, host: bytes | None) -> bool:
         if host is None:
             return False
-        if _without_port(host.lower()) in self._hosts:
+        if _HOST(host) and _without_port(host.lower()) in self._hosts:
             if len(self._passed) < 1000:
                 self._passed.add(host)
             return True
@@ -125,6 +139,9 @@ class Gate:
             return True
         _, _, place = said.partition("://")
         return bool(place) and host is not None and place.encode() == host.lower()
+
+
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]{1,255})(:[0-9]{1,5})?").fullmatch
 
 
 def _without_port(host: bytes) -> bytes:
@@ -141,7 +158,9 @@ class Server:
         self._listening = listening
         self._stack = AsyncExitStack()
         self._http: uvicorn.Server | None = None
+        self._grpc: GrpcDoor | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._loading: list[_Later] = []
         self.port = 0
         self.grpc_port: int | None = None
 
@@ -152,10 +171,11 @@ class Server:
         from interlock.doors.connection import MAX_CONNECTIONS, Connection
 
         _allow_files(2 * MAX_CONNECTIONS)
+        gc.set_threshold(*COLLECT)
 
         listening = self._listening
         config = uvicorn.Config(
-            await self._gate(),
+            self._gate(),
             host=listening.host,
             port=listening.port,
             http=Connection,
@@ -183,7 +203,7 @@ class Server:
         if listening.grpc_port is not None:
             await self._start_grpc(listening.grpc_port)
 
-    async def _gate(self) -> Gate:
+    def _gate(self) -> Gate:
         from interlock.doors import mcp, rest
         from interlock.doors.jsonrpc import JsonRpcDoor
 
@@ -191,7 +211,14 @@ class Server:
         hosts = [name for host in sorted(listening.hosts) for name in (host, f"{host}:*")]
         scheme = "https" if listening.secure else "http"
         door = mcp.McpDoor(service, hosts=hosts, origins=[*(f"{scheme}://{one}" for one in hosts), *listening.origins])
-        await self._stack.enter_async_context(door.lifespan())
+
+        async def load_mcp() -> App:
+            await asyncio.to_thread(importlib.import_module, "interlock.doors.mcp.sdk")
+            await self._stack.enter_async_context(door.lifespan())
+            return door.asgi_app()
+
+        async def load_rest() -> App:
+            return await asyncio.to_thread(rest.rest_app, service)
 
         async def resource(scope: Scope, receive: Receive, send: Send) -> None:
             host = header(scope, b"host") or ""
@@ -203,9 +230,21 @@ class Server:
             ("GET", mcp.METADATA_PATH): resource,
             ("GET", mcp.METADATA_PATH + mcp.PATH): resource,
         }
-        hot |= {(method, mcp.PATH): door.asgi_app() for method in ("GET", "POST", "DELETE")}
+        slow, wide = self._later(load_mcp), self._later(load_rest)
+        hot |= {(method, mcp.PATH): slow for method in ("GET", "POST", "DELETE")}
         hot |= {(method, "/rpc"): JsonRpcDoor(service) for method in ("GET", "POST")}
-        return Gate(listening, hot, rest.rest_app(service))
+        return Gate(listening, hot, wide)
+
+    def _later(self, load: Callable[[], Awaitable[App]]) -> App:
+        """An application that is loaded when it is first wanted: the SDK and FastAPI take their time."""
+        later = _Later(load)
+        self._loading.append(later)
+        return later
+
+    async def warm(self) -> None:
+        """Load what would otherwise be loaded at the first request that wants it."""
+        for one in self._loading:
+            await one.loaded()
 
     async def _start_grpc(self, port: int) -> None:
         from interlock.doors.grpc import GrpcDoor
@@ -215,9 +254,8 @@ class Server:
             None if listening.certificate is None or listening.key is None else (listening.certificate, listening.key)
         )
         host = f"[{listening.host}]" if ":" in listening.host else listening.host
-        door = GrpcDoor(self._service, address=f"{host}:{port}", tls=secure, drain_s=listening.drain_s)
-        self.grpc_port = await door.start()
-        self._stack.push_async_callback(door.stop)
+        self._grpc = GrpcDoor(self._service, address=f"{host}:{port}", tls=secure, drain_s=listening.drain_s)
+        self.grpc_port = await self._grpc.start()
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For Prometheus. On loopback for everybody there; on a network for those who may see it."""
@@ -231,13 +269,48 @@ class Server:
         await answer(send, 200, self._service.lock.gateway.telemetry.metrics.render(), kind=kind)
 
     async def stop(self) -> None:
-        """Let calls in flight end, within the drain time; then close everything."""
+        """Let calls in flight end, whichever door they came by, all within one drain time; then close everything."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._listening.drain_s
+        await asyncio.gather(self._stop_http(), self._stop_grpc())
+        await asyncio.gather(*(one.settled() for one in self._loading))
+        await self._stack.aclose()
+        await self._service.close(within_s=max(0.0, until - loop.time()))
+
+    async def _stop_http(self) -> None:
         if self._http is not None and self._serving is not None:
             self._http.should_exit = True
             with contextlib.suppress(SystemExit):
                 await self._serving
-        await self._stack.aclose()
-        await self._service.close()
+
+    async def _stop_grpc(self) -> None:
+        if self._grpc is not None:
+            await self._grpc.stop()
+
+
+class _Later:
+    """An application that is not there yet."""
+
+    def __init__(self, load: Callable[[], Awaitable[App]]) -> None:
+        self._load = load
+        self._loading: asyncio.Future[App] | None = None
+        self._app: App | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if app is None:
+            app = self._app = await self.loaded()
+        await app(scope, receive, send)
+
+    async def loaded(self) -> App:
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._load())
+        return await asyncio.shield(self._loading)
+
+    async def settled(self) -> None:
+        """Wait for a load that is under way, whatever comes of it."""
+        if self._loading is not None:
+            await asyncio.wait({self._loading})
 
 
 def _may_watch(caller: Caller) -> None:

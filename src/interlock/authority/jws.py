@@ -1,0 +1,100 @@
+"""The wire form of tokens: JSON Web Signatures, taken apart and put together, with nothing in them believed.
+
+What a header may say is a list; whatever brings a key along or changes what a signature means is not on it. A signature
+is checked under the one algorithm that its key is for, never the one that the token names.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from interlock.authority.keys import ALGORITHMS, Algorithm, PublicKey, algorithm_of, strict_json
+from interlock.core.errors import Failure
+
+LARGEST = 16_384  # bytes
+
+FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
+# `x5t` only names a certificate. Whatever brings a key along, or changes what a signature means, is refused.
+_HEADERS = {"alg", "typ", "kid", "x5t", "x5t#S256"}
+_TYPES = {"JWT", "at+jwt"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A token that has the form of one. Nothing in it is believed yet."""
+
+    algorithm: Algorithm
+    kid: str | None
+    claims: Mapping[str, Any]
+    iss: str
+
+
+def take_apart(token: str) -> Opened:
+    """Take a token apart; E3203 if it is none, E3202 if its header asks for what is never done."""
+    if len(token) > LARGEST or not FORM.match(token):
+        raise Failure("E3203", f"that is not a token: three parts in base64url, {LARGEST} bytes at most")
+    header, claims = (_object(part) for part in token.split(".")[:2])
+    algorithm, kid = header.get("alg"), header.get("kid")
+    if steering := sorted(header.keys() - _HEADERS):
+        raise Failure("E3202", f"the header `{steering[0][:40]}` is not accepted: keys come from known issuers only")
+    if algorithm not in ALGORITHMS:
+        raise Failure("E3202", f"the algorithm `{str(algorithm)[:40]}` is not accepted; {', '.join(ALGORITHMS)} are")
+    if header.get("typ") not in _TYPES or not (kid is None or isinstance(kid, str)):
+        raise Failure("E3203", "the token is malformed: `typ` must be JWT, and `kid` a name")
+    iss = claims.get("iss")
+    if not isinstance(iss, str):
+        raise Failure("E3203", "the token is malformed: `iss` must name its issuer")
+    return Opened(algorithm=algorithm, kid=kid, claims=claims, iss=iss)
+
+
+def _object(part: str) -> dict[str, Any]:
+    try:
+        value = strict_json(_bytes(part))
+    except ValueError as error:
+        raise Failure("E3203", f"the token is malformed: {str(error)[:80]}") from None
+    if not isinstance(value, dict):
+        raise Failure("E3203", "the token is malformed: header and claims are objects")
+    return cast("dict[str, Any]", value)
+
+
+def _bytes(part: str) -> bytes:
+    raw = base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
+    if base64.urlsafe_b64encode(raw).rstrip(b"=").decode() != part:
+        raise ValueError("a part of it is not in base64url")
+    return raw
+
+
+def verify(token: str, opened: Opened, key: PublicKey) -> None:
+    """Check a signature (E3202) under the one algorithm that the key is for."""
+    if opened.algorithm != key.algorithm:
+        raise Failure("E3202", f"the token says `{opened.algorithm}`, but its key is for {key.algorithm} only")
+    signed, _, signature = token.rpartition(".")
+    try:
+        good = _algorithm(key.algorithm).verify(signed.encode(), key.key, _bytes(signature))
+    except ValueError:
+        good = False
+    if good is not True:
+        raise Failure("E3202", "the token's signature is wrong")
+
+
+@lru_cache(maxsize=len(ALGORITHMS))
+def _algorithm(name: Algorithm) -> Any:
+    import jwt
+
+    return jwt.get_algorithm_by_name(name)
+
+
+def sign(claims: Mapping[str, Any], private: Any, kid: str | None) -> str:
+    """A token with these claims; E3004 where it would be too large."""
+    import jwt
+
+    headers = {"typ": "JWT"} | ({} if kid is None else {"kid": kid})
+    token = jwt.encode(dict(claims), private, algorithm=algorithm_of(private), headers=headers)
+    if len(token) > LARGEST:
+        raise Failure("E3004", f"the token would be larger than {LARGEST} bytes; grant less, or by patterns")
+    return token

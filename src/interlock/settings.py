@@ -6,7 +6,8 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import pydantic
 
@@ -14,6 +15,18 @@ from interlock.core.allowances import Budget, LoopLimits, Prices, RateLimit
 from interlock.core.channels import Channel
 from interlock.core.errors import Failure
 from interlock.core.manifest import Approval, NetworkPolicy
+
+
+def _address(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("postgresql", "postgres"):
+        raise ValueError("a database is written postgresql://HOST/DATABASE")
+    if parts.password is not None or "password=" in parts.query:
+        raise ValueError("keep the password out of the settings: a passfile (PGPASSFILE) holds it")
+    return value
+
+
+PostgresAddress = Annotated[str, pydantic.AfterValidator(_address)]
 
 
 class Settings(pydantic.BaseModel):
@@ -106,6 +119,9 @@ class Settings(pydantic.BaseModel):
         (), description="directories in which every change a call makes is held against its tool's manifest"
     )
     watched_databases: tuple[Path, ...] = pydantic.Field((), description="SQLite files that are watched alike")
+    watched_postgres: tuple[PostgresAddress, ...] = pydantic.Field(
+        (), description="Postgres databases that are watched alike, as postgresql://HOST/DATABASE; nothing is put back"
+    )
 
     budgets: tuple[Budget, ...] = pydantic.Field((), description="what calls may cost together; see limits")
     rate_limits: tuple[RateLimit, ...] = pydantic.Field(

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from interlock.core.context import Change
 from interlock.core.errors import Failure
@@ -293,12 +294,28 @@ class Connection(Protocol):
 
     def execute(self, query: str, /) -> Cursor: ...
 
+    def close(self) -> None: ...
+
+
+def connect_postgres(address: str) -> Connection:
+    """A connection for watching, by a libpq address. It waits for nobody for longer than five seconds."""
+    import psycopg
+
+    options = "-c statement_timeout=30000 -c default_transaction_read_only=on"
+    connected = psycopg.connect(
+        address, autocommit=True, connect_timeout=5, options=options, application_name="interlock"
+    )
+    return cast("Connection", connected)
+
 
 class PostgresWatcher:
-    """Watches schemas of a Postgres database through a connection of its own. Nothing is put back."""
+    """Watches schemas of a Postgres database through a connection of its own, made when needed. Nothing is put back."""
 
-    def __init__(self, connection: Connection, *, resource: str, schemas: Sequence[str] = ("public",)) -> None:
-        self._connection = connection
+    def __init__(
+        self, connect: Callable[[], Connection], *, resource: str, schemas: Sequence[str] = ("public",)
+    ) -> None:
+        self._connect = connect
+        self._connection: Connection | None = None
         self._place = resource.rstrip("/")
         self._schemas = ", ".join(_literal(schema) for schema in schemas)
         self._last: Seen | None = None
@@ -327,7 +344,7 @@ class PostgresWatcher:
             except Failure:
                 raise
             except Exception as error:  # the driver's own errors, whichever driver it is
-                self._last = None
+                self._drop()
                 raise Failure("E3405", f"`{self._place}` cannot be watched: {type(error).__name__}") from error
 
     def _see(self) -> Seen:
@@ -349,7 +366,8 @@ class PostgresWatcher:
                 tables[f"{_segment(schema)}/{_segment(name)}"] = table = self._table(schema, name, key, budget)
                 budget -= table.count
         finally:
-            ask("COMMIT")
+            if self._connection is not None:
+                ask("COMMIT")
         self._last = Seen(stamp=stamp, definitions=definitions, tables=tables)
         return self._last
 
@@ -366,7 +384,20 @@ class PostgresWatcher:
             }
         return Table(count=int(count), total=int(total), rows=rows)
 
+    def close(self) -> None:
+        with self._mutex:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Let go of a connection that may be broken; the next look makes another."""
+        connection, self._connection, self._last = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
+
     def _ask(self, query: str) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = self._connect()
         cursor = self._connection.execute(query)
         return cursor.fetchall() if query.startswith("SELECT") else []
 

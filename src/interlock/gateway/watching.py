@@ -8,14 +8,16 @@ be put back is put back, the call fails, and the version goes into quarantine un
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from interlock.core.context import Change, Context
 from interlock.core.errors import Failure
 from interlock.core.phases import Call
 from interlock.core.prepared import Prepared
 from interlock.effects import watch
-from interlock.effects.databases import SqliteWatcher
+from interlock.effects.databases import PostgresWatcher, SqliteWatcher, connect_postgres
 from interlock.effects.files import FileWatcher
 from interlock.effects.locks import Claim
 from interlock.effects.session import SessionState
@@ -38,6 +40,7 @@ class Watching:
         if settings.watched_files:
             self._watchers.append(FileWatcher(settings.watched_files, keep=True))
         self._watchers.extend(SqliteWatcher(path, keep=True) for path in settings.watched_databases)
+        self._watchers.extend(_postgres(address) for address in settings.watched_postgres)
         self.active = bool(self._watchers)
         # Whoever is watched must be alone there: otherwise it is blamed for what its neighbours do.
         self.claims = tuple(Claim(resource) for watcher in self._watchers for resource in watcher.resources)
@@ -85,8 +88,15 @@ class Watching:
 
     def close(self) -> None:
         for watcher in self._watchers:
-            if isinstance(watcher, SqliteWatcher):
+            if isinstance(watcher, SqliteWatcher | PostgresWatcher):
                 watcher.close()
+
+
+def _postgres(address: str) -> PostgresWatcher:
+    """A watcher of one database, named in claims and findings without how it is reached."""
+    parts = urlsplit(address)
+    place = f"postgres:{parts.hostname or 'local'}{parts.path or '/'}"
+    return PostgresWatcher(partial(connect_postgres, address), resource=place)
 
 
 def _unseen(reported: Sequence[Change], detected: Sequence[Change]) -> list[Change]:

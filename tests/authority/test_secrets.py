@@ -30,9 +30,10 @@ from hypothesis import strategies as st
 
 from interlock import Clock, Failure
 from interlock.authority import secrets as module
-from interlock.authority.secrets import Credential, Lease, Secrets, open_lease, scrub
+from interlock.authority.secrets import Credential, Lease, Secrets, open_lease
 from interlock.cli.command import Session
 from interlock.cli.secrets import secrets
+from interlock.core.scrub import scrub
 from interlock.store import sealing
 from interlock.store.home import Home
 from interlock.store.journal import Journal

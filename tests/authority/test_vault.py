@@ -12,8 +12,9 @@ import pytest_asyncio
 from hvac.exceptions import VaultError
 
 from interlock import Failure
-from interlock.authority.secrets import open_lease, scrub
+from interlock.authority.secrets import open_lease
 from interlock.authority.vault import Vault
+from interlock.core.scrub import scrub
 from interlock.testing import FakeClock
 from tests.authority.fake_vault import TOKEN, FakeVault
 

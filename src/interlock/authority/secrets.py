@@ -11,26 +11,22 @@ form a pool: the first that is not resting is used, and one that met a rate limi
 
 A value is shown by `reveal` and by nothing else: not by repr, format, JSON, copying or pickling. The bytes Interlock
 holds are zeroed at the end; text that `reveal` handed out belongs to whoever asked for it, so results and messages
-go through `scrub` before they leave the call.
+go through core/scrub before they leave the call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
-from urllib.parse import quote, quote_plus
 
 import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.patterns import REDACTED
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import Box, key_id_of, keys_in_use
@@ -416,103 +412,3 @@ def _absent(name: str, slot: str | None = None) -> Failure:
 def _note(transaction: Transaction, act: str, by: str, **facts: Any) -> None:
     ref = f"secret:{facts['name']}" if "name" in facts else "secret"
     transaction.append("authority", ref, records.plain("authority", ref, transaction.now_ms, act=act, by=by, **facts))
-
-
-# Taking secrets out of what leaves a call
-
-
-SHORT = 4
-
-
-def scrub(value: Any, secrets: Sequence[str], keep: Collection[str] = ()) -> tuple[Any, bool]:
-    """Replace secrets in the strings, keys and numbers of JSON-like data; whether there were any is the second answer.
-
-    Keys that are in `keep` stay: they are known beforehand, so they give nothing away.
-
-    Found plain, in base64 (also within longer base64), URL-quoted, JSON-escaped and in hex. Those of fewer than four
-    characters would be found everywhere; they count as whole values only.
-    """
-    if not secrets:
-        return value, False
-    scrubber = _Scrubber(secrets, keep)
-    try:
-        scrubbed = scrubber.visit(value)
-    except RecursionError:
-        raise Failure("E3304") from None
-    return (scrubbed, True) if scrubber.found else (value, False)
-
-
-class _Scrubber:
-    """Looks for one set of secrets. Nothing here is remembered past the call: the forms are secrets as well."""
-
-    def __init__(self, secrets: Sequence[str], keep: Collection[str]) -> None:
-        self._keep = keep
-        self._whole = frozenset(secrets)
-        forms = {form for secret in self._whole if len(secret) >= SHORT for form in _forms(secret)}
-        # What could be found in the marker itself is replaced before there are markers; otherwise the longest first.
-        self._forms = sorted(forms, key=lambda form: (form not in REDACTED, -len(form)))
-        self.found = False
-
-    def visit(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, dict):
-            return self._members(cast("dict[Any, Any]", value))
-        if isinstance(value, list | tuple):
-            return [self.visit(item) for item in cast("Sequence[Any]", value)]
-        if isinstance(value, int | float) and str(value) in self._whole:
-            self.found = True
-            return REDACTED
-        return value
-
-    def _members(self, members: dict[Any, Any]) -> dict[Any, Any]:
-        scrubbed: dict[Any, Any] = {}
-        for key, item in members.items():
-            name = unique = key if key in self._keep else self.visit(key)
-            while unique in scrubbed:  # two keys that were secrets must not become one
-                unique = f"{name} {len(scrubbed)}"
-            scrubbed[unique] = self.visit(item)
-        return scrubbed
-
-    def _text(self, text: str) -> str:
-        if text not in self._whole and not any(form in text for form in self._forms):
-            return text
-        self.found = True
-        if text in self._whole:
-            return REDACTED
-        for form in self._forms:
-            text = text.replace(form, REDACTED)
-        # INVARIANT: what still shows a form, because it grew together around a marker, is withheld whole.
-        return REDACTED if any(form in text for form in self._forms if form not in REDACTED) else text
-
-
-def _forms(secret: str) -> set[str]:
-    """Every way in which a secret is looked for."""
-    raw = secret.encode(errors="surrogatepass")
-    quoted = {quote(raw, safe=""), quote(raw), quote_plus(raw)}
-    escaped = json.dumps(secret)[1:-1]
-    return {
-        secret,
-        raw.hex(),
-        raw.hex().upper(),
-        *quoted,
-        *(_PERCENT.sub(lambda match: match[0].lower(), one) for one in quoted),
-        escaped,
-        _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}", escaped),
-        json.dumps(secret, ensure_ascii=False)[1:-1],
-        *_base64(raw),
-    }
-
-
-_PERCENT = re.compile(r"%[0-9A-F]{2}")
-_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
-
-
-def _base64(raw: bytes) -> Iterator[str]:
-    """The bytes in base64: alone, and the letters that they alone decide at each of three places within more."""
-    for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        alone = encode(raw).decode()
-        yield alone
-        yield alone.rstrip("=")
-        for before, first in ((0, 0), (1, 2), (2, 3)):
-            yield encode(bytes(before) + raw).decode()[first : (before + len(raw)) * 8 // 6]

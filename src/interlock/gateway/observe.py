@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from interlock.approvals import tickets
-from interlock.authority.secrets import scrub
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
@@ -25,6 +24,7 @@ from interlock.core.redact import (
     without_credentials,
 )
 from interlock.core.schema import Json
+from interlock.core.scrub import scrub
 from interlock.telemetry.metrics import Approvals
 from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording, progress_facts

@@ -18,6 +18,7 @@ from interlock.core.manifest import Execution
 from interlock.core.schema import Json
 from interlock.executors.sandbox.confine import ENVIRONMENT
 from interlock.registry.source import load
+from interlock.telemetry.w3c import read as read_trace
 from tests.cli.conftest import Cli
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
@@ -185,9 +186,14 @@ async def test_parameters_come_by_stdin_where_the_manifest_says_so(lock: Interlo
     assert (await lock.call("prog.words", text="three small words")).unwrap() == 3
 
 
+@pytest.mark.proves("OBS-02")
 @pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
 async def test_directory_and_environment_are_what_the_manifest_says(lock: Interlock) -> None:
-    seen = dict(line.split("=", 1) for line in (await lock.call("prog.env")).unwrap())
+    called = await lock.call("prog.env")
+    seen = dict(line.split("=", 1) for line in called.unwrap())
+    trace = read_trace(seen.pop("TRACEPARENT"))
+    assert trace is not None
+    assert trace.trace_id == called.trace_id
     assert seen == {**ENVIRONMENT, "LC_CTYPE": "C.UTF-8", "GREETING": "a b", "LANG": "C"}
     assert (await lock.call("prog.where")).unwrap() == "/usr\n"
 

@@ -18,7 +18,6 @@ from tests import sample
 from tests.telemetry import tools
 from tests.telemetry.conftest import traced
 
-DOOR = "the same for calls that come through each door"
 FORBIDDEN = """
 @id("not-slow")
 forbid (principal, action == Action::"seen.slow", resource);
@@ -26,7 +25,7 @@ forbid (principal, action == Action::"seen.slow", resource);
 WHOLE = ["Validate", "Authorize", "Execute", "Verify", "Return"]
 
 
-@pytest.mark.part_of("OBS-01", rest=DOOR)
+@pytest.mark.proves("OBS-01")
 async def test_a_call_is_a_span_with_one_child_for_each_phase(home: Path) -> None:
     async with traced(home) as one:
         result = await one.lock.call("demo.add", a=1, b=2)
@@ -49,7 +48,7 @@ async def test_a_call_is_a_span_with_one_child_for_each_phase(home: Path) -> Non
     assert times[-1][1] == tree.span.end_time
 
 
-@pytest.mark.part_of("OBS-01", rest=DOOR)
+@pytest.mark.proves("OBS-01")
 async def test_a_failure_names_what_failed_on_its_phase_and_on_the_whole(home: Path) -> None:
     policy = home / "policy.cedar"
     policy.write_text(policy.read_text() + FORBIDDEN)
@@ -94,7 +93,7 @@ async def test_what_was_asked_for_is_not_told_where_there_is_no_such_tool(home: 
     assert "secret" not in tree.span.to_json()
 
 
-@pytest.mark.part_of("OBS-01", rest=DOOR)
+@pytest.mark.proves("OBS-01")
 async def test_calls_that_a_tool_makes_hang_under_its_execution(home: Path) -> None:
     async with traced(home) as one:
         lock = one.lock
@@ -107,7 +106,7 @@ async def test_calls_that_a_tool_makes_hang_under_its_execution(home: Path) -> N
             (tree,) = tree["Execute"].children
 
 
-@pytest.mark.part_of("OBS-01", rest=DOOR)
+@pytest.mark.proves("OBS-01")
 async def test_progress_parts_and_the_end_are_events_of_the_execution_and_hold_nothing_private(home: Path) -> None:
     async with traced(home) as one:
         lock = one.lock
@@ -153,7 +152,7 @@ async def test_a_call_that_waits_for_a_person_ends_its_span_and_goes_on_in_the_s
     assert one.tracer.open == 0
 
 
-@pytest.mark.part_of("OBS-01", rest=DOOR)
+@pytest.mark.proves("OBS-01")
 async def test_no_span_is_open_after_a_thousand_calls_of_every_kind(home: Path) -> None:
     dice = random.Random(5)
     async with traced(home) as one:

@@ -18,7 +18,6 @@ from interlock.telemetry.w3c import Position
 from tests import sample
 from tests.telemetry.conftest import attach, traced
 
-DOORS = "over each door, and to sandboxed tools"
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GOOD = f"00-{TRACE}-{SPAN}-01"
 
@@ -89,7 +88,7 @@ def test_an_id_of_another_form_becomes_one_of_this_form_and_always_the_same() ->
     assert w3c.trace_hex("0" * 32) != "0" * 32
 
 
-@pytest.mark.part_of("OBS-02", rest=DOORS)
+@pytest.mark.proves("OBS-02")
 @pytest.mark.parametrize("settings", [{}, {"trace_ratio": 1.0}])
 async def test_a_traceparent_gives_the_call_its_trace_and_a_bad_one_a_new_trace(
     home: Path, settings: dict[str, Any]
@@ -140,7 +139,7 @@ MANIFEST = parse_manifest(
 )
 
 
-@pytest.mark.part_of("OBS-02", rest=DOORS)
+@pytest.mark.proves("OBS-02")
 async def test_an_upstream_hears_of_the_trace_and_hangs_under_the_external_call(home: Path) -> None:
     echo = Echo()
     async with traced(home) as one:

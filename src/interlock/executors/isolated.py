@@ -30,6 +30,7 @@ from interlock.core.schema import Json
 from interlock.executors.egress import Egress, EgressPolicy, Refusal, Seen, violation
 from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
 from interlock.executors.sandbox.supervisor import Sandbox
+from interlock.telemetry.w3c import unrecorded
 
 MIN_WALL_S = 0.05
 # How much of what a program complained about is told to its caller.
@@ -111,7 +112,7 @@ class IsolatedExecutor:
                 argv=program.words(given),
                 stdin=program.fed(given),
                 cwd=program.cwd,
-                env=program.env,
+                env=self._environment(program, call) if sandboxing.tier else program.env,
                 # Files of one directory: the name of a credential may have slashes in it.
                 secrets={name.replace("/", "."): value for name, value in lent.items()},
                 **confined,
@@ -128,6 +129,11 @@ class IsolatedExecutor:
             secrets=lent,
             **confined,
         )
+
+    def _environment(self, program: Execution, call: Call) -> dict[str, str]:
+        """What a program finds in its environment: what its manifest says, and the trace it runs under."""
+        trace = unrecorded(call.trace_id, self._clock.random_bytes(8)) if call.span is None else call.span.traceparent
+        return {"TRACEPARENT": trace, **program.env}
 
     def _egress(self, call: Call, contract: Contract, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
         policy = EgressPolicy(agent=self._network, manifest=contract.manifest.network_policy)

@@ -71,6 +71,11 @@ def _state(text: str) -> str:
     return ",".join(members)
 
 
+def unrecorded(trace_id: str, span: bytes) -> str:
+    """The traceparent of a call that is not recorded here: others may still follow it."""
+    return f"00-{trace_hex(trace_id)}-{span.hex()}-00"
+
+
 def trace_hex(trace_id: str) -> str:
     """A trace id as the W3C writes it; one that is not of that form is hashed into it."""
     return trace_id if _TRACE_ID.match(trace_id) else hashlib.sha256(trace_id.encode()).hexdigest()[:32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,10 @@ class Echo:
         self.asked.append(call)
         return call.arguments["text"]
 
-    async def discover(self) -> Discovered:
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         return Discovered(())
 
-    async def probe(self) -> None: ...
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -59,6 +59,7 @@ SIGNALS: Mapping[str, Severity] = {
     "TOOL_VERSION_REMOVED": "info",
     # Systems that others run.
     "UPSTREAM_UNAVAILABLE": "critical",
+    "UPSTREAM_FAILED": "critical",
     "UPSTREAM_AVAILABLE": "info",
     "TOOL_DEFINITION_CHANGED": "critical",
 }

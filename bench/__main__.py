@@ -17,6 +17,8 @@ SECTIONS = {
     "catalog": "cost per call with few and many registered tools",
     "journal": "cost per durable call on a short and a long journal",
     "authority": "what tokens and policies add, decisions over many rules, issue and verify rates",
+    "doors": "the doors under load beside other servers, with the goals",
+    "soak": "memory of one server over a hundred thousand requests of every kind",
     "sandbox": "an isolated call beside a bare interpreter's start",
     "verify": "rows/s of audit verify",
     "startup": "CPU of starting the command line",

@@ -85,8 +85,7 @@ def errors_page() -> str:
 # Errors
 
 Every failure that leaves Interlock carries one of these {len(CODES)} codes, in one envelope, whatever door it leaves
-by. The statuses of doors that do not exist yet (HTTP, JSON-RPC, gRPC) are fixed here already, so that every door will
-say the same.
+by, with the status that belongs to it there: HTTP, JSON-RPC or gRPC.
 
 `retryable` says whether sending the same call again can help. Where it reads "the failure says", a tool marks its own
 failure with `Failure(…, retryable=True)`; unsaid reads as no.

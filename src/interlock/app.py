@@ -156,6 +156,7 @@ class Interlock:
                 services=self.gateway.execution.services,
                 alert=lambda words: self._alert_upstream(name, words),
             ),
+            lend=self._lend,
             try_out=self.try_out_all,
             announce=self.gateway.observer.announce,
             look=self.gateway.quarantine.look,

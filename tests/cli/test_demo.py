@@ -76,7 +76,7 @@ def nothing_was_staged(journal: list[Json], ledger: Path) -> None:
     assert mailed[0]["approvalTicketId"].startswith("apr_")
     assert ledger.with_suffix(".outbox").read_text().splitlines() == ["press@example.org: statement of cash"]
     acts = [record["act"] for record in journal if record["kind"] == "approval"]
-    assert acts == ["approved", "used", "auto_denied"]
+    assert acts == ["approved", "used", "auto_denied", "approved", "used"]
     # The killed call left an intent, an end that nobody could know, and a person's word.
     settled = next(record for record in journal if record["kind"] == "settled")
     story = [record for record in journal if record["call"] == settled["call"]]

@@ -85,7 +85,7 @@ async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> 
     assert not any(word in pin for word in (b"NotUsed", b"Everything", b"Shop", b"Unrelated"))
 
 
-@pytest.mark.part_of("OBS-02", rest="doors and sandboxed tools")
+@pytest.mark.proves("OBS-02")
 @pytest.mark.proves("EXEC-09")
 async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path, reflection=True) as server:

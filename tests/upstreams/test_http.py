@@ -64,7 +64,7 @@ async def failure_of(one: HttpUpstream, native: Json = READ, **facts: Any) -> Fa
     return caught.value
 
 
-@pytest.mark.part_of("OBS-02", rest="doors and sandboxed tools")
+@pytest.mark.proves("OBS-02")
 @pytest.mark.proves("EXEC-09")
 async def test_a_request_carries_arguments_trace_deadline_key_and_credential() -> None:
     async with HttpServer.open() as server, upstream(server.url + "/v1", auth={"kind": "bearer", "secret": "T"}) as one:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller, Interlock
+from interlock.authority.secrets import open_lease
 from interlock.core.connector import Connector, Definition, Discovered, RemoteCall, UpstreamKind
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -51,12 +52,12 @@ class Scripted:
             raise self.failure
         return {"said": call.arguments.get("text", "")}
 
-    async def discover(self) -> Discovered:
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         if self.away:
             raise Failure("E3502", "nobody is at home")
         return Discovered(tuple(self.offers), tuple(self.refused), {"server": "scripted"})
 
-    async def probe(self) -> None:
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         if self.away:
             raise Failure("E3502", "nobody is at home")
 
@@ -71,6 +72,7 @@ async def opened(
     async with Interlock.open(home, housekeeping=False, clock=None if clock is None else clock.clock) as lock:
         upstreams = Upstreams(
             journal=lock.journal, catalog=lock.catalog, clock=lock.clock, make=server.make,
+            lend=lambda names, s: open_lease(lock.secrets, names, lifetime_s=s, clock=lock.clock),
             try_out=lock.try_out_all, announce=lock.gateway.observer.announce,
             look=lock.gateway.quarantine.look,
         )  # fmt: skip
@@ -145,7 +147,12 @@ async def test_a_definition_that_changes_is_kept_out_until_a_person_has_looked(t
         for by, reason in ((agent, "fine"), (lock.caller, " ")):
             with pytest.raises(Failure):
                 await upstreams.accept("far", by=by, reason=reason)
-        report = await upstreams.accept("far", by=lock.caller, reason="read it")
+        with pytest.raises(Failure) as again:
+            await upstreams.accept("far", by=lock.caller, reason="read it")
+        assert again.value.code == "E3103", "it is not what was there when they looked"
+        (look,) = (one for one in upstreams.offers("far") if one.name == "look")
+        assert look.document()["definition"]["description"] == server.offers[1].description
+        report = await upstreams.accept("far", by=lock.caller, reason="read it", shown={"look": look.seen})
         assert [one.version for one in report.tools if one.name == "look"] == ["1.1.0"]
         assert (await lock.call("far.look", text="a")).ok
         assert code(await lock.call("far.look@1.0.0", text="a")) == "E3210", "the old promise is not kept any more"

@@ -22,7 +22,7 @@ from interlock.core.connector import Connector, Interaction
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.testing import FakeClock
-from interlock.upstreams import mcp
+from interlock.upstreams import mcp, mcp_session
 from interlock.upstreams.children import Restarts
 from interlock.upstreams.mcp import IDLE_S, McpConfig, McpUpstream
 from interlock.upstreams.mcp_session import Session
@@ -620,8 +620,6 @@ async def test_a_child_that_does_not_answer_a_health_request_is_ended_and_starte
 async def test_a_server_that_says_nothing_is_asked_the_old_way_and_then_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from interlock.upstreams import mcp_session
-
     monkeypatch.setattr(mcp_session, "DISCOVER_S", 0.05)
     monkeypatch.setattr(mcp_session, "START_S", 0.2)
     async with scripted("--dumb") as one:
@@ -835,3 +833,13 @@ async def test_a_server_is_trusted_by_the_authority_it_was_given(tmp_path: Path)
         async with by_address(f"https://localhost:{server.port}", said=trusted) as one:
             assert text(await ask(one, "echo", {"text": "x"})) == "x"
     assert server.got[-2].headers["host"] == f"localhost:{server.port}"
+
+
+async def test_a_modern_server_that_is_slow_to_start_is_not_taken_for_an_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_session, "DISCOVER_S", 0.0)
+    async with scripted("--modern") as one:
+        assert (await one.discover()).about["protocol"] == "2026-07-28"
+    async with scripted() as one:
+        assert (await one.discover()).about["protocol"] == "2025-06-18"

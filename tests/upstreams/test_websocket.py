@@ -52,7 +52,7 @@ async def failure_of(one: WebSocketUpstream, native: Json = ECHO, **facts: Any) 
     return caught.value
 
 
-@pytest.mark.part_of("OBS-02", rest="doors and sandboxed tools")
+@pytest.mark.proves("OBS-02")
 @pytest.mark.proves("EXEC-09")
 async def test_a_message_carries_arguments_trace_deadline_and_key() -> None:
     async with SocketServer.open() as server, upstream(server.url, auth={"kind": "bearer", "secret": "T"}) as one:

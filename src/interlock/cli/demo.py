@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ PATIENCE_S = 60
 @click.option("--keep", is_flag=True, help="Keep the home afterwards, to look around in it.")
 @without_home
 def demo(out: Output, /, pause: bool | None, keep: bool) -> int:
-    """A guided tour: declare, call, be refused, replay, delegate, approve, crash, recover, prove.
+    """A guided tour: declare, call, be refused, replay, delegate, approve, crash, recover, serve, prove.
 
     Everything in it is real: real processes, a real kill -9, a real journal in a home of its own.
 
@@ -194,6 +194,51 @@ class Tour:
             sys.stdout.flush()
         self._note(shlex.join(["interlock", *first]), waiting.returncode, 0, said)
 
+    @contextlib.contextmanager
+    def serving(self) -> Generator[Json]:
+        """A server in the background for as long as the block lasts, and what it says of itself."""
+        words = ("serve", "--port", "0", "--no-grpc", "--json")
+        self._prompt(shlex.join(["interlock", *words]) + " &")
+        server = subprocess.Popen(  # noqa: S603 - as above
+            [*_INTERLOCK, *words],
+            env=dict(self._environment),
+            cwd=self.home.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert server.stdout is not None
+        try:
+            # Empty when it ended before it began; the tour then says so by its exit code.
+            yield json.loads(server.stdout.readline() or b"{}")
+        finally:
+            self._prompt(f"kill {server.pid}")
+            server.terminate()
+            code = server.wait(PATIENCE_S)
+            self._note(shlex.join(["interlock", *words]), code, 0, None)
+
+    def post(self, url: str, body: Json, token: str, **headers: str) -> Json:
+        """Send JSON as any client would, and show what comes back."""
+        import urllib.error
+        import urllib.request
+
+        said = {"Content-Type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+        options = " ".join(f"-H '{name}: {text}'" for name, text in said.items())
+        command = f"curl -s {url} {options} -H \"Authorization: Bearer $TOKEN\" -d '{json.dumps(body)}'"
+        self._prompt(command)
+        said["Authorization"] = f"Bearer {token}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), said)  # noqa: S310 - the server of this tour
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:  # noqa: S310 - as above
+                heard: bytes = response.read()
+        except urllib.error.HTTPError as error:
+            heard = error.read()
+            self.surprises.append(f"`{url}` answered {error.code}")
+        if self._page is not None:
+            self._page.line(heard.decode().strip())
+            sys.stdout.flush()
+        self._note(command, 0, 0, heard)
+        return json.loads(heard)
+
     def wait_for_ticket(self) -> str:
         """The id of the ticket that waits, as soon as there is one."""
         deadline = time.monotonic() + PATIENCE_S
@@ -337,6 +382,56 @@ def lie(tour: Tour) -> None:
     tour.run("tools", "quarantine")
 
 
+def serve(tour: Tour) -> None:
+    """Any client calls the same tools
+    One command opens every door. A program calls over REST, a model's client over MCP, each with a token, and each call
+    is on record like any other.
+    """
+    with tour.serving() as told:
+        if not told:
+            return
+        body: Json = {"tool_id": "demo.balance", "parameters": {"account": "cash"}}
+        rest = tour.post(f"{told['rest']}/tools/invoke", body, told["token"])
+        meta: Json = {
+            "io.modelcontextprotocol/protocolVersion": _MCP,
+            "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientInfo": {"name": "tour", "version": "1.0.0"},
+        }
+        params: Json = {"name": "demo-balance", "arguments": {"account": "cash"}, "_meta": meta}
+        mcp = tour.post(
+            told["mcp"],
+            {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params},
+            told["token"],
+            Accept="application/json, text/event-stream",
+            MCP_Protocol_Version=_MCP,
+            Mcp_Method="tools/call",
+            Mcp_Name="demo-balance",
+        )
+        if mcp.get("result", {}).get("structuredContent") != {"result": rest.get("result")}:
+            tour.surprises.append("two doors gave two answers")
+
+
+_MCP = "2026-07-28"
+
+
+def adopt(tour: Tour) -> None:
+    """Somebody else's tools, under control in a minute
+    An MCP server says that one of its tools only reads. Nobody believes it yet: a person is asked for every call of
+    either, and nothing reaches the server before.
+    """
+    add, module = ("upstream", "add", "mcp", "notes", "--"), ("-m", "interlock.demo_server")
+    tour.shell(shlex.join(["interlock", *add, "python", *module]), [*_INTERLOCK, *add, sys.executable, *module])
+    tour.secret("INTERLOCK_TOKEN", "token", "issue", "--agent", "scout", "--for", "alice", "--tool", "notes.*")
+    note = ("call", "notes.note", '{"text": "buy milk"}', "--key", "note-1")
+    tour.run(*note, code=1)
+    token = tour.take("INTERLOCK_TOKEN")
+    tour.run("approvals", "approve", tour.wait_for_ticket(), "--comment", "there is none left")
+    tour.give("INTERLOCK_TOKEN", token)
+    tour.run(*note)
+    tour.forget("INTERLOCK_TOKEN")
+    tour.shell("cat notes.txt", ["cat", "notes.txt"])
+
+
 def crash(tour: Tour) -> None:
     """A process is killed in the middle of a write
     The entry is in the ledger, its result was never recorded, and the process is gone. A retry is not let through:
@@ -385,5 +480,5 @@ def tamper(tour: Tour) -> None:
 
 
 STEPS: tuple[Callable[[Tour], None], ...] = (
-    declare, hallucinate, repeat, narrow, approve, silence, pry, lie, crash, recover, tamper,
+    declare, hallucinate, repeat, narrow, approve, silence, pry, lie, serve, adopt, crash, recover, tamper,
 )  # fmt: skip

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.cli.render import Page
     from interlock.core.connector import UpstreamKind
-    from interlock.upstreams.manager import Report
+    from interlock.upstreams.manager import Offered, Report, Upstream
 
 Json = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,7 +78,7 @@ def _adding(kind: UpstreamKind) -> Callable[[Callable[..., Json]], Callable[...,
                 report = await lock.upstreams.try_connecting(name, kind, config, said)
             else:
                 report = await lock.upstreams.add(name, kind, config, by=lock.caller, overlay=said)
-            out.answer(report.document(), lambda page: _show_report(page, report, dry_run=dry_run))
+            out.answer(report.document(), lambda page: _show_report(page, report, hints=accept_hints, dry_run=dry_run))
             return 0
 
         command = over_home(run)
@@ -153,7 +153,9 @@ def add_mcp(where: tuple[str, ...], env: tuple[str, ...], cwd: str | None) -> Js
     """A Model Context Protocol server: the command that starts it, or its address."""
     if len(where) == 1 and where[0].startswith(("http://", "https://")):
         return {"url": where[0]}
-    variables = dict(one.split("=", 1) for one in env if "=" in one)
+    if any(not one.partition("=")[1] for one in env):
+        raise click.UsageError("--env is written NAME=VALUE, such as TZ=UTC")
+    variables = dict(one.split("=", 1) for one in env)
     return {"command": list(where), "env": variables, **({} if cwd is None else {"cwd": cwd})}
 
 
@@ -246,15 +248,54 @@ def _counts(states: list[str]) -> str:
 @click.argument("name")
 @over_home
 async def show(lock: Interlock, out: Output, /, name: str) -> int:
-    """One upstream and each of its tools."""
+    """One upstream and each of its tools; of those that changed, what is otherwise than when they were admitted."""
     found, tools = lock.upstreams.get(name), lock.upstreams.offers(name)
+    changes = {one.name: _changes(lock, found, one) for one in tools if one.state == "changed"}
 
     def write(page: Page) -> None:
         page.facts([("kind", found.kind), ("state", f"{found.state} {found.reason}".strip())])
         page.table([(one.name, one.state, one.address, one.version or "", one.reason) for one in tools])
+        for tool, parts in changes.items():
+            page.line("")
+            page.line(f"{tool}, as admitted and as offered now:")
+            page.table([(part, _words(was), "→", _words(now)) for part, (was, now) in parts.items()], indent="  ")
 
-    out.answer({**found.document(), "tools": [one.document() for one in tools]}, write)
+    documents = [one.document() | ({"changes": changes[one.name]} if one.name in changes else {}) for one in tools]
+    out.answer({**found.document(), "tools": documents}, write)
     return 0
+
+
+def _changes(lock: Interlock, found: Upstream, one: Offered) -> dict[str, list[Any]]:
+    """What would be otherwise if the definition were accepted: each part as it was admitted, and as it is offered."""
+    import orjson
+
+    from interlock.upstreams.overlay import parse_overlay, to_manifest
+
+    if one.definition is None or one.version is None:
+        return {}
+    now = to_manifest(
+        one.definition,
+        upstream=found.name,
+        kind=found.kind,
+        version=one.version,
+        overlay=parse_overlay(found.overlay),
+        accept_hints=bool(found.config.get("accept_hints")),
+        tool_id=one.address.partition(".")[2],
+    ).manifest
+    if now is None:
+        return {}
+    was: Json = orjson.loads(lock.catalog.versions(one.address)[one.version].row.manifest)
+    new: Json = orjson.loads(now.model_dump_json())
+    return {part: [was.get(part), new.get(part)] for part in _SEEN if was.get(part) != new.get(part)}
+
+
+_SEEN = ("title", "description", "parameters", "result_schema", "mutation_class")
+
+
+def _words(value: Any) -> str:
+    import orjson
+
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 @upstream.command()
@@ -265,7 +306,8 @@ async def refresh(lock: Interlock, out: Output, /, name: str, overlay: Path | No
     """Look again at what it offers. What has changed is kept out until you accept it."""
     said = None if overlay is None else _overlay(overlay)
     report = await lock.upstreams.refresh(name, by=lock.caller, overlay=said)
-    out.answer(report.document(), lambda page: _show_report(page, report))
+    hints = bool(lock.upstreams.get(name).config.get("accept_hints"))
+    out.answer(report.document(), lambda page: _show_report(page, report, hints=hints))
     return 0
 
 
@@ -277,7 +319,8 @@ async def refresh(lock: Interlock, out: Output, /, name: str, overlay: Path | No
 async def accept(lock: Interlock, out: Output, /, name: str, tools: tuple[str, ...], reason: str) -> int:
     """Accept definitions that changed, as new versions; all of them unless you name some."""
     report = await lock.upstreams.accept(name, by=lock.caller, tools=tools, reason=reason)
-    out.answer(report.document(), lambda page: _show_report(page, report))
+    hints = bool(lock.upstreams.get(name).config.get("accept_hints"))
+    out.answer(report.document(), lambda page: _show_report(page, report, hints=hints))
     return 0
 
 
@@ -302,7 +345,7 @@ async def remove(lock: Interlock, out: Output, /, name: str) -> int:
     return 0
 
 
-def _show_report(page: Page, report: Report, *, dry_run: bool = False) -> None:
+def _show_report(page: Page, report: Report, *, hints: bool, dry_run: bool = False) -> None:
     rows = [
         (one.name, one.address or "-", one.mutation_class or "-", one.state, one.reason or one.why)
         for one in report.tools
@@ -320,5 +363,10 @@ def _show_report(page: Page, report: Report, *, dry_run: bool = False) -> None:
         page.line(f"{len(report.tools)} tools; nothing was changed")
     else:
         page.line(_counts([one.state for one in report.tools]))
+    if report.count("changed"):
+        page.line(f"What changed is kept out. Look: interlock upstream show {report.upstream}")
+        page.line(f"Take it as it is now: interlock upstream accept {report.upstream} --reason WHY")
     if unsure:
-        page.line(f"A person is asked for every call of {unsure} of them: --accept-hints, or an overlay, says better.")
+        which = "all of them" if unsure == len(report.tools) else f"{unsure} of them"
+        better = "an overlay" if hints else "an overlay, or --accept-hints,"
+        page.line(f"A person is asked for every call of {which}, until {better} says better.")

@@ -7,9 +7,10 @@ upstream's own operation is in `native`, which was pinned when the tool was admi
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.context import Caller
 from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
@@ -62,6 +63,13 @@ class RemoteCall:
         return max(0.0, self.deadline - self.monotonic())
 
 
+class Aged(NamedTuple):
+    """An answer from before, given because there is none now and the contract permits it: `native` says `stale_s`."""
+
+    value: Any
+    age_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Definition:
     """A tool as its upstream describes it. Nothing of it is trusted; `hints` least of all."""
@@ -84,19 +92,57 @@ class Discovered:
     about: Json = field(default_factory=dict[str, Any])
 
 
+# In a secret's name: whoever calls. One that is looked for on nobody's behalf is kept under the name NOBODY.
+CALLER = "{caller}"
+NOBODY = "_look"
+_AS_IT_IS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+_LONGEST_PART = 100
+
+
+def secret_of(name: str, caller: Caller | None) -> str:
+    """The secret that a name with `{caller}` in it means for one caller: `github/{caller}` is `github/local.ada`.
+
+    INVARIANT: no two callers, of whatever tenants, share one, and nobody's is also a caller's.
+    """
+    if CALLER not in name:
+        return name
+    if caller is None:
+        return name.replace(CALLER, NOBODY)
+    tenant = "" if caller.tenant == "local" else f"{_part(caller.tenant)}/"
+    return name.replace(CALLER, tenant + _part(caller.id))
+
+
+def _part(text: str) -> str:
+    """An id as a part of a secret's name. A colon is a dot; what a name cannot hold is written `_` and its bytes."""
+    coded = "".join(
+        letter
+        if letter in _AS_IT_IS
+        else "."
+        if letter == ":" and at
+        else "".join(f"_{byte:02x}" for byte in letter.encode(errors="surrogatepass"))
+        for at, letter in enumerate(text)
+    )
+    if 0 < len(coded) <= _LONGEST_PART:
+        return coded
+    return f"_sha256.{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
+
+
 class Connector(Protocol):
     """One upstream, connected when first needed. Its methods may be called concurrently.
 
-    `call` gives the tool's value, or raises Failure: E3502 not reached or broken off, E3503 no answer in time, E3504
-    asked too often (with retry_after_ms), E3401 the tool itself said no. A call that may have been carried out and
-    must not be twice is never sent again.
+    `call` gives the tool's value (Aged, if it is an old one), or raises Failure: E3502 not reached or broken off, E3503
+    no answer in time, E3504 asked too often (with retry_after_ms), E3401 the tool itself said no. A call that may have
+    been carried out and must not be twice is never sent again.
+
+    A look (`discover`, `probe`) is nobody's call. It is tried with no credentials on loan; one that has to show some
+    says so with E3602, before it has asked anything, and is then made again with them.
     """
 
     async def call(self, call: RemoteCall) -> Any: ...
 
-    async def discover(self) -> Discovered: ...
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered: ...
 
-    async def probe(self) -> None:
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         """Whether it answers; raises E3502 if not."""
         ...
 

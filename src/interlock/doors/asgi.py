@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import orjson
 
+from interlock.core.canonical import encode
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 
@@ -18,6 +22,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 4 << 20
+MOST_COMING = 256 << 20
 BODY_S = 30.0
 _JSON = (b"content-type", b"application/json")
 
@@ -35,7 +40,7 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 async def read_body(receive: Receive, *, most: int = MAX_BODY) -> bytes:
-    """The whole body. E3004 if it is too large, E3002 if it does not come."""
+    """The whole body. E3004 if it is too large, E3002 if it does not come, E3001 if too much comes at once."""
     within_s = BODY_S
     message = await _next(receive, within_s)
     body: bytes = message.get("body", b"")
@@ -43,28 +48,87 @@ async def read_body(receive: Receive, *, most: int = MAX_BODY) -> bytes:
         if len(body) > most:
             raise too_large(most)
         return body
-    parts, size = [body], len(body)
     deadline = asyncio.get_running_loop().time() + within_s
-    while message.get("more_body", False):
-        if size > most:
-            raise too_large(most)
-        message = await _next(receive, deadline - asyncio.get_running_loop().time())
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+    parts, size = [body], len(body)
+    try:
+        _coming.size += size
+        while message.get("more_body", False):
+            if size > most:
+                raise too_large(most)
+            if _coming.size > MOST_COMING:
+                raise Failure("E3001", "too much is being sent to this server at once", retry_after_ms=1000)
+            message = await _next(receive, deadline - asyncio.get_running_loop().time())
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            _coming.size += len(parts[-1])
+    finally:
+        _coming.size -= size
     if size > most:
         raise too_large(most)
     return b"".join(parts)
 
 
+class _Coming:
+    """How much is held of bodies that are still coming, for all requests together: anybody may begin to send one."""
+
+    size = 0
+
+
+_coming = _Coming()
+
+
 async def _next(receive: Receive, within_s: float) -> Message:
+    # asyncio.timeout by hand: nearly every body is there already, and a timer that is not needed should cost little.
+    task = asyncio.current_task()
+    assert task is not None
+    cancelling, late = task.cancelling(), False
+
+    def end() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(within_s, end)
     try:
-        async with asyncio.timeout(max(0.0, within_s)):
-            message = await receive()
-    except TimeoutError:
+        message = await receive()
+    except asyncio.CancelledError:
+        if not late or task.uncancel() > cancelling:
+            raise
         raise Failure("E3002", "the request's body did not come in time") from None
+    finally:
+        timer.cancel()
     if message["type"] == "http.disconnect":
         raise Disconnected
     return message
+
+
+def document(body: bytes) -> Any:
+    """The JSON value of a body. E3004 for what is none: JSON has no NaN, and no text that is not Unicode."""
+    try:
+        return _exact(body) if _LONG_NUMBER(body) else orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Failure("E3004", f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
+    except (ValueError, RecursionError):
+        raise Failure(
+            "E3004", "the body is not valid JSON, or nested too deep, or a number in it is too long"
+        ) from None
+
+
+def _exact(body: bytes) -> Any:
+    """The same, with long whole numbers as they are. Its parser takes more than JSON, which is refused here."""
+    value = json.loads(body.decode(), parse_float=_finite, parse_constant=_finite)
+    encode(value)  # half a surrogate pair has no UTF-8
+    return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}").search
 
 
 def too_large(most: int) -> Failure:

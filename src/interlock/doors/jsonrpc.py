@@ -14,18 +14,20 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from interlock.core.canonical import decode, encode
+from interlock.core.canonical import encode
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, Receive, Scope, Send, answer, header, read_body, refuse
+from interlock.doors.asgi import Disconnected, Receive, Scope, Send, answer, document, header, read_body, refuse
 from interlock.service import Ask, Service
 from interlock.telemetry.w3c import joined
 
 _log = logging.getLogger("interlock.jsonrpc")
 
 MAX_BATCH = 100
+LONGEST_MS = 86_400_000
+LONGEST_TEXT = 4000
 
 _PARSE, _INVALID, _NO_METHOD, _PARAMS, _INTERNAL = -32700, -32600, -32601, -32602, -32603
 _ABSENT = object()
@@ -80,8 +82,8 @@ class JsonRpcDoor:
     async def handle(self, body: bytes, authorization: str | None, trace: str | None = None) -> bytes | None:
         """The answer to what was sent; None where the protocol wants none."""
         try:
-            sent: Any = decode(body)
-        except (ValueError, RecursionError):
+            sent: Any = document(body)
+        except Failure:
             return encode(_error(None, _PARSE, "parse error: the body is not JSON"))
         if not isinstance(sent, list):
             answered = await self._one(sent, authorization, trace)
@@ -145,14 +147,14 @@ class JsonRpcDoor:
         strange = sorted(set(parameters) - set(names))
         missing = sorted(needed - set(parameters))
         if strange or missing:
-            words = f"`{strange[0]}` is not known" if strange else f"`{missing[0]}` is missing"
+            words = f"`{strange[0][:100]}` is not known" if strange else f"`{missing[0]}` is missing"
             raise _Fault(_PARAMS, f"invalid params: {words}; {method} takes {', '.join(names)}")
         return method, parameters
 
     # Tools
 
     async def _tools(self, caller: Caller, cursor: str | None = None, limit: int = 100) -> Json:
-        if not isinstance(limit, int) or not 1 <= limit <= 1000:  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
+        if limit.__class__ is not int or not 1 <= limit <= 1000:
             raise _Fault(_PARAMS, "invalid params: `limit` is a number from 1 to 1000")
         page = self._service.tools.page(caller, _text(cursor, "cursor"), limit)
         return {"tools": [_brief(one) for one in page.versions], "cursor": page.cursor}
@@ -182,8 +184,10 @@ class JsonRpcDoor:
     ) -> Result | Json:
         if parameters is not None and not isinstance(parameters, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
             raise _Fault(_PARAMS, "invalid params: `parameters` is an object")
-        if timeout_ms is not None and (isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float)):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
-            raise _Fault(_PARAMS, "invalid params: `timeout_ms` is a number")
+        if timeout_ms is not None and (timeout_ms.__class__ not in (int, float) or not 0 < timeout_ms <= LONGEST_MS):
+            raise _Fault(_PARAMS, f"invalid params: `timeout_ms` is a number, more than 0 and at most {LONGEST_MS}")
+        if dry_run.__class__ is not bool:
+            raise _Fault(_PARAMS, "invalid params: `dry_run` is true or false")
         if execution_mode not in ("sync", "async"):
             raise _Fault(_PARAMS, "invalid params: `execution_mode` is sync or async")
         ask = Ask(
@@ -193,7 +197,7 @@ class JsonRpcDoor:
             key=_text(idempotency_key, "idempotency_key"),
             session=_text(session_id, "session_id") or "",
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
-            dry_run=dry_run is True,
+            dry_run=dry_run,
             trace=trace,
         )
         if execution_mode == "async":
@@ -254,9 +258,9 @@ def _id(request: Json) -> Any:
 
 
 def _text(value: Any, name: str) -> str | None:
-    if value is None or isinstance(value, str):
+    if value is None or (isinstance(value, str) and len(value) <= LONGEST_TEXT):
         return value
-    raise _Fault(_PARAMS, f"invalid params: `{name}` is a string")
+    raise _Fault(_PARAMS, f"invalid params: `{name}` is a string of at most {LONGEST_TEXT} characters")
 
 
 def _brief(version: Any) -> Json:

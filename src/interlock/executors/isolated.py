@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from interlock.core.clock import Clock
+from interlock.core.connector import secret_of
 from interlock.core.context import Attestation, Change, Context, Preview
 from interlock.core.contract import Contract
 from interlock.core.cost import Cost
@@ -228,8 +229,8 @@ def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float) -> Limits
 
 
 def _lent(call: Call, names: tuple[str, ...]) -> dict[str, bytes]:
-    lease = call.lease
-    return {} if lease is None else {name: lease[name].reveal().encode() for name in names}
+    lease, caller = call.lease, call.request.caller
+    return {} if lease is None else {name: lease[secret_of(name, caller)].reveal().encode() for name in names}
 
 
 def _told(call: Call, context: Context) -> Json:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from interlock.core.clock import Clock
-from interlock.core.connector import ALONE, Connector, RemoteCall
+from interlock.core.connector import ALONE, Connector, RemoteCall, secret_of
 from interlock.core.context import Context
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Granted
+from interlock.core.phases import Granted
 from interlock.core.schema import Json
-from interlock.telemetry.w3c import trace_hex
+from interlock.telemetry.w3c import unrecorded
 
 # Which upstream: by the name its tools' manifests give. Raises E3502 for one that is known to be away.
 Connect = Callable[[str], Connector]
@@ -49,21 +49,21 @@ class RemoteExecutor:
             caller=caller,
             deadline=requested.deadline,
             monotonic=self._clock.monotonic,
-            traceparent=self._trace(call) if call.span is None else call.span.traceparent,
+            traceparent=unrecorded(call.trace_id, self._clock.random_bytes(8))
+            if call.span is None
+            else call.span.traceparent,
             tracestate="" if call.span is None else call.span.state,
             key=call.request.key,
             writes=tool.writes,
-            credentials={} if lease is None else {name: lease[name].reveal() for name in tool.credentials},
+            credentials={}
+            if lease is None
+            else {name: lease[secret_of(name, caller)].reveal() for name in tool.credentials},
             retry=manifest.retry_policy,
             breaker=manifest.circuit_breaker_config,
             progress=None if context is None else _reporter(context),
             interaction=call.request.interaction or ALONE,
         )
         return await self._connect(execution.target).call(remote)
-
-    def _trace(self, call: Call) -> str:
-        """The trace of a call that is not recorded here: others may still follow it."""
-        return f"00-{trace_hex(call.trace_id)}-{self._clock.random_bytes(8).hex()}-00"
 
 
 def _reporter(context: Context) -> Callable[[Json], None]:

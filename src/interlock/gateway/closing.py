@@ -172,7 +172,7 @@ class Closer:
             call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=ran.source, effects=changes,
             summary=records.summarize(verified.value, len(verified.encoded)), extra=extra,
         )  # fmt: skip
-        redact = self._sink_redactor(requested.tool)
+        redact = self._sink_redactor(call, requested.tool)
         mutations = [records.mutation(call, now_ms, change, redact) for change in changes]
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = f"{caller.tenant}/{caller.id}"
@@ -364,7 +364,7 @@ class Closer:
             effects=changes, extra=extra,
         )  # fmt: skip
         # What a tool reported before it failed has happened, whatever became of the call.
-        redact = None if call.tool is None or not changes else self._sink_redactor(call.tool)
+        redact = None if call.tool is None or not changes else self._sink_redactor(call, call.tool)
         mutations = [] if redact is None else [records.mutation(call, now_ms, change, redact) for change in changes]
 
         def unit(transaction: Transaction) -> None:
@@ -521,9 +521,9 @@ class Closer:
         tool.redactor = found
         return found
 
-    def _sink_redactor(self, tool: Prepared) -> Callable[[Any], bool]:
+    def _sink_redactor(self, call: Call, tool: Prepared) -> Callable[[Any], bool]:
         """Whether a value holds what must not be written down, by either of the tool's schemas or by itself."""
-        schemas = (self._redactor_of(tool), self._redactor.for_schema(tool.contract.input.document))
+        schemas = (self._redactor_of(tool), self._observer.sink(call))
         return lambda value: bool(self._redactor.value(value).paths) or any(s.for_sinks(value).paths for s in schemas)
 
     def _persistence(self, verified: Verified, tool: Prepared) -> Persistence:

@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from interlock.core.clock import Clock, Deadline
+from interlock.core.connector import Aged, secret_of
 from interlock.core.context import Caller, Change, Context
 from interlock.core.effects import predict
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Granted, Lease, Ran, Request, Requested, Why
+from interlock.core.phases import Call, Granted, Lease, Ran, Request, Requested, Source, Why
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.effects.locks import Claim, Locks
@@ -143,8 +144,13 @@ class Execution:
                 await asyncio.shield(self._judge(call, context, before))
             raise
         await self._judge(call, context, before)
+        source: Source = "compute"
+        if isinstance(output, Aged):
+            # INVARIANT: an old answer is never passed off as a fresh one.
+            call.warnings.append(f"CACHED_RESULT age_s={output.age_s:.3f}")
+            output, source = output.value, "cache"
         if context is None:
-            return Ran(granted, output)
+            return Ran(granted, output, source=source)
         return Ran(
             granted,
             output,
@@ -152,6 +158,7 @@ class Execution:
             attestations=tuple(context.attestations),
             compensation=context.compensation,
             context=context,
+            source=source,
         )
 
     async def _judge(self, call: Call, context: Context | None, before: Sequence[Any] | None) -> None:
@@ -164,7 +171,10 @@ class Execution:
 
     async def _lend_to(self, requested: Requested) -> None:
         left_s = requested.deadline - self._clock.monotonic()
-        requested.call.lease = await self._lend(requested.tool.credentials, left_s)
+        caller = requested.call.request.caller
+        # INVARIANT: a secret that is the caller's own is that of nobody else.
+        names = tuple(secret_of(name, caller) for name in requested.tool.credentials)
+        requested.call.lease = await self._lend(names, left_s)
 
     async def _bounded(self, granted: Granted, context: Context | None) -> Any:
         requested = granted.checked.requested
@@ -193,7 +203,7 @@ class Execution:
             call.borrowed = context is not None and failure is context.failed_below
             if call.lease is not None and failure.code == "E3504" and not call.borrowed:
                 # The service has had enough of these credentials; the next call gets others, if there are any.
-                for name in tool.credentials:
+                for name in (secret_of(name, call.request.caller) for name in tool.credentials):
                     await call.lease.rate_limited(name, failure.retry_after_ms or REST_MS)
             raise self._observer.clean(call, failure) from failure
         except asyncio.CancelledError:
@@ -357,7 +367,7 @@ class Execution:
     def _secret(self, call: Call, name: str) -> str:
         if call.lease is None:
             raise Failure("E3206", f"{call.ref} asks for the secret `{name}` and its manifest names none")
-        return call.lease[name].reveal()
+        return call.lease[secret_of(name, call.request.caller)].reveal()
 
     def _caller_below(self, granted: Granted) -> Callable[..., Awaitable[Any]]:
         """What a tool calls other tools with: its own authority and time, whatever it makes of its context."""

@@ -91,12 +91,12 @@ class Observer:
 
     def hides(self, call: Call) -> bool:
         """Whether a call was given anything that must not get out of it."""
-        return call.lease is not None or bool(call.hidden) or (call.tool is not None and self._sink(call).guarded)
+        return call.lease is not None or bool(call.hidden) or (call.tool is not None and self.sink(call).guarded)
 
     def hidden(self, call: Call) -> list[str]:
         """What must not get out: what the call was lent, what it was handed, and what came under a private name."""
         found = [*call.hidden, *(() if call.lease is None else call.lease.values())]
-        if call.tool is not None and self._sink(call).guarded:
+        if call.tool is not None and self.sink(call).guarded:
             for given in (call.request.arguments, call.input):
                 found.extend(self._private_in(call, given, for_people=True))
         return found
@@ -109,7 +109,7 @@ class Observer:
 
     def _private_in(self, call: Call, given: Any, *, for_people: bool) -> list[str]:
         try:
-            return private_values(self._sink(call), given, for_people=for_people) if given else []
+            return private_values(self.sink(call), given, for_people=for_people) if given else []
         except (KeyError, IndexError, TypeError, ValueError, Failure):
             return []  # a key that was itself redacted cannot be followed; the patterns still hold
 
@@ -119,7 +119,8 @@ class Observer:
         given = (call.request.arguments, call.input)
         return [text for one in given for text in self._private_in(call, one, for_people=False)]
 
-    def _sink(self, call: Call) -> SchemaRedactor:
+    def sink(self, call: Call) -> SchemaRedactor:
+        """What knows which parts of a call's input are private; compiled once for each version."""
         assert call.tool is not None
         digest = call.tool.digest
         if digest not in self._sinks:
@@ -156,7 +157,7 @@ class Observer:
 
     def shown_input(self, call: Call, arguments: Mapping[str, Any]) -> Json:
         """An input as a reviewer may see it: whole, but for what its schema or its name says is private."""
-        shown = self._sink(call).for_people(dict(arguments)).value
+        shown = self.sink(call).for_people(dict(arguments)).value
         return cast("Json", self._for_people(list(call.hidden), shown))
 
     def for_reviewer(self, call: Call, preview: Json) -> Json:
@@ -207,6 +208,8 @@ class Observer:
         if call.ended or call.why is not None:
             return
         call.progress += 1
+        if call.request.on_progress is None and not self.listeners and not isinstance(call.span, Recording):
+            return  # nobody hears it
         percent = facts.get("percent")
         shown = cast("Json", self.shown(call, facts))
         record: Json = {

@@ -125,7 +125,7 @@ class Catalog:
         found = self._resolved.get((name, spec))
         if found is None:
             found = self._find(name, spec)
-            if len(self._resolved) > 100_000:
+            if len(self._resolved) > 10_000:
                 self._resolved.clear()
                 self._ready.clear()
             self._resolved[(name, spec)] = found

@@ -46,6 +46,6 @@ class Service:
             raise Failure("E3203", "the authorization header must read `Bearer TOKEN`")
         return await self.lock.caller_of(token.strip())
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = 10.0) -> None:
         """End what was started in the background."""
-        await self.calls.close()
+        await self.calls.close(within_s)

@@ -22,10 +22,17 @@ from interlock.telemetry.w3c import joined
 if TYPE_CHECKING:
     from interlock.app import Interlock
 
-# How many results of background calls are kept for whoever asks; older ones are in the journal, without their data.
-KEPT = 1000
+# How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
+# without their data. Nobody fills the place alone.
 RUNNING = 1000
+RUNNING_EACH = 250
+KEPT = 1000
+KEPT_EACH = 250
+LONGEST_NAME = 600
 OWN_KEY = "auto-"
+
+
+Owner = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Calls:
     def __init__(self, lock: Interlock) -> None:
         self._lock = lock
         self._running: dict[str, tuple[Caller, asyncio.Task[Result]]] = {}
-        self._kept: OrderedDict[str, tuple[str, Result]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Owner, Result]] = OrderedDict()
 
     # Making
 
@@ -65,6 +72,7 @@ class Calls:
         call_id: str | None = None,
     ) -> Result:
         """Make a call and wait for its end, or for the news that a person must agree first."""
+        _refuse_long(ask)
         clock = self._lock.clock
         deadline = None if ask.timeout_s is None else Deadline(at=clock.monotonic() + ask.timeout_s)
         trace = None if ask.trace is None else joined(ask.trace)
@@ -90,8 +98,11 @@ class Calls:
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""
-        if len(self._running) >= RUNNING:
-            raise Failure("E3701", f"{RUNNING} calls run in the background already", retry_after_ms=1000)
+        _refuse_long(ask)
+        theirs = sum(_owner(one) == _owner(caller) for one, _ in self._running.values())
+        if theirs >= RUNNING_EACH or len(self._running) >= RUNNING:
+            whose = f"{theirs} calls of yours" if theirs >= RUNNING_EACH else f"{RUNNING} calls"
+            raise Failure("E3701", f"{whose} run in the background already", retry_after_ms=1000)
         clock = self._lock.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
@@ -103,21 +114,25 @@ class Calls:
         del self._running[call_id]
         if done.cancelled() or done.exception() is not None:
             return
-        self._kept[call_id] = _owner(caller), done.result()
-        while len(self._kept) > KEPT:
+        owner = _owner(caller)
+        self._kept[call_id] = owner, done.result()
+        theirs = [one for one, (whose, _) in self._kept.items() if whose == owner]
+        if len(theirs) > KEPT_EACH:
+            del self._kept[theirs[0]]
+        if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
 
     # Following
 
     def result(self, call_id: str, caller: Caller) -> Result | None:
         """The result of a background call of this caller, while it is kept."""
-        owner, result = self._kept.get(call_id, ("", None))
+        owner, result = self._kept.get(call_id, (None, None))
         return result if owner == _owner(caller) else None
 
     def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see.
 
-        Auditors see all of them, but with `own` it must be the caller's.
+        Auditors see those of their tenant, and local ones all; but with `own` it must be the caller's.
         """
         running = self._running.get(call_id)
         if running is not None and _owner(running[0]) == _owner(caller):
@@ -131,8 +146,10 @@ class Calls:
         for record in records:
             if record.get("kind") != "approval":
                 facts |= {name: value for name, value in record.items() if value is not None}
-        mine = facts.get("callerId") == caller.id and facts.get("tenant", caller.tenant) == caller.tenant
-        if not records or not (mine or ("audit:read" in caller.scopes and not own)):
+        tenant = facts.get("tenant", caller.tenant)
+        mine = facts.get("callerId") == caller.id and tenant == caller.tenant
+        audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
+        if not records or not (mine or (audited and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
         states: list[str] = facts.get("states") or []
         closed = any(record.get("kind") == "closed" for record in records)
@@ -203,8 +220,14 @@ class Calls:
             await asyncio.gather(*late, return_exceptions=True)
 
 
-def _owner(caller: Caller) -> str:
-    return f"{caller.tenant}/{caller.id}"
+def _refuse_long(ask: Ask) -> None:
+    """Refuse (E3004) names that would fill the journal, where each call leaves them."""
+    if len(ask.session) > LONGEST_NAME or (ask.task is not None and len(ask.task) > LONGEST_NAME):
+        raise Failure("E3004", f"sessions and tasks have names of at most {LONGEST_NAME} characters")
+
+
+def _owner(caller: Caller) -> Owner:
+    return caller.tenant, caller.id
 
 
 def _ticket(result: Result | None) -> str | None:

@@ -14,7 +14,7 @@ channel that does not connect is let go when its last call has ended, and the na
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 
     from interlock.resilience.services import Services
 
+_Metadata = tuple[tuple[str, str], ...]
+
 DISCOVERY_S = 30.0
 MAX_FILES = 5000
+MAX_DESCRIPTION = 67_108_864
 _REFLECTION = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
 _PLUMBING = ("grpc.reflection.", "grpc.health.", "grpc.channelz.")
 
@@ -107,10 +110,12 @@ class GrpcUpstream:
             lambda url: wire.within(call, self._name, self._ask(call, method, message, url.partition("://")[2])),
         )
 
-    async def discover(self) -> Discovered:
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
+        look = wire.Look(credentials or {})
+        metadata = self._metadata(look)
         try:
             async with asyncio.timeout(DISCOVERY_S), self._line(self._config.targets[0]) as channel:
-                reflected = await self._reflect(channel)
+                reflected = await self._reflect(channel, look, metadata)
         except TimeoutError:
             raise wire.late(self._name) from None
         tools: list[Definition] = []
@@ -126,11 +131,12 @@ class GrpcUpstream:
                     tools.append(found)
         return Discovered(tools=tools, refused=refused, about={"services": sorted(reflected)})
 
-    async def probe(self) -> None:
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         async with self._line(self._config.targets[0]):
             pass
 
     async def close(self) -> None:
+        self._sender.close()
         lines, self._lines = self._lines, {}
         for line in lines.values():
             await line.channel.close(None)
@@ -139,7 +145,7 @@ class GrpcUpstream:
         """One attempt at one endpoint."""
         import grpc.aio
 
-        metadata = self._metadata(call)
+        metadata = self._metadata(call, **wire.context_headers(call))
         path = str(call.native["method"])
         async with self._line(target) as channel:
             try:
@@ -169,16 +175,14 @@ class GrpcUpstream:
             values.append(method.decode(part))
         return values
 
-    def _metadata(self, call: RemoteCall | None) -> tuple[tuple[str, str], ...]:
+    def _metadata(self, lent: wire.Lent, **context: str) -> _Metadata:
         """What goes with a call; the deadline is gRPC's own `grpc-timeout`, and ours for who does not see that."""
-        pairs = dict(self._config.headers)
-        if call is not None:
-            pairs |= wire.context_headers(call)
-            if self._config.auth is not None and (shown := self._config.auth.header(call)) is not None:
-                pairs[shown[0]] = shown[1]
+        pairs = self._config.headers | context
+        if self._config.auth is not None and (shown := self._config.auth.header(lent)) is not None:
+            pairs[shown[0]] = shown[1]
         return tuple(pairs.items())
 
-    def _failure(self, error: grpc.aio.AioRpcError, call: RemoteCall | None) -> Failure:
+    def _failure(self, error: grpc.aio.AioRpcError, lent: wire.Lent) -> Failure:
         """What a status that is no success means."""
         import grpc
 
@@ -187,7 +191,7 @@ class GrpcUpstream:
             return wire.broken(self._name)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return wire.late(self._name)
-        said = wire.excerpt(words, call)
+        said = wire.excerpt(words, lent)
         details: Json = {"status": code.name, "sent": True, "body": said}
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             if "Received message larger than max" in words:  # our own limit, which gRPC reports like theirs
@@ -277,20 +281,24 @@ class GrpcUpstream:
 
     # Reflection
 
-    async def _reflect(self, channel: Any) -> dict[str, dict[str, FileDescriptorProto] | str]:
+    async def _reflect(
+        self, channel: Any, look: wire.Look, metadata: _Metadata
+    ) -> dict[str, dict[str, FileDescriptorProto] | str]:
         """The files that describe each service, or why there are none."""
         import grpc
         import grpc.aio
 
         for version in ("v1", "v1alpha"):
             try:
-                return await self._reflect_by(channel, _REFLECTION.format(version))
+                return await self._reflect_by(channel, _REFLECTION.format(version), metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                    raise self._failure(error, None) from None
+                    raise self._failure(error, look) from None
         raise Failure("E3109", f"`{self._name}` has no server reflection, which says what it offers; turn it on there")
 
-    async def _reflect_by(self, channel: Any, path: str) -> dict[str, dict[str, FileDescriptorProto] | str]:
+    async def _reflect_by(
+        self, channel: Any, path: str, metadata: _Metadata
+    ) -> dict[str, dict[str, FileDescriptorProto] | str]:
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
         from google.protobuf.message import DecodeError
         from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
@@ -298,15 +306,20 @@ class GrpcUpstream:
         method = channel.stream_stream(
             path, ServerReflectionRequest.SerializeToString, ServerReflectionResponse.FromString
         )
-        stream = method(metadata=self._metadata(None), timeout=DISCOVERY_S)
+        stream = method(metadata=metadata, timeout=DISCOVERY_S)
         files: dict[str, FileDescriptorProto] = {}
+        heard = 0
 
         async def ask(request: ServerReflectionRequest) -> ServerReflectionResponse:
+            nonlocal heard
             await stream.write(request)
             answer = await stream.read()
             if not isinstance(answer, ServerReflectionResponse):
                 await stream.code()
                 raise wire.broken(self._name)
+            heard += answer.ByteSize()
+            if heard > MAX_DESCRIPTION:
+                raise Failure("E3407", f"`{self._name}` describes itself with more than {MAX_DESCRIPTION} bytes")
             try:
                 for given in answer.file_descriptor_response.file_descriptor_proto:
                     file = FileDescriptorProto.FromString(given)

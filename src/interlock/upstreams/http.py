@@ -16,7 +16,7 @@ import asyncio
 import base64
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -175,18 +175,18 @@ class HttpUpstream:
     async def call(self, call: RemoteCall) -> Any:
         return await self._sender.send(call, lambda url: wire.within(call, self._name, self._ask(call, url)))
 
-    async def discover(self) -> Discovered:
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         document = self._config.openapi
         if document is None:
             return Discovered(tools=[tool.definition() for tool in self._config.tools])
         base_url = self._config.urls[0]
         if isinstance(document, str):
-            base_url, document = document, await self._document(document)
+            base_url, document = document, await self._document(document, wire.Look(credentials or {}))
         found = openapi.read(document, base_url=base_url)
         written = [tool.definition() for tool in self._config.tools]
         return Discovered(tools=[*found.tools, *written], refused=found.refused, about=found.about)
 
-    async def probe(self) -> None:
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         import aiohttp
         import yarl
 
@@ -201,15 +201,20 @@ class HttpUpstream:
             raise wire.unreached(self._name, "does not answer") from None
 
     async def close(self) -> None:
+        self._sender.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
-    async def _document(self, url: str) -> Json:
+    async def _document(self, url: str, look: wire.Look) -> Json:
         """An OpenAPI document from its address, as JSON or YAML."""
+        request = Request("GET", url, {"accept": _ACCEPT, **self._config.headers}, None)
+        # INVARIANT: a credential is shown to the service it is for; a document may be kept by somebody else.
+        if any(_origin(url) == _origin(endpoint) for endpoint in self._config.urls):
+            request = self._signed(request, look)
         try:
             async with asyncio.timeout(30):
-                found = await self._exchange(await self._open(url), Request("GET", url, {}, None), None)
+                found = await self._exchange(await self._open(url), request, look)
         except TimeoutError:
             raise wire.late(self._name) from None
         document: Json = cast("Json", found) if isinstance(found, dict) else {}
@@ -220,15 +225,18 @@ class HttpUpstream:
         config = self._config
         request = self._request(call, endpoint)
         headers = {"accept": _ACCEPT, **config.headers, **request.headers, **wire.context_headers(call)}
-        url = request.url
-        if config.auth is not None:
-            shown = config.auth.header(call)
-            if shown is not None:
-                headers[shown[0]] = shown[1]
-            else:
-                url += ("&" if "?" in url else "?") + config.auth.query(call)
-        session = await self._open(endpoint)
-        return await self._exchange(session, Request(request.method, url, headers, request.body), call)
+        signed = self._signed(request._replace(headers=headers), call)
+        return await self._exchange(await self._open(endpoint), signed, call)
+
+    def _signed(self, request: Request, lent: wire.Lent) -> Request:
+        """The request with the credential it must show."""
+        auth = self._config.auth
+        if auth is None:
+            return request
+        shown = auth.header(lent)
+        if shown is not None:
+            return request._replace(headers={**request.headers, shown[0]: shown[1]})
+        return request._replace(url=request.url + ("&" if "?" in request.url else "?") + auth.query(lent))
 
     def _request(self, call: RemoteCall, endpoint: str) -> Request:
         """The request that the pinned operation makes of the arguments, held against the rules."""
@@ -247,7 +255,7 @@ class HttpUpstream:
         }
         return request._replace(headers=headers)
 
-    async def _exchange(self, session: aiohttp.ClientSession, request: Request, call: RemoteCall | None) -> Any:
+    async def _exchange(self, session: aiohttp.ClientSession, request: Request, call: RemoteCall | wire.Look) -> Any:
         """Send a request, follow it where it may go, and read the answer."""
         import aiohttp
         import yarl
@@ -278,7 +286,7 @@ class HttpUpstream:
             raise Failure("E3406", f"`{self._name}` redirects to another host, which is not followed")
         return target
 
-    async def _read(self, response: aiohttp.ClientResponse, call: RemoteCall | None) -> Any:
+    async def _read(self, response: aiohttp.ClientResponse, call: RemoteCall | wire.Look) -> Any:
         """The value of an answer; a Failure where it is none."""
         if not 200 <= response.status < 300:
             # The beginning says what went wrong; what follows is not waited for.
@@ -400,9 +408,9 @@ def _base(endpoint: str, servers: Sequence[str]) -> str:
     return next((server for server in servers if _origin(server) == _origin(endpoint)), endpoint)
 
 
-def _mode(call: RemoteCall | None, status: int) -> str | None:
+def _mode(call: RemoteCall | wire.Look, status: int) -> str | None:
     """How the operation's document says that an answer is read, if there is one: json, text or none."""
-    modes: Json = {} if call is None else call.native.get("responses", {})
+    modes: Json = call.native.get("responses", {}) if isinstance(call, RemoteCall) else {}
     return modes.get(str(status)) or modes.get(f"{status // 100}XX")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,7 +51,7 @@ class LangChainUpstream:
         self._lent = config.credentials
         self._tools: dict[str, BaseTool] | None = None
 
-    async def discover(self) -> Discovered:
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         tools: list[Definition] = []
         refused: list[tuple[str, str]] = []
         for name, tool in (await self._loaded(again=True)).items():
@@ -86,7 +86,7 @@ class LangChainUpstream:
             raise Failure("E3401", f"`{name}` failed with {type(error).__name__}") from None
         return _as_json(name, value)
 
-    async def probe(self) -> None:
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         try:
             await self._loaded()
         except Failure as failure:

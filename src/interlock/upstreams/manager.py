@@ -1,127 +1,66 @@
-"""The book kept of upstreams: which there are, what each offers, and what of it is served here.
+"""Keeps upstreams: connects to them, looks at what they offer, and serves what of it is admitted.
 
 Adding one connects to it, discovers its tools and offers each for admission like any other; what is admitted is pinned
 by the digest of the definition it was made from. When a definition changes, the version made from it is quarantined
 until a person has looked and accepted it as a new version; when a tool is no longer offered, its versions are sunset;
 when an upstream does not answer, its tools stay registered and calls fail at once. All that one look at an upstream
-changes is changed in one commit, so a reader sees the catalog before or after it and nothing between.
+changes is changed in one commit (`book`), so a reader sees the catalog before or after it and nothing between.
+
+    look        discover, with the upstream's secrets if it asks for them
+    judge       every definition against what was pinned, what others serve, and the conditions of admission
+    settle      in one transaction, if the book still says what was judged by; otherwise judge again
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
-import orjson
-
-from interlock.core.canonical import digest
-from interlock.core.clock import Clock, iso
-from interlock.core.connector import Connector, Definition, Discovered, UpstreamKind
+from interlock.core.clock import Clock
+from interlock.core.connector import Connector, Discovered, UpstreamKind, secret_of
 from interlock.core.context import Caller
 from interlock.core.declare import Tool, from_upstream
 from interlock.core.errors import Failure
 from interlock.core.manifest import Manifest
+from interlock.core.phases import Lease
 from interlock.core.schema import Json
-from interlock.registry import admission, quarantine
+from interlock.registry import admission
 from interlock.registry.admission import Evidence
-from interlock.registry.catalog import Catalog, bump_epoch, contract_digest
-from interlock.store import records
-from interlock.store.journal import Journal, Transaction, Unit
-from interlock.upstreams.overlay import Imported, definition_digest, import_all, parse_overlay
+from interlock.registry.catalog import Catalog, contract_digest
+from interlock.store.journal import Journal
+from interlock.upstreams import book
+from interlock.upstreams.book import Offered, Outdated, Page, Pinned, Report, Upstream
+from interlock.upstreams.overlay import Imported, import_all, parse_overlay
+from interlock.upstreams.schemas import visible
+
+__all__ = ["Offered", "Report", "Upstream", "Upstreams", "kinds"]
 
 _log = logging.getLogger("interlock.upstreams")
+T = TypeVar("T")
 
 FIRST_VERSION = "1.0.0"
 PROBE_LIMIT_S = 5.0
+LOOK_LIMIT_S = 120.0
+MAX_TOOLS = 5000
 _FRESH_S = 1.0
+_TRIES = 5
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
+_RESERVED = frozenset({"interlock"})
 
 Make = Callable[[str, UpstreamKind, Json, Callable[[], None]], Connector]
 TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[Evidence]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """One upstream as it is stored."""
-
-    name: str
-    kind: UpstreamKind
-    config: Json
-    overlay: Json
-    state: str
-    reason: str
-    added_ms: int
-    added_by: str
-    discovered_ms: int
-    probed_ms: int
-
-    @property
-    def credentials(self) -> tuple[str, ...]:
-        """The secrets its calls are lent."""
-        found = {str(name) for name in cast("Json", self.config.get("credentials") or {}).values()}
-        auth = cast("Json | None", self.config.get("auth"))
-        return tuple(sorted(found | ({str(auth["secret"])} if auth and "secret" in auth else set())))
-
-    def document(self) -> Json:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "state": self.state,
-            "reason": self.reason,
-            "added_at": iso(self.added_ms),
-            "added_by": self.added_by,
-            "discovered_at": iso(self.discovered_ms),
-            "probed_at": iso(self.probed_ms) if self.probed_ms else None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """One tool of an upstream, and what became of it: offered, admitted, refused, changed or gone."""
-
-    name: str
-    state: str
-    address: str = ""
-    version: str | None = None
-    mutation_class: str = ""
-    why: str = ""
-    reason: str = ""
-    needs: tuple[str, ...] = ()
-    definition: Definition | None = field(default=None, compare=False)
-    manifest: Manifest | None = field(default=None, compare=False)
-
-    def document(self) -> Json:
-        return {
-            "name": self.name,
-            "state": self.state,
-            "tool_id": self.address,
-            "version": self.version,
-            "mutation_class": self.mutation_class,
-            "why": self.why,
-            "reason": self.reason,
-            "needs": list(self.needs),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What one look at an upstream found, tool by tool."""
-
-    upstream: str
-    tools: tuple[Offered, ...]
-    about: Json = field(default_factory=dict[str, Any])
-
-    def count(self, state: str) -> int:
-        return sum(one.state == state for one in self.tools)
-
-    def document(self) -> Json:
-        return {"upstream": self.upstream, "tools": [one.document() for one in self.tools], "about": self.about}
+Lend = Callable[[tuple[str, ...], float], Awaitable[Lease]]
 
 
 class Upstreams:
-    """The upstreams of one home, and this process's connections to them."""
+    """The upstreams of one home, and this process's connections to them.
+
+    `lend` fetches secrets for a look, `look` tells the gateway that something may be in quarantine.
+    """
 
     def __init__(
         self,
@@ -130,6 +69,7 @@ class Upstreams:
         catalog: Catalog,
         clock: Clock,
         make: Make,
+        lend: Lend,
         try_out: TryOut,
         announce: Callable[..., None],
         look: Callable[[], None],
@@ -138,14 +78,16 @@ class Upstreams:
         self._catalog = catalog
         self._clock = clock
         self._make = make
+        self._lend = lend
         self._try_out = try_out
         self._announce = announce
-        self._look = look  # tells the gateway that something may be in quarantine
-        self._connectors: dict[str, Connector] = {}
+        self._look = look
+        self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
         self._known: dict[str, Upstream] = {}
         self._looked = float("-inf")
         self._busy: dict[str, asyncio.Lock] = {}
+        self._changed: dict[str, asyncio.Event] = {}  # upstreams that said so and are being looked at again
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # Connections
@@ -166,37 +108,60 @@ class Upstreams:
     def _connector(self, known: Upstream) -> Connector:
         found = self._connectors.get(known.name)
         if found is None:
-            changed = self._on_change(known.name)
-            found = self._connectors[known.name] = self._make(known.name, known.kind, known.config, changed)
-        return found
+            made = self._make(known.name, known.kind, known.config, self._on_change(known.name))
+            found = self._connectors[known.name] = known, made
+        return found[1]
 
     def _on_change(self, name: str) -> Callable[[], None]:
         def changed() -> None:
-            task = asyncio.get_running_loop().create_task(self._look_again(name))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            # However often it says so: one look at a time, and one more for what was said during the last.
+            again = self._changed.get(name)
+            if again is not None:
+                again.set()
+                return
+            again = self._changed[name] = asyncio.Event()
+            again.set()
+            self._spawn(self._look_again(name, again))
 
         return changed
 
-    async def _look_again(self, name: str) -> None:
+    async def _look_again(self, name: str, again: asyncio.Event) -> None:
         try:
-            await self.refresh(name)
+            while again.is_set():
+                again.clear()
+                await self.refresh(name)
         except Failure as failure:
             _log.warning("the upstream %s announced a change that could not be read: %s", name, failure.message)
+        finally:
+            del self._changed[name]
 
     def _refresh(self, *, now: bool = False) -> None:
+        """Know what the book says; let go of connections to what is there no longer, or under the same name anew."""
         at = self._clock.monotonic()
         if not now and at - self._looked < _FRESH_S:
             return
         self._looked = at
         self._known = {one.name: one for one in self.list()}
+        for name, (meant, connector) in list(self._connectors.items()):
+            known = self._known.get(name)
+            if known is None or (known.added_ms, known.kind, known.config) != (
+                meant.added_ms,
+                meant.kind,
+                meant.config,
+            ):
+                del self._connectors[name]
+                self._spawn(connector.close())
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # Looking
 
     def list(self) -> list[Upstream]:
         """Every upstream there is, by name."""
-        rows = self._journal.read(f"SELECT {_UPSTREAM} FROM upstream ORDER BY name")  # noqa: S608 - constant
-        return [_upstream(row) for row in rows]
+        return book.upstreams(self._journal.read)
 
     def get(self, name: str) -> Upstream:
         """One upstream; E3101 when there is none of that name."""
@@ -207,21 +172,42 @@ class Upstreams:
 
     def offers(self, name: str) -> tuple[Offered, ...]:
         """What an upstream was last seen to offer, and what became of each."""
-        rows = self._journal.read(
-            "SELECT name, state, address, version, reason FROM upstream_tool WHERE upstream = ? ORDER BY name", (name,)
-        )
-        return tuple(Offered(*row[:4], reason=row[4]) for row in rows)
+        return book.offers(self._journal.read, name)
 
     async def try_connecting(self, name: str, kind: UpstreamKind, config: Json, overlay: Json | None = None) -> Report:
         """What adding an upstream would bring. Connects to it and changes nothing."""
         wanted = self._wanted(name, kind, config, overlay, "")
         connector = self._make(name, kind, config, _nobody)
         try:
-            discovered = await connector.discover()
+            discovered = await self._discover(wanted, connector)
         finally:
             await connector.close()
-        offered = self._judge(wanted, discovered, {})
-        return Report(name, (*offered, *_refused(discovered)), dict(discovered.about))
+        offered = self._judge(wanted, discovered, Page(None, {}), {})
+        return Report(name, (*offered, *_refused(discovered, offered)), dict(discovered.about))
+
+    async def _discover(self, known: Upstream, connector: Connector) -> Discovered:
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_S):
+                found = await self._with_secrets(known, connector.discover)
+        except TimeoutError:
+            raise Failure("E3503", f"`{known.name}` did not say in {LOOK_LIMIT_S:.0f} s what it offers") from None
+        if len(found.tools) + len(found.refused) > MAX_TOOLS:
+            raise Failure("E3407", f"`{known.name}` offers more than {MAX_TOOLS} tools, which nobody could look at")
+        return found
+
+    async def _with_secrets(self, known: Upstream, look: Callable[[Mapping[str, str]], Awaitable[T]]) -> T:
+        """What a look gives. Secrets are lent for it if it asks for them, and only then."""
+        try:
+            return await look({})
+        except Failure as failure:
+            if failure.code != "E3602" or not known.credentials:
+                raise
+        names = {name: secret_of(name, None) for name in known.credentials}
+        lease = await self._lend(tuple(names.values()), LOOK_LIMIT_S)
+        try:
+            return await look({name: lease[secret].reveal() for name, secret in names.items()})
+        finally:
+            await lease.close()
 
     # Changing
 
@@ -230,18 +216,18 @@ class Upstreams:
     ) -> Report:
         """Connect to an upstream, and serve those of its tools that are admitted."""
         _may(by)
-        if any(one.name == name for one in self.list()):
-            raise Failure("E3103", f"there is an upstream `{name}` already; refresh it, or remove it first")
         wanted = self._wanted(name, kind, config, overlay, by.acting)
+        if name in self._trying:
+            raise Outdated(name)
         connector = self._trying[name] = self._make(name, kind, config, self._on_change(name))
         try:
-            report = await self._take_in(wanted, await connector.discover(), by=by.acting, new=True)
+            report = await self._take_in(wanted, await self._discover(wanted, connector), by=by.acting, new=True)
         except BaseException:
             await connector.close()
             raise
         finally:
             del self._trying[name]
-        self._connectors[name] = connector
+        self._connectors[name] = self.get(name), connector
         return report
 
     async def refresh(self, name: str, *, by: Caller | None = None, overlay: Json | None = None) -> Report:
@@ -249,50 +235,58 @@ class Upstreams:
         if by is not None:
             _may(by)
         known = self.get(name)
-        if overlay is not None:
-            known = replace(known, overlay=_plain(overlay))
         try:
-            discovered = await self._connector(known).discover()
+            discovered = await self._discover(known, self._connector(known))
         except Failure as failure:
             await self._mark(known, "unavailable", failure.message)
             raise
-        return await self._take_in(known, discovered, by="refresh" if by is None else by.acting, new=False)
+        return await self._take_in(known, discovered, by="refresh" if by is None else by.acting, overlay=overlay)
 
-    async def accept(self, name: str, *, by: Caller, tools: Sequence[str] = (), reason: str) -> Report:
-        """A person has looked at changed definitions: they become new versions, and are pinned."""
+    async def accept(
+        self,
+        name: str,
+        *,
+        by: Caller,
+        tools: Sequence[str] = (),
+        reason: str,
+        shown: Mapping[str, str] | None = None,
+    ) -> Report:
+        """A person has looked at changed definitions: they become new versions, and are pinned.
+
+        `shown` are the digests (`seen`) of the definitions they looked at; unsaid, the ones seen last. A definition
+        that is another by now is accepted by nobody: E3103, and it is there to be looked at.
+        """
         _may(by)
         if by.kind != "human" or by.agent not in (None, by.id):
             raise Failure("E3206", "only a person can accept a changed definition; an agent never can")
         if not reason.strip():
             raise Failure("E3004", "say why the change is accepted")
         known = self.get(name)
-        changed = {one.name for one in self.offers(name) if one.state == "changed"}
-        if unknown := sorted(set(tools) - changed):
+        changed = {one.name: one.seen for one in self.offers(name) if one.state == "changed"}
+        if unknown := sorted({*tools, *(shown or {})} - changed.keys()):
             raise Failure("E3101", f"`{unknown[0]}` has not changed; see interlock upstream show {name}")
-        discovered = await self._connector(known).discover()
-        accepted = frozenset(tools or changed)
-        return await self._take_in(known, discovered, by=f"{by.acting}: {reason}", new=False, accepted=accepted)
+        accepted = {one: (shown or {}).get(one, changed[one]) for one in (*tools, *(shown or {})) or changed}
+        discovered = await self._discover(known, self._connector(known))
+        there = {one.name: known.pin(one) for one in discovered.tools}
+        # INVARIANT: nothing is accepted that nobody has looked at. What is there now is written down, to be looked at.
+        again = sorted(one for one, seen in accepted.items() if one in there and there[one] != seen)
+        report = await self._take_in(known, discovered, by=f"{by.acting}: {reason}", accepted={} if again else accepted)
+        if again:
+            words = f"`{again[0]}` has changed again since it was shown; see interlock upstream show {name}"
+            raise Failure("E3103", words, details={"tools": again})
+        return report
 
     async def remove(self, name: str, *, by: Caller) -> None:
         """Let go of an upstream. Its tools are sunset; what they did stays on record."""
         _may(by)
-        known = self.get(name)
-        addresses = [one.address for one in self.offers(name) if one.address]
-
-        def unit(transaction: Transaction) -> None:
-            for address in addresses:
-                _set_state(transaction, address, None, "sunset")
-            transaction.execute("DELETE FROM upstream_tool WHERE upstream = ?", (name,))
-            transaction.execute("DELETE FROM upstream WHERE name = ?", (name,))
-            _note(transaction, known.name, "upstream.removed", by=by.acting)
-            bump_epoch(transaction)
-
-        await self._journal.commit(unit)
+        self.get(name)
+        async with self._busy.setdefault(name, asyncio.Lock()):
+            await self._journal.commit(book.removal(name, by.acting))
         self._catalog.forget()
+        held = self._connectors.pop(name, None)
         self._refresh(now=True)
-        connector = self._connectors.pop(name, None)
-        if connector is not None:
-            await connector.close()
+        if held is not None:
+            await held[1].close()
 
     # Liveness
 
@@ -305,7 +299,7 @@ class Upstreams:
         known = self.get(name)
         try:
             async with asyncio.timeout(PROBE_LIMIT_S):
-                await self._connector(known).probe()
+                await self._with_secrets(known, self._connector(known).probe)
         except (Failure, TimeoutError, OSError) as error:
             reason = error.message if isinstance(error, Failure) else "it did not answer a probe in time"
             await self._mark(known, "unavailable", reason)
@@ -316,16 +310,7 @@ class Upstreams:
     async def _mark(self, known: Upstream, state: str, reason: str) -> None:
         if (known.state, known.reason) == (state, reason):
             return
-
-        def unit(transaction: Transaction) -> None:
-            transaction.execute(
-                "UPDATE upstream SET state = ?, reason = ?, probed_ms = ? WHERE name = ?",
-                (state, reason, transaction.now_ms, known.name),
-            )
-            if known.state != state:
-                _note(transaction, known.name, f"upstream.{state}", reason=reason)
-
-        await self._journal.commit(unit)
+        await self._journal.commit(book.marking(known, state, reason))
         self._refresh(now=True)
         if known.state != state:
             self._announce("tool.alert", known.name, "", alert=f"UPSTREAM_{state.upper()}", reason=reason)
@@ -334,17 +319,70 @@ class Upstreams:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        connectors, self._connectors = list(self._connectors.values()), {}
+        connectors, self._connectors = [one for _, one in self._connectors.values()], {}
         await asyncio.gather(*(connector.close() for connector in connectors), return_exceptions=True)
 
     # Taking in
 
     def _wanted(self, name: str, kind: UpstreamKind, config: Json, overlay: Json | None, by: str) -> Upstream:
-        read = _plain(overlay)
-        return Upstream(name, kind, config, read, "available", "", self._clock.now_ms(), by, self._clock.now_ms(), 0)
+        if not _NAME.fullmatch(name) or name in _RESERVED:
+            raise Failure("E3004", "an upstream is named by up to 63 of `a-z 0-9 _ -`, a letter first; not `interlock`")
+        for one in self.list():
+            if one.name == name:
+                raise Failure("E3103", f"there is an upstream `{name}` already; refresh it, or remove it first")
+            if _alike(one.name) == _alike(name):
+                raise Failure("E3103", f"`{name}` could be taken for the upstream `{one.name}`; name it otherwise")
+        now_ms = self._clock.now_ms()
+        return Upstream(name, kind, config, _plain(overlay), "available", "", now_ms, by, now_ms, 0)
 
-    def _judge(self, known: Upstream, discovered: Discovered, ids: Mapping[str, str]) -> list[Offered]:
-        """What each definition would become, as a first version. `ids` are those that its tools have already."""
+    async def _take_in(
+        self,
+        known: Upstream,
+        discovered: Discovered,
+        *,
+        by: str,
+        new: bool = False,
+        overlay: Json | None = None,
+        accepted: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Judge a look and settle what follows from it; again if the book was changed meanwhile."""
+        async with self._busy.setdefault(known.name, asyncio.Lock()):
+            tries = 1
+            while True:
+                if not new:
+                    known = self.get(known.name)
+                if overlay is not None:
+                    known = replace(known, overlay=_plain(overlay))
+                page = book.page(self._journal.read, known.name)
+                offered, evidence = await self._admit(self._judge(known, discovered, page, accepted or {}))
+                looked = (*offered, *_gone(page, offered), *_refused(discovered, offered))
+                unit = book.settle(known, page, _once(looked), evidence, by=by, new=new, lift=accepted or ())
+                try:
+                    await self._journal.commit(unit)
+                    break
+                except Outdated:
+                    if new or tries == _TRIES:
+                        raise
+                tries += 1
+                self._catalog.forget()
+            self._catalog.forget()
+            self._look()
+            self._refresh(now=True)
+        self._tell(known, page, looked)
+        return Report(known.name, looked, dict(discovered.about))
+
+    def _tell(self, known: Upstream, page: Page, looked: Sequence[Offered]) -> None:
+        for one in looked:
+            before = page.tools.get(one.name)
+            if one.state == "changed" and (before is None or not before.held):
+                self._announce("tool.alert", known.name, one.address, alert="TOOL_DEFINITION_CHANGED", offered=one.name)
+            if one.state == "refused":
+                self._announce("INVALID_TOOL_SCHEMA", known.name, "", offered=one.name, reason=one.reason)
+
+    def _judge(
+        self, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
+    ) -> Sequence[Offered]:
+        """What each definition would become: a first version, a next one, or what it is already."""
         overlay = parse_overlay(known.overlay)
         if faults := overlay.faults(one.name for one in discovered.tools):
             listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
@@ -358,67 +396,13 @@ class Upstreams:
             accept_hints=bool(known.config.get("accept_hints")),
             prefix=bool(known.config.get("prefix", True)),
             credentials=known.credentials,
-            known=ids,
+            known={name: one.address.partition(".")[2] for name, one in page.tools.items()},
         )
-        return [_offered(one) for one in imported]
+        offered = [_offered(known, one) for one in imported]
+        taken = book.foreign(self._journal.read, known.origin, {one.address for one in offered})
+        return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
 
-    async def _take_in(
-        self, known: Upstream, discovered: Discovered, *, by: str, new: bool, accepted: frozenset[str] = frozenset()
-    ) -> Report:
-        lock = self._busy.setdefault(known.name, asyncio.Lock())
-        async with lock:
-            before = self._pinned(known.name)
-            ids = {name: str(row["address"]).partition(".")[2] for name, row in before.items()}
-            judged = self._judge(known, discovered, ids)
-            offered = [_against(known, one, before.get(one.name), accepted) for one in judged]
-            offered, evidence = await self._admit(offered)
-            gone = [
-                Offered(name, "gone", row["address"], row["version"], reason="the upstream offers it no longer")
-                for name, row in before.items()
-                if name not in {one.name for one in offered}
-            ]
-            refused = _refused(discovered)
-            units = [_publishing(known.name, one, before.get(one.name), evidence.get(one.name), by) for one in offered]
-            everything = (*offered, *gone, *refused)
-
-            def unit(transaction: Transaction) -> None:
-                _store(transaction, known, new=new)
-                for publish in units:
-                    publish(transaction)
-                for one in gone:
-                    _set_state(transaction, one.address, None, "sunset")
-                for one in everything:
-                    _store_tool(transaction, known.name, one)
-                _note(
-                    transaction, known.name, "upstream.added" if new else "upstream.refreshed", by=by,
-                    admitted=sum(one.state == "admitted" for one in everything),
-                    changed=sum(one.state == "changed" for one in everything),
-                    gone=len(gone), refused=sum(one.state == "refused" for one in everything),
-                )  # fmt: skip
-                bump_epoch(transaction)
-
-            await self._journal.commit(unit)
-            self._catalog.forget()
-            self._look()
-            self._refresh(now=True)
-        for one in everything:
-            if one.state == "changed" and (before.get(one.name) or {}).get("state") != "changed":
-                self._announce("tool.alert", known.name, one.address, alert="TOOL_DEFINITION_CHANGED", offered=one.name)
-            if one.state == "refused":
-                self._announce("INVALID_TOOL_SCHEMA", known.name, "", offered=one.name, reason=one.reason)
-        return Report(known.name, everything, dict(discovered.about))
-
-    def _pinned(self, name: str) -> dict[str, Json]:
-        rows = self._journal.read(
-            "SELECT name, address, version, pinned, state FROM upstream_tool WHERE upstream = ?", (name,)
-        )
-        return {
-            row[0]: {"address": row[1], "version": row[2], "pinned": row[3], "state": row[4]}
-            for row in rows
-            if row[2] is not None
-        }
-
-    async def _admit(self, offered: Sequence[Offered]) -> tuple[list[Offered], dict[str, Evidence]]:
+    async def _admit(self, offered: Sequence[Offered]) -> tuple[Sequence[Offered], dict[str, Evidence]]:
         """Try those that are new, and judge them by all eight conditions."""
         fresh = [self._next_version(one) for one in offered if one.manifest is not None]
         tools = [from_upstream(cast("Manifest", one.manifest)) for one in fresh]
@@ -430,7 +414,7 @@ class Upstreams:
             state = "admitted" if verdict.admitted else "refused"
             reason = "" if verdict.admitted else verdict.failure(one.address).message
             judged[one.name] = replace(one, state=state, reason=reason)
-        return [judged.get(one.name, one) for one in offered], evidence
+        return [judged.get(one.name, one) if one.manifest is not None else one for one in offered], evidence
 
     def _next_version(self, one: Offered) -> Offered:
         """The manifest under the version it needs: the first, or the next after what is published."""
@@ -449,39 +433,51 @@ class Upstreams:
         return replace(one, manifest=manifest.model_copy(update={"version": version}), version=version)
 
 
-def _against(known: Upstream, one: Offered, pinned: Json | None, accepted: frozenset[str]) -> Offered:
-    """A definition held against the one that was admitted."""
-    if pinned is None or one.manifest is None or one.definition is None:
+def _against(one: Offered, pinned: Pinned | None, taken: Mapping[str, str], accepted: Mapping[str, str]) -> Offered:
+    """A definition held against the one that was admitted, and against what others serve."""
+    if one.manifest is None:
         return one
-    current = replace(one, address=pinned["address"], version=pinned["version"])
-    same = pinned["pinned"] == _pin(one.definition, known)
-    if same and (pinned["state"] != "changed" or one.name in accepted):
+    if pinned is None:
+        # INVARIANT: no upstream adds a version to a tool that is somebody else's.
+        if (owner := taken.get(one.address)) is not None:
+            reason = f"`{one.address}` is served from {owner} already; rename it in the overlay"
+            return replace(one, state="refused", manifest=None, reason=reason)
+        return one
+    current = replace(one, address=pinned.address, version=pinned.version)
+    same, seen = pinned.pinned == one.seen, accepted.get(one.name) == one.seen
+    if same and (not pinned.held or seen):
         return replace(current, state="admitted", manifest=None)
-    if one.name in accepted:
+    if seen:
         return current
-    # INVARIANT: what has changed once stays out until a person has looked, also if it changes back.
+    # INVARIANT: what has changed once stays out until a person has looked, also if it changes back or goes meanwhile.
     reason = "its definition changed and changed back" if same else "its definition has changed since"
     return replace(current, state="changed", manifest=None, reason=reason)
 
 
-def _publishing(upstream: str, one: Offered, pinned: Json | None, evidence: Evidence | None, by: str) -> Unit[None]:
-    """What of a look at one tool is written: a version, a quarantine, or that it is back."""
+def _gone(page: Page, offered: Sequence[Offered]) -> Sequence[Offered]:
+    there = {one.name for one in offered}
+    return [
+        Offered(name, "gone", one.address, one.version, reason="the upstream offers it no longer", seen=one.seen)
+        for name, one in page.tools.items()
+        if name not in there
+    ]
 
-    def unit(transaction: Transaction) -> None:
-        if one.state == "admitted" and one.manifest is not None and evidence is not None:
-            admission.publish(one.manifest, evidence.digest, f"upstream:{upstream}", evidence, by)(transaction)
-        elif one.state == "admitted" and pinned is not None and pinned["state"] in ("gone", "changed"):
-            _set_state(transaction, one.address, one.version, "active")
-            _lift(transaction, one.address, one.version, by)
-        elif one.state == "changed" and pinned is not None and pinned["state"] != "changed":
-            row = transaction.one(
-                "SELECT digest FROM tool_version WHERE address = ? AND version = ?", (one.address, one.version)
-            )
-            if row is not None:
-                ref = f"{one.address}@{one.version}"
-                quarantine.impose(row[0], ref, upstream, f"TOOL_DEFINITION_CHANGED: {one.reason}")(transaction)
 
-    return unit
+def _refused(discovered: Discovered, offered: Sequence[Offered]) -> Sequence[Offered]:
+    """What could not be understood, in words that can be read. A name that is offered as well is not heard twice."""
+    there = {one.name for one in offered}
+    strange = [(name, reason) for name, reason in discovered.refused if name not in there]
+    return [Offered(visible(name), "refused", reason=visible(reason)) for name, reason in strange]
+
+
+def _once(looked: Sequence[Offered]) -> Sequence[Offered]:
+    """What is written down: of several that have one name, the first, which is the one that counts."""
+    return list({one.name: one for one in reversed(looked)}.values())[::-1]
+
+
+def _alike(name: str) -> str:
+    """A name as somebody reads it who is in a hurry."""
+    return name.replace("-", "").replace("_", "")
 
 
 def _may(by: Caller) -> None:
@@ -498,7 +494,7 @@ def _nobody() -> None:
     """Nobody waits for news of an upstream that is only looked at."""
 
 
-def _offered(imported: Imported) -> Offered:
+def _offered(known: Upstream, imported: Imported) -> Offered:
     manifest, judged = imported.manifest, imported.judged
     return Offered(
         name=imported.definition.name,
@@ -509,18 +505,10 @@ def _offered(imported: Imported) -> Offered:
         why=judged.why,
         reason=imported.refused or "",
         needs=tuple(imported.needs),
+        seen=known.pin(imported.definition) if imported.digest else "",
         definition=imported.definition,
         manifest=manifest,
     )
-
-
-def _refused(discovered: Discovered) -> list[Offered]:
-    return [Offered(name, "refused", reason=reason) for name, reason in discovered.refused]
-
-
-def _pin(definition: Definition, known: Upstream) -> str:
-    """What was admitted: the definition as its upstream gave it, and what the operator said about it."""
-    return digest({"definition": definition_digest(definition), "overlay": known.overlay})
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -530,97 +518,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _bumped(version: str, place: int) -> str:
     numbers = list(_numbers(version))
     return ".".join(str(n + 1) if at == place else "0" if at > place else str(n) for at, n in enumerate(numbers))
-
-
-# Rows
-
-_UPSTREAM = "name, kind, config, overlay, state, reason, added_ms, added_by, discovered_ms, probed_ms"
-
-
-def _upstream(row: Sequence[Any]) -> Upstream:
-    name, kind, config, overlay, *rest = row
-    return Upstream(name, kind, orjson.loads(config), orjson.loads(overlay), *rest)
-
-
-def _store(transaction: Transaction, known: Upstream, *, new: bool) -> None:
-    config, overlay = orjson.dumps(known.config).decode(), orjson.dumps(known.overlay).decode()
-    now = transaction.now_ms
-    if new:
-        if transaction.one("SELECT 1 FROM upstream WHERE name = ?", (known.name,)) is not None:
-            raise Failure("E3103", f"there is an upstream `{known.name}` already; refresh it, or remove it first")
-        transaction.execute(
-            f"INSERT INTO upstream ({_UPSTREAM}) VALUES (?, ?, ?, ?, 'available', '', ?, ?, ?, ?)",  # noqa: S608 - constant
-            (known.name, known.kind, config, overlay, now, known.added_by, now, now),
-        )
-        return
-    transaction.execute(
-        "UPDATE upstream SET overlay = ?, state = 'available', reason = '', discovered_ms = ?, probed_ms = ?"
-        " WHERE name = ?",
-        (overlay, now, now, known.name),
-    )
-
-
-def _store_tool(transaction: Transaction, upstream: str, one: Offered) -> None:
-    found = transaction.one(
-        "SELECT pinned, version, discovered_ms FROM upstream_tool WHERE upstream = ? AND name = ?", (upstream, one.name)
-    )
-    pinned, version, discovered_ms = found or (None, None, transaction.now_ms)
-    seen = "" if one.definition is None else _seen(transaction, upstream, one.definition)
-    if one.state == "admitted" and one.definition is not None:
-        pinned, version = seen, one.version
-    definition = {} if one.definition is None else _definition(one.definition)
-    transaction.execute(
-        "INSERT OR REPLACE INTO upstream_tool"
-        " (upstream, name, address, version, pinned, seen, definition, state, reason, discovered_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            upstream, one.name, one.address, version, pinned, seen, orjson.dumps(definition).decode(), one.state,
-            one.reason, discovered_ms,
-        ),
-    )  # fmt: skip
-
-
-def _seen(transaction: Transaction, upstream: str, definition: Definition) -> str:
-    row = transaction.one(f"SELECT {_UPSTREAM} FROM upstream WHERE name = ?", (upstream,))  # noqa: S608 - constant
-    return _pin(definition, _upstream(row))
-
-
-def _definition(definition: Definition) -> Json:
-    return {
-        "name": definition.name,
-        "title": definition.title,
-        "description": definition.description,
-        "input_schema": definition.input_schema,
-        "output_schema": definition.output_schema,
-        "hints": dict(definition.hints),
-    }
-
-
-def _set_state(transaction: Transaction, address: str, version: str | None, state: str) -> None:
-    if version is None:
-        transaction.execute("UPDATE tool_version SET state = ? WHERE address = ?", (state, address))
-    else:
-        transaction.execute(
-            "UPDATE tool_version SET state = ? WHERE address = ? AND version = ?", (state, address, version)
-        )
-
-
-def _lift(transaction: Transaction, address: str, version: str | None, by: str) -> None:
-    """A person has looked at a definition that is what was admitted: it is in quarantine for nothing any more."""
-    ref = f"{address}@{version}"
-    row = transaction.one("SELECT digest, reason FROM quarantine WHERE tool = ? AND lifted_ms IS NULL", (ref,))
-    if row is None or not str(row[1]).startswith("TOOL_DEFINITION_CHANGED"):
-        return
-    transaction.execute(
-        "UPDATE quarantine SET lifted_ms = ?, epoch = (SELECT MAX(epoch) + 1 FROM quarantine) WHERE digest = ?",
-        (transaction.now_ms, row[0]),
-    )
-    _note(transaction, ref, "tool.quarantine_lifted", digest=row[0], by=by)
-
-
-def _note(transaction: Transaction, ref: str, event: str, **facts: Any) -> None:
-    body = records.plain("registry", ref, transaction.now_ms, event=event, upstream=ref, **facts)
-    transaction.append("registry", ref, body)
 
 
 def kinds() -> Mapping[UpstreamKind, str]:

@@ -2,8 +2,9 @@
 
 A `Session` is one conversation. Calls of all callers share one, unless the upstream is lent credentials: then there is
 one for each set of them, since a conversation is opened with them and must never serve anybody else. In the handshake's
-era it is also opened with what the client can be asked, so clients that can be asked have another. Those are bounded in
-number and closed when nobody used them for a while. Each is kept by a supervisor.
+era it is also opened with what the client can be asked, so clients that can be asked have another; and since nothing
+says whose call a server logs about, a caller who listens has one that is theirs alone. Those are bounded in number and
+closed when nobody used them for a while. Each is kept by a supervisor.
 
 What a server says of its tools is taken down and not believed. A descriptor that cannot be understood is refused by
 itself; the others go on.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterator, Mapping
@@ -23,16 +25,19 @@ import orjson
 import pydantic
 
 from interlock.core.clock import Clock
-from interlock.core.connector import Definition, Discovered, Interaction, RemoteCall
+from interlock.core.connector import ALONE, Definition, Discovered, Interaction, RemoteCall
+from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json, compile_validator
 from interlock.upstreams import wire
 from interlock.upstreams.children import Crashed, Program, Restarts, Supervisor
 from interlock.upstreams.mcp_session import (
     INVALID_PARAMS,
+    LOG_LEVEL,
     METHOD_NOT_FOUND,
     QUESTIONS,
     Era,
+    Listening,
     Pipes,
     RpcError,
     Session,
@@ -53,6 +58,7 @@ DRAIN_S = 30.0
 PROBE_S = 4.5
 MAX_NAME = 256
 MAX_ROUNDS = 10
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 INPUT_REQUIRED = "input_required"
 
 
@@ -61,7 +67,9 @@ class McpConfig(wire.Part):
 
     `credentials` says which secret is lent as which environment variable, or header; a secret that is lent as
     Authorization and names no scheme is shown as a bearer token. `questions`: whether the questions of a server of the
-    handshake's era are passed on; clients that can be asked then have a process apart from those that cannot.
+    handshake's era are passed on; clients that can be asked then have a process apart from those that cannot. `logs`:
+    whether what it logs during a call is told to clients that want to hear it; each such caller then has a conversation
+    of their own, so unless told this is done only by `url`, where that costs no process.
     """
 
     command: tuple[str, ...] = ()
@@ -72,6 +80,7 @@ class McpConfig(wire.Part):
     credentials: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     protocol: Era = "auto"
     questions: bool = True
+    logs: bool | None = None
     allow_private: bool = False
     tls: wire.Tls = wire.Tls()
 
@@ -121,6 +130,7 @@ class McpUpstream:
         self._restarts = (restarts or Restarts()) if config.command else None
         self._era: Era = config.protocol
         self._met = False
+        self._attending: set[Callable[[str], None]] = set()
         self._slots: OrderedDict[str, Supervisor[Session]] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         place = config.url or name
@@ -142,18 +152,14 @@ class McpUpstream:
         slot = self._slot(lent, {})
         session = await slot.get(call.left_s)
         interaction = call.interaction
-        able = {name: said for name, said in interaction.capabilities.items() if name in QUESTIONS.values()}
-        if able and interaction.ask is not None and self._config.questions and not session.server.modern:
-            slot = self._slot(lent, able)
+        able = self._able(interaction, session)
+        listens = self._listens(interaction, session)
+        if able or listens is not None:
+            slot = self._slot(lent, able, listens, call.caller)
             session = await slot.get(call.left_s)
-        params: Json = {"name": call.native["name"], "arguments": call.arguments, **interaction.answers}
+        params: Json = {"name": call.native["name"], "arguments": call.arguments}
         try:
-            answer = await self._request(session, call, params)
-            for _ in range(MAX_ROUNDS):
-                answers = await _answers(answer, call.interaction)
-                if answers is None:
-                    break
-                answer = await self._request(session, call, {**params, **answers})
+            answer = await _rounds(lambda sent: self._request(session, call, sent, listens), params, interaction)
         except RpcError as error:
             raise _refusal(error, call) from None
         except Failure as failure:
@@ -162,17 +168,32 @@ class McpUpstream:
             raise
         return _value(answer, call)
 
-    async def _request(self, session: Session, call: RemoteCall, params: Json) -> Json:
+    async def _request(self, session: Session, call: RemoteCall, params: Json, listens: Listening | None) -> Json:
+        wants_log = {} if listens is None or not session.server.modern else {LOG_LEVEL: listens.level}
         return await session.request(
             "tools/call",
             params,
             within_s=call.left_s,
-            meta={"traceparent": call.traceparent},
+            meta={"traceparent": call.traceparent, **wants_log},
             headers=self._headers(call),
             progress=call.progress,
             ask=call.interaction.ask,
+            tell=None if listens is None else lambda said: _tell(listens, said, call),
             capabilities=call.interaction.capabilities,
         )
+
+    def _able(self, interaction: Interaction, session: Session) -> Json:
+        """What a client can be asked that a conversation of the handshake's era must be opened with."""
+        if interaction.ask is None or not self._config.questions or session.server.modern:
+            return {}
+        return {name: said for name, said in interaction.capabilities.items() if name in QUESTIONS.values()}
+
+    def _listens(self, interaction: Interaction, session: Session) -> Listening | None:
+        """The client of a call, if it wants to hear what the server logs, and the server has a log."""
+        told = self._config.url is not None if self._config.logs is None else self._config.logs
+        if not told or not isinstance(interaction, Listening) or not session.server.offers("logging"):
+            return None
+        return interaction if interaction.level in LOG_LEVELS else None
 
     def _headers(self, call: RemoteCall) -> dict[str, str]:
         if self._config.url is None:
@@ -242,18 +263,58 @@ class McpUpstream:
         async with self._asking(credentials) as session:
             return await self._list(session, "prompts", "prompts")
 
-    async def read_resource(self, uri: str, credentials: Mapping[str, str] | None = None) -> Json:
-        """The server's answer as it is: `contents`."""
-        async with self._asking(credentials) as session:
-            return _plain(await session.request("resources/read", {"uri": uri}, within_s=LIST_S))
+    async def read_resource(
+        self, uri: str, credentials: Mapping[str, str] | None = None, interaction: Interaction = ALONE
+    ) -> Json:
+        """The server's answer as it is: `contents`. Raises E3411 when it asks for more first, as tools do."""
+        return await self._read("resources/read", {"uri": uri}, credentials, interaction)
 
     async def get_prompt(
-        self, name: str, arguments: Mapping[str, str] | None = None, credentials: Mapping[str, str] | None = None
+        self,
+        name: str,
+        arguments: Mapping[str, str] | None = None,
+        credentials: Mapping[str, str] | None = None,
+        interaction: Interaction = ALONE,
     ) -> Json:
-        """The server's answer as it is: `description`, `messages`."""
+        """The server's answer as it is: `description`, `messages`. Raises E3411 when it asks for more first."""
         params: Json = {"name": name, "arguments": dict(arguments or {})}
+        return await self._read("prompts/get", params, credentials, interaction)
+
+    async def _read(
+        self, method: str, params: Json, credentials: Mapping[str, str] | None, interaction: Interaction
+    ) -> Json:
         async with self._asking(credentials) as session:
-            return _plain(await session.request("prompts/get", params, within_s=LIST_S))
+
+            async def ask(sent: Json) -> Json:
+                return await session.request(method, sent, within_s=LIST_S, capabilities=interaction.capabilities)
+
+            return _plain(await _rounds(ask, params, interaction))
+
+    async def complete(self, ref: Json, argument: Json, context: Json | None = None) -> Json:
+        """What the server proposes for an argument of a prompt or a template: `completion`, maybe of no values."""
+        async with self._asking(None) as session:
+            if not session.server.offers("completions"):
+                return {"completion": {"values": []}}
+            params = {"ref": ref, "argument": argument, **({} if context is None else {"context": context})}
+            return _plain(await session.request("completion/complete", params, within_s=LIST_S))
+
+    async def watch(self, uri: str, heard: Callable[[], None]) -> None:
+        """Call `heard` once the server agreed to tell of changes of a resource, and then at every change.
+
+        Goes on until it is cancelled or the conversation ends. Raises E3109 if the server does not tell of any.
+        """
+        async with self._asking(None) as session:
+            if not session.server.offers("resources") or not session.server.capabilities["resources"].get("subscribe"):
+                raise Failure("E3109", f"`{self._name}` does not tell of changes of its resources")
+            await session.watch(uri, heard, LIST_S)
+
+    def attend(self, hear: Callable[[str], None]) -> None:
+        """Have `hear` told which of the server's lists change: tools, resources or prompts."""
+        self._attending.add(hear)
+
+    def _list_changed(self, kind: str) -> None:
+        for hear in self._attending:
+            hear(kind)
 
     def _asking(self, credentials: Mapping[str, str] | None) -> _Asking:
         """A session for a question of ours: without credentials, or with those of the one who asks."""
@@ -262,10 +323,11 @@ class McpUpstream:
 
     # Keeping it there
 
-    async def probe(self) -> None:
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         """Whether it answers within five seconds. A program that does not is ended, and so started again."""
         self._close_idle()
-        slots = [slot for slot in self._slots.values() if slot.current is not None] or [self._slot({}, {})]
+        slots = [slot for slot in self._slots.values() if slot.current is not None]
+        slots = slots or [self._slot({} if credentials is None else self._lent(credentials), {})]
         failures = [failure for failure in await asyncio.gather(*map(self._ping, slots)) if failure is not None]
         if len(failures) == len(slots):
             raise failures[0]
@@ -317,15 +379,26 @@ class McpUpstream:
             lent[shown] = value
         return lent
 
-    def _slot(self, lent: Mapping[str, str], capabilities: Json) -> Supervisor[Session]:
-        key = _key(lent, capabilities)
+    def _slot(
+        self,
+        lent: Mapping[str, str],
+        capabilities: Json,
+        listens: Listening | None = None,
+        caller: Caller | None = None,
+    ) -> Supervisor[Session]:
+        level = None if listens is None else listens.level
+        ear = None if level is None or caller is None else [level, caller.tenant, caller.id, caller.acting]
+        key = _key(lent, capabilities, ear)
         slot = self._slots.get(key)
         if slot is None:
             self._close_idle()
             self._make_room()
 
             async def start() -> Session:
-                return await self._open(key, lent, capabilities)
+                session = await self._open(key, lent, capabilities)
+                if level is not None:
+                    await session.log_from(level, LIST_S)
+                return session
 
             slot = Supervisor(start, clock=self._clock, restarts=self._restarts, alert=self._alert)
             self._slots[key] = slot
@@ -337,12 +410,16 @@ class McpUpstream:
             return await self._connect(session, key, lent)
 
         async def greet(era: Era) -> Session:
-            return await Session.open(connect, era=era, capabilities=capabilities, on_change=self._on_change)
+            return await Session.open(
+                connect, era=era, capabilities=capabilities, on_change=self._on_change, on_list=self._list_changed
+            )
 
         session = await self._greeted(greet)
         if key == "":
             if self._met:
                 self._on_change()  # what it offers may have changed while it was away
+                for kind in ("resources", "prompts"):
+                    self._list_changed(kind)
             self._met = True
         return session
 
@@ -420,11 +497,11 @@ _LONGEST_DATA = 4096
 _LISTS = {"resources": "resources/list", "resourceTemplates": "resources/templates/list", "prompts": "prompts/list"}
 
 
-def _key(lent: Mapping[str, str], capabilities: Mapping[str, Any]) -> str:
+def _key(lent: Mapping[str, str], capabilities: Mapping[str, Any], ear: list[str] | None) -> str:
     """Names a conversation without naming what opened it; empty for the shared one."""
-    if not lent and not capabilities:
+    if not lent and not capabilities and ear is None:
         return ""
-    return hashlib.sha256(orjson.dumps([lent, capabilities], option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps([lent, capabilities, ear], option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Definition:
@@ -467,6 +544,17 @@ def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Def
     )
 
 
+async def _rounds(ask: Callable[[Json], Awaitable[Json]], params: Json, interaction: Interaction) -> Json:
+    """Ask a server, and again with the client's answers for as long as it wants to know more that can be had now."""
+    answer = await ask({**params, **interaction.answers})
+    for _ in range(MAX_ROUNDS):
+        answers = await _answers(answer, interaction)
+        if answers is None:
+            break
+        answer = await ask({**params, **answers})
+    return answer
+
+
 async def _answers(answer: Json, interaction: Interaction) -> Json | None:
     """What to send back to a server that wants to be told more, when the client can be asked all of it right away."""
     if answer.get("resultType") != INPUT_REQUIRED or interaction.ask is None:
@@ -488,8 +576,7 @@ async def _answers(answer: Json, interaction: Interaction) -> Json | None:
 def _value(answer: Json, call: RemoteCall) -> Json:
     """What a call gave; E3401 when the tool itself says that it failed, E3411 when it wants to be told more."""
     if answer.get("resultType") == INPUT_REQUIRED:
-        wanted = {name: answer[name] for name in ("inputRequests", "requestState") if name in answer}
-        raise Failure("E3411", "the tool asks for more before it goes on", details={"inputRequired": wanted})
+        raise _wants_more(answer)
     content = answer.get("content", [])
     if not isinstance(content, list):
         raise Failure("E3502", "the upstream's answer is not the result of a tool", details={"sent": True})
@@ -504,6 +591,16 @@ def _value(answer: Json, call: RemoteCall) -> Json:
     return value
 
 
+def _tell(listens: Listening, said: Json, call: RemoteCall) -> None:
+    """Pass on what a server logs, if it is worth as much as the client said, as anybody may read it."""
+    level, logger, data = said.get("level"), said.get("logger"), said.get("data")
+    if level not in LOG_LEVELS or LOG_LEVELS.index(level) < LOG_LEVELS.index(listens.level):
+        return
+    words = data if isinstance(data, str) else json.dumps(data)  # which takes numbers of any length
+    named = {"logger": wire.excerpt(logger, call)} if isinstance(logger, str) else {}
+    listens.tell({"level": level, "data": wire.excerpt(words, call), **named})
+
+
 def _texts(content: list[Any]) -> Iterator[str]:
     for block in content:
         text = cast("Json", block).get("text") if isinstance(block, dict) else None
@@ -511,10 +608,15 @@ def _texts(content: list[Any]) -> Iterator[str]:
             yield text
 
 
+def _wants_more(answer: Json) -> Failure:
+    wanted = {name: answer[name] for name in ("inputRequests", "requestState") if name in answer}
+    return Failure("E3411", "the server asks for more before it goes on", details={"inputRequired": wanted})
+
+
 def _plain(answer: Json) -> Json:
     """An answer without what only concerns the conversation."""
     if answer.get("resultType") == INPUT_REQUIRED:
-        raise Failure("E3411", "the server asks for more before it goes on", details={"inputRequired": answer})
+        raise _wants_more(answer)
     return {name: value for name, value in answer.items() if name not in ("resultType", "ttlMs", "cacheScope")}
 
 

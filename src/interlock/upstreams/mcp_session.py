@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, cast
 import orjson
 
 from interlock._version import __version__
+from interlock.core.connector import Interaction
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.upstreams.children import Child, Crashed, Program
@@ -30,17 +31,19 @@ MODERN = ("2026-07-28",)
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 ABOUT_US: Json = {"name": "interlock", "version": __version__}
 START_S = 30.0
-# A server of the handshake's era that does not even refuse the question is asked the old way after this time.
+# A server that says nothing for so long is greeted in the way of the handshake's era as well.
 DISCOVER_S = 5.0
 MAX_PAGES = 1000
+MAX_LISTED = 10_000
 LISTEN_PAUSE_S = (1.0, 60.0)
 
 INVALID_PARAMS = -32602
 METHOD_NOT_FOUND = -32601
 UNSUPPORTED_VERSION = -32022
 _META = "io.modelcontextprotocol/"
+LOG_LEVEL = f"{_META}logLevel"
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
-_CHANGES = frozenset(f"notifications/{kind}/list_changed" for kind in ("tools", "resources", "prompts"))
+_CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
 # Where the protocol wants the name of what is asked for repeated in a header.
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
@@ -52,6 +55,16 @@ Era = Literal["auto", "modern", "handshake"]
 # declines.
 Ask = Callable[[str, Json], Awaitable[Json]]
 Progress = Callable[[Json], None]
+# Is told what a server logs in the middle of a call: level, data and, where there is one, logger.
+Tell = Callable[[Json], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening(Interaction):
+    """A client that also wants to hear what a server logs during its call, from this level on."""
+
+    level: str
+    tell: Tell
 
 
 class RpcError(Exception):
@@ -125,6 +138,7 @@ class _Pending:
     method: str
     progress: Progress | None = None
     ask: Ask | None = None
+    tell: Tell | None = None
 
 
 @dataclass(slots=True)
@@ -151,12 +165,21 @@ class Server:
 class Session:
     """One conversation. Its methods may be called concurrently."""
 
-    def __init__(self, *, capabilities: Mapping[str, Any], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        capabilities: Mapping[str, Any],
+        on_change: Callable[[], None],
+        on_list: Callable[[str], None] | None = None,
+    ) -> None:
         self.server = Server("")
         self._capabilities = dict(capabilities)
         self._on_change = on_change
+        self._on_list = on_list
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._watched: dict[str, Callable[[], None]] = {}
+        self._subscribing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -170,9 +193,12 @@ class Session:
         era: Era = "auto",
         capabilities: Mapping[str, Any],
         on_change: Callable[[], None],
+        on_list: Callable[[str], None] | None = None,
     ) -> Session:
-        """Connect and agree on a version. Raises E3502 when there is none; Crashed when the server ended meanwhile."""
-        session = cls(capabilities=capabilities, on_change=on_change)
+        """Connect and agree on a version. `on_list` is told which list changed: tools, resources or prompts.
+
+        Raises E3502 when there is none; Crashed when the server ended meanwhile."""
+        session = cls(capabilities=capabilities, on_change=on_change, on_list=on_list)
         wire = session._wire = await connect(session)
         wire.ended.add_done_callback(session._break_off)
         try:
@@ -231,6 +257,7 @@ class Session:
         headers: Mapping[str, str] | None = None,
         progress: Progress | None = None,
         ask: Ask | None = None,
+        tell: Tell | None = None,
         capabilities: Json | None = None,
     ) -> Json:
         """Ask, and wait for the answer to this very question.
@@ -243,7 +270,7 @@ class Session:
         number = next(self._numbers)
         said = {**(meta or {}), **({"progressToken": number} if progress is not None else {})}
         message, stamped = self._stamp(number, method, params, said, capabilities or self._capabilities)
-        waiting = _Pending(asyncio.get_running_loop().create_future(), method, progress, ask)
+        waiting = _Pending(asyncio.get_running_loop().create_future(), method, progress, ask, tell)
         self._pending[number] = waiting
         sent = False
         try:
@@ -274,6 +301,8 @@ class Session:
             if not isinstance(part, list):
                 raise Failure("E3502", f"the upstream's answer to {method} has no list of {key}")
             found += cast("list[Any]", part)
+            if len(found) > MAX_LISTED:
+                raise Failure("E3502", f"the upstream's list of {key} has more than {MAX_LISTED} entries")
             following = page.get("nextCursor")
             if not isinstance(following, str) or not following:
                 return found
@@ -286,6 +315,44 @@ class Session:
     async def ping(self, within_s: float) -> None:
         """Whether it answers."""
         await self.request("server/discover" if self.server.modern else "ping", within_s=within_s)
+
+    async def log_from(self, level: str, within_s: float) -> None:
+        """Ask a server of the handshake's era to log from this level on. One that will not logs what it likes."""
+        if not self.server.modern:
+            try:
+                await self.request("logging/setLevel", {"level": level}, within_s=within_s)
+            except RpcError:
+                _log.debug("an upstream does not take a level for its log")
+
+    async def watch(self, uri: str, heard: Callable[[], None], within_s: float) -> None:
+        """Call `heard` once the server agreed to tell of changes of a resource, and then at every change.
+
+        Goes on until it is cancelled or the server tells no more. Raises what `request` does.
+        """
+        self._watched[uri] = heard
+        try:
+            if self.server.modern:
+                wanted = {"notifications": {"resourceSubscriptions": [uri]}}
+                await self.request("subscriptions/listen", wanted, within_s=None)
+                return
+            async with self._subscribing:
+                await self.request("resources/subscribe", {"uri": uri}, within_s=within_s)
+            heard()
+            await asyncio.wait((self.ended,))
+        finally:
+            if self._watched.get(uri) is heard:  # and nobody began to watch it anew
+                del self._watched[uri]
+                if not self.server.modern and not self.ended.done():
+                    self._spawn(self._unsubscribe(uri, within_s))
+
+    async def _unsubscribe(self, uri: str, within_s: float) -> None:
+        async with self._subscribing:
+            if uri in self._watched:
+                return
+            try:
+                await self.request("resources/unsubscribe", {"uri": uri}, within_s=within_s)
+            except (RpcError, Failure):
+                pass  # what it says from now on is not heard
 
     def _stamp(
         self, number: int, method: str, params: Json | None, meta: Json, capabilities: Json
@@ -333,24 +400,52 @@ class Session:
             await self._initialize()
             return
         self.server = Server(MODERN[0])
+        asking = asyncio.ensure_future(self.request("server/discover", within_s=None))
         try:
-            async with asyncio.timeout(DISCOVER_S if era == "auto" else START_S):
-                answer = await self.request("server/discover", within_s=None)
-        except TimeoutError:
-            supported: list[Any] = []
-        except RpcError as error:
-            if error.code == UNSUPPORTED_VERSION and not set(_supported(error.data)) & {*HANDSHAKE}:
-                raise _mismatch(_supported(error.data)) from None
-            supported = []
-        else:
-            supported = _strings(answer.get("supportedVersions"))
-            if MODERN[0] in supported:
-                self._adopt(MODERN[0], answer, _dict(answer.get("_meta")).get(f"{_META}serverInfo"))
+            await asyncio.wait({asking}, timeout=DISCOVER_S if era == "auto" else START_S)
+            if not asking.done() and era == "auto" and await self._greeted_before(asking):
                 return
+            supported = self._modern(asking)
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        if supported is None:
+            return
         if era == "modern":
             raise _mismatch(supported)
         self.server = Server("")
         await self._initialize()
+
+    async def _greeted_before(self, asking: asyncio.Future[Json]) -> bool:
+        """Greet a silent server the old way too, for it may be old, or slow to start: what it answers decides."""
+        self.server = Server("")
+        greeting = asyncio.ensure_future(self._initialize())
+        try:
+            await asyncio.wait({asking, greeting}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                self.server = Server(MODERN[0])
+                return False
+            await greeting
+            return True
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+
+    def _modern(self, asking: asyncio.Future[Json]) -> list[Any] | None:
+        """None if the server speaks the modern era; else what it speaks instead, as far as it says so."""
+        if not asking.done():
+            return []
+        try:
+            answer = asking.result()
+        except RpcError as error:
+            if error.code == UNSUPPORTED_VERSION and not set(_supported(error.data)) & {*HANDSHAKE}:
+                raise _mismatch(_supported(error.data)) from None
+            return []
+        supported = _strings(answer.get("supportedVersions"))
+        if MODERN[0] not in supported:
+            return supported
+        self._adopt(MODERN[0], answer, _dict(answer.get("_meta")).get(f"{_META}serverInfo"))
+        return None
 
     async def _initialize(self) -> None:
         offer: Json = {"protocolVersion": HANDSHAKE[0], "capabilities": self._capabilities, "clientInfo": ABOUT_US}
@@ -443,11 +538,29 @@ class Session:
     def _notified(self, method: str, params: Json) -> None:
         if method in _CHANGES:
             self._on_change()
+            if self._on_list is not None:
+                self._on_list(_CHANGES[method])
         elif method == "notifications/progress":
             token = params.get("progressToken")
             waiting = self._pending.get(token) if type(token) is int else None
             if waiting is not None and waiting.progress is not None:
                 waiting.progress({"message": str(params.get("message") or ""), "percent": _percent(params)})
+        elif method == "notifications/message":
+            # INVARIANT: a conversation that anybody listens to is one caller's alone. Of that caller's calls, the one
+            # that a message belongs to is not said either, so it is passed on only where there can be no doubt.
+            calls = [one.tell for one in self._pending.values() if one.method == "tools/call"]
+            if len(calls) == 1 and calls[0] is not None:
+                calls[0](params)
+        elif method == "notifications/resources/updated":
+            self._changed(params.get("uri"))
+        elif method == "notifications/subscriptions/acknowledged":
+            for uri in _strings(_dict(params.get("notifications")).get("resourceSubscriptions")):
+                self._changed(uri)
+
+    def _changed(self, uri: Any) -> None:
+        heard = self._watched.get(uri) if isinstance(uri, str) else None
+        if heard is not None:
+            heard()
 
     async def _answer(self, number: Any, method: str, params: Json) -> None:
         answer: Json = {"jsonrpc": "2.0", "id": number}

@@ -63,7 +63,8 @@ class ToolOverlay(Part):
     """What the operator says of one tool; unsaid, the upstream's word or the safe value stands.
 
     `restart_safe` says that the tool may be run again after a call of unknown outcome, `idempotent_by_key` that its
-    upstream takes the caller's key and acts once under it.
+    upstream takes the caller's key and acts once under it, `stale_s` that a read may be answered with what its caller
+    was told up to so many seconds ago while the upstream does not answer; such an answer is marked.
     """
 
     mutation_class: MutationClass | None = None
@@ -79,6 +80,7 @@ class ToolOverlay(Part):
     tags: tuple[str, ...] = Field((), strict=False)
     max_inline_chars: int | None = Field(None, ge=100, le=10_000_000)
     estimated_cost: float | None = Field(None, ge=0)
+    stale_s: int | None = Field(None, ge=1, le=604_800)
     hide: bool | None = None
     # Of one tool only: said of all of them they would make no sense.
     rename: ToolIdText | None = None
@@ -331,7 +333,9 @@ def _contract(done: Imported, upstream: str, kind: UpstreamKind, said: ToolOverl
     """All of the manifest that follows from the definition and what is said of it."""
     definition, judged = done.definition, done.judged
     name = visible(definition.name)
-    keyed: Json = {"idempotent_by_key": True} if said.idempotent_by_key else {}
+    own: Json = {"idempotent_by_key": True} if said.idempotent_by_key else {}
+    if said.stale_s is not None and judged.mutation_class == "read_only":
+        own["stale_s"] = said.stale_s
     return {
         "tool_id": done.tool_id,
         "name": name if 3 <= len(name) <= 255 else done.tool_id,
@@ -354,7 +358,7 @@ def _contract(done: Imported, upstream: str, kind: UpstreamKind, said: ToolOverl
         "execution": {
             "kind": "upstream",
             "target": upstream,
-            "native": {**definition.native, **keyed},
+            "native": {**definition.native, **own},
             "implementation": done.digest,
         },
     }

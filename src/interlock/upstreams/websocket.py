@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 import itertools
 import logging
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -210,10 +211,10 @@ class WebSocketUpstream:
     async def call(self, call: RemoteCall) -> Any:
         return await self._sender.send(call, lambda url: wire.within(call, self._name, self._ask(call, url)))
 
-    async def discover(self) -> Discovered:
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         return Discovered(tools=[tool.definition() for tool in self._config.tools])
 
-    async def probe(self) -> None:
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         url = self._config.urls[0]
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
@@ -229,6 +230,7 @@ class WebSocketUpstream:
                 raise  # who asks for a credential that a probe does not have, has answered
 
     async def close(self) -> None:
+        self._sender.close()
         links, self._links = self._links, []
         await asyncio.gather(*(link.close() for link in links))
 

@@ -29,18 +29,19 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import orjson
 import pydantic
 
+from interlock.core.canonical import digest
 from interlock.core.clock import Clock
-from interlock.core.connector import RemoteCall
+from interlock.core.connector import Aged, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.redact import REDACTED, Redactor, safe_message
 from interlock.core.schema import Json
-from interlock.resilience.endpoints import Endpoints
+from interlock.resilience.endpoints import Endpoints, LastGood
 from interlock.resilience.retry import Pacing, sending, unsent
 from interlock.store import addresses
 
@@ -97,6 +98,19 @@ class Tls(Part):
             raise Failure("E3108", f"the upstream's {which} cannot be read") from None
 
 
+class Lent(Protocol):
+    """Whoever holds credentials: a call, or a look."""
+
+    @property
+    def credentials(self) -> Mapping[str, str]: ...
+
+
+class Look(NamedTuple):
+    """A look at an upstream, which is nobody's call."""
+
+    credentials: Mapping[str, str]
+
+
 class Auth(Part):
     """How a credential is shown to the upstream. `secret` is its name in the secrets store, never its value."""
 
@@ -113,20 +127,18 @@ class Auth(Part):
             raise ValueError("`user` is said of basic")
         return self
 
-    def value(self, call: RemoteCall) -> str:
-        """The caller's credential; E3602 when the caller has none."""
-        found = call.credentials.get(self.secret)
+    def value(self, lent: Lent) -> str:
+        """The credential on loan; E3602 when there is none."""
+        found = lent.credentials.get(self.secret)
         if not found:
-            raise Failure(
-                "E3602", f"the call needs the credential `{self.secret}`: interlock secrets set {self.secret}"
-            )
+            raise Failure("E3602", f"the upstream asks for the credential `{self.secret}`: interlock secrets set")
         return found
 
-    def header(self, call: RemoteCall) -> tuple[str, str] | None:
+    def header(self, lent: Lent) -> tuple[str, str] | None:
         """The header that shows it; None where the query does."""
         if self.kind == "query":
             return None
-        value = self.value(call)
+        value = self.value(lent)
         if self.kind == "basic":
             pair = f"{self.user}:{value}" if self.user else value
             return "authorization", "Basic " + base64.b64encode(pair.encode()).decode()
@@ -134,9 +146,9 @@ class Auth(Part):
             raise Failure("E3602", f"the credential `{self.secret}` cannot stand in a header; store it again")
         return ("authorization", f"Bearer {value}") if self.kind == "bearer" else (self.name.lower(), value)
 
-    def query(self, call: RemoteCall) -> str:
+    def query(self, lent: Lent) -> str:
         """What to append to a query; empty where a header shows it."""
-        return f"{quote(self.name, safe='')}={quote(self.value(call), safe='')}" if self.kind == "query" else ""
+        return f"{quote(self.name, safe='')}={quote(self.value(lent), safe='')}" if self.kind == "query" else ""
 
 
 class RemoteConfig(Part):
@@ -204,9 +216,9 @@ def _redactor() -> Redactor:
     return Redactor()
 
 
-def excerpt(text: str, call: RemoteCall | None) -> str:
-    """What an upstream says about a failure, as anybody may read it: short, and without the caller's credentials."""
-    for secret in () if call is None else call.credentials.values():
+def excerpt(text: str, lent: Lent | None) -> str:
+    """What an upstream says about a failure, as anybody may read it: short, and without the credentials on loan."""
+    for secret in () if lent is None else lent.credentials.values():
         coded = base64.b64encode(secret.encode()).decode()
         for form in (secret, quote(secret, safe=""), coded):
             if form:
@@ -255,6 +267,8 @@ def header_safe(name: str, value: str) -> None:
 class Sender:
     """Sends calls to the endpoints of one upstream, each until it is clear how it ended.
 
+    A read whose contract permits it (`stale_s`) is given its last good answer where no endpoint answers.
+
     Where there are several, they are tried in turn, as far as that is safe, and each leaves time for those after it.
     With `services`, each then has a breaker of its own, besides the one of the whole upstream, which is not ours.
     """
@@ -273,7 +287,11 @@ class Sender:
         self._urls = tuple(urls)
         self._idempotent = config.idempotent
         self.pacing = Pacing(monotonic=clock.monotonic, sleep=sleep, uniform=_dice(clock))
-        self._guarded = None if services is None or len(urls) == 1 else Endpoints(name, urls, services)
+        self._kept = LastGood(clock.monotonic)
+        self._closed = False
+        self._guarded: Endpoints | None = None
+        if services is not None and len(urls) > 1:
+            self._guarded = Endpoints(name, urls, services, cache=self._kept)
 
     async def send(self, call: RemoteCall, attempt: Callable[[str], Awaitable[Any]]) -> Any:
         """The answer, or the last failure. `attempt` is handed the endpoint to ask."""
@@ -291,19 +309,43 @@ class Sender:
                 raise late(self._name) from None
 
         def once() -> Awaitable[Any]:
+            # INVARIANT: a call that is still being tried does not connect anew to what was let go of.
+            if self._closed:
+                raise Failure("E3108", f"the upstream `{self._name}` was let go of while it was asked")
             if len(self._urls) == 1:
                 return attempt(self._urls[0])
             if self._guarded is None:
                 return self._in_turn(bounded, safe=safe)
             return self._by_breakers(self._guarded, call, bounded, safe=safe)
 
-        return await sending(once, call.retry, self.pacing, deadline=call.deadline, safe=safe)
+        sent = sending(once, call.retry, self.pacing, deadline=call.deadline, safe=safe)
+        return await (sent if self._guarded is not None else self._or_old(call, sent))
+
+    def close(self) -> None:
+        """Send nothing from now on."""
+        self._closed = True
 
     async def _by_breakers(
         self, endpoints: Endpoints, call: RemoteCall, attempt: Callable[[str], Awaitable[Any]], *, safe: bool
     ) -> Any:
-        answer = await endpoints.ask(attempt, call.breaker, safe=safe, own_deadline=lambda: call.left_s <= 0)
-        return answer.value
+        key, stale_s = _cached_as(call)
+        answer = await endpoints.ask(
+            attempt, call.breaker, safe=safe, own_deadline=lambda: call.left_s <= 0, key=key, stale_s=stale_s
+        )
+        return answer.value if answer.source == "live" else Aged(answer.value, answer.age_s)
+
+    async def _or_old(self, call: RemoteCall, sent: Awaitable[Any]) -> Any:
+        key, stale_s = _cached_as(call)
+        try:
+            value = await sent
+        except Failure as failure:
+            old = None if key is None or failure.code not in _ELSEWHERE else self._kept.find(key, stale_s)
+            if old is None:
+                raise
+            return Aged(old.value, old.age_s)
+        if key is not None:
+            self._kept.keep(key, value)
+        return value
 
     async def _in_turn(self, attempt: Callable[[str], Awaitable[Any]], *, safe: bool) -> Any:
         for url in self._urls[:-1]:
@@ -313,6 +355,18 @@ class Sender:
                 if failure.code not in _ELSEWHERE or not (safe or unsent(failure)):
                     raise
         return await attempt(self._urls[-1])
+
+
+def _cached_as(call: RemoteCall) -> tuple[str | None, float]:
+    """Under which name an answer may be kept, and for how long; no name for one that may not.
+
+    INVARIANT: nobody is given an answer that was somebody else's, or to another question.
+    """
+    stale_s = call.native.get("stale_s")
+    if stale_s is None or call.writes:
+        return None, 0.0
+    caller = call.caller
+    return digest([call.tool, caller.tenant, caller.id, caller.agent, call.arguments]), float(stale_s)
 
 
 # What another endpoint may answer better.

@@ -36,9 +36,10 @@ from tests.upstreams.mcp_servers.real import (
 HERE = Path(__file__).parent
 EVERYTHING = "examples/servers/everything-server/mcp_everything_server"
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
+# For each era, the release that covers it, how many of its checks pass, and what to run of it.
 RUNS = {
-    "handshake": ("conformance-handshake", "--suite", "all"),
-    "modern": ("conformance-modern", "--requirements", "2026-07-28"),
+    "handshake": ("conformance-handshake", "44", "--suite", "all"),
+    "modern": ("conformance-modern", "164", "--requirements", "2026-07-28"),
 }
 
 
@@ -49,6 +50,13 @@ def _install_suite(folder: Path) -> None:
     npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     path = f"{node.parent}{os.pathsep}{os.environ['PATH']}"
     _run([str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder, {"PATH": path})
+
+
+def program(package: str, entry: str) -> list[str]:
+    """The command of a program of the suite's lock."""
+    folder = CACHE / "conformance"
+    _once(folder, (HERE / "package.json", HERE / "package-lock.json"), _install_suite)
+    return [str(_node()), str(folder / "node_modules" / package / entry)]
 
 
 def _install_everything(folder: Path) -> None:
@@ -67,9 +75,9 @@ async def upstream() -> AsyncGenerator[str]:
     (package,) = folder.glob(f"mcp-*/{EVERYTHING}")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    program = [sys.executable, "-m", f"{package.name}.server", "--port", str(port), "--log-level", "ERROR"]
+    command = [sys.executable, "-m", f"{package.name}.server", "--port", str(port), "--log-level", "ERROR"]
     quiet = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*program, cwd=package.parent, stdout=quiet, stderr=quiet)
+    process = await asyncio.create_subprocess_exec(*command, cwd=package.parent, stdout=quiet, stderr=quiet)
     try:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
@@ -123,15 +131,14 @@ async def gateway(home: Path, era: str) -> AsyncGenerator[str]:
 @pytest.mark.proves("OPS-02")
 @pytest.mark.parametrize("era", RUNS)
 async def test_the_public_suite_passes_but_for_what_has_a_reason(era: str, tmp_path: Path) -> None:
-    folder = CACHE / "conformance"
-    _once(folder, (HERE / "package.json", HERE / "package-lock.json"), _install_suite)
-    package, *options = RUNS[era]
-    program = str(folder / "node_modules" / package / "dist" / "index.js")
+    package, passed, *options = RUNS[era]
+    runner = program(package, "dist/index.js")
     async with gateway(tmp_path / "home", era) as url:
         process = await asyncio.create_subprocess_exec(
-            str(_node()), program, "server", "--url", url, *options,
+            *runner, "server", "--url", url, *options,
             "--expected-failures", str(HERE / f"{era}.yml"), "-o", str(tmp_path / "report"),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
         )  # fmt: skip
         said, _ = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 0, said.decode()[-6000:]
+    assert f"Total: {passed} passed" in said.decode()

@@ -11,6 +11,7 @@ and reflection answer without a token; they tell what the contract says and noth
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -110,9 +111,15 @@ class GrpcDoor:
             return
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
-        await self._server.stop(self._drain_s)
+        server, self._server = self._server, None
+        stopping = asyncio.ensure_future(server.stop(self._drain_s))
+        # What is left once our own calls have ended are watchers of health and readers of the contract: they go on for
+        # ever, and nothing is lost with them.
+        await self._servicer.ended(self._drain_s)
+        await server.stop(_LAST_WORDS_S)
+        await stopping
         await self._servicer.ended()
-        self._server = None
 
 
+_LAST_WORDS_S = 0.5  # for answers that are on their way
 _SERVING = 1  # grpc.health.v1.HealthCheckResponse.SERVING

@@ -183,7 +183,7 @@ class McpDoor:
                 await self._calling.close()
 
     async def tools_changed(self) -> None:
-        """Tell clients of both eras that their tools may have changed. Changes of the registry tell by themselves."""
+        """Tell clients of both eras that their lists may have changed. Changes of the registry tell by themselves."""
         await self._sdk.tools_changed()
 
     @contextlib.asynccontextmanager

@@ -59,7 +59,7 @@ class Wanted:
     def answers(self) -> Json | None:
         """What the client answers to an earlier round's questions; None if it takes no questions as a result."""
         asked = self.interaction
-        return None if asked is None or asked.ask is not None else asked.answers
+        return None if asked is None or asked.ask is not None or not asked.capabilities else asked.answers
 
 
 class Calling:
@@ -141,9 +141,9 @@ class Calling:
             # A tool that was found has a version; what it could not find is its own affair.
             if result.error.code == "E3101" and "@" not in result.tool:
                 return _unmade(wanted, result.error, result.trace_id)
-            asked = _asked(wanted, result.error)
+            asked = questions(wanted.answers, result.error)
             if asked is not None:
-                return {**asked, "resultType": "input_required", "_meta": _about(result)}
+                return {**asked, "_meta": _about(result)}
             return _failed(result.error, result.trace_id, _about(result))
         if result.source == "preview":
             return _instead(result.text(), "preview", result.value, _about(result))
@@ -168,14 +168,16 @@ class Calling:
         )
 
 
-def _asked(wanted: Wanted, failure: Failure) -> Json | None:
+def questions(answers: Json | None, failure: Failure) -> Json | None:
     """What an upstream asks of the client before it goes on; what it finds wrong with a round of that is a Fault."""
     details = failure.details or {}
     code = details.get("code")
-    if code == MISSING_CAPABILITY or (code == INVALID_PARAMS and wanted.answers):
+    if code == MISSING_CAPABILITY or (code == INVALID_PARAMS and answers):
         raise Fault(code, failure.message, details.get("data"))
     asked: Any = details.get("inputRequired")
-    return cast("Json", asked) if wanted.answers is not None and isinstance(asked, dict) else None
+    if answers is None or not isinstance(asked, dict):
+        return None
+    return {**cast("Json", asked), "resultType": "input_required"}
 
 
 def _unmade(wanted: Wanted, failure: Failure, trace_id: str = "") -> Json:

@@ -55,8 +55,7 @@ class Names:
         found = self._looked_up.get(name)
         if found is not None:
             return found
-        head, dash, tail = name.rpartition("-")
-        return f"{head}.{tail}" if dash and "." not in name and tail[:1].islower() else name
+        return _read(name)
 
     def _refresh(self) -> None:
         now = self._clock.monotonic()
@@ -79,7 +78,8 @@ class Names:
             "WHERE t.version IS NOT NULL ORDER BY t.address"
         )
         own: dict[str, str] = {}
-        taken: set[str] = set()
+        # INVARIANT: no upstream takes the name under which another tool is known.
+        taken = {shown(address) for (address,) in self._journal.read("SELECT DISTINCT address FROM tool_version")}
         for name, address, config in rows:
             # A name that looks like a shortened one could come to mean another tool.
             fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
@@ -87,6 +87,12 @@ class Names:
                 own[address] = name
                 taken.add(name)
         return own
+
+
+def _read(name: str) -> str:
+    """The address that a name spells."""
+    head, dash, tail = name.rpartition("-")
+    return f"{head}.{tail}" if dash and "." not in name and tail[:1].islower() else name
 
 
 def registry_epoch(journal: Journal) -> str:

@@ -1,17 +1,19 @@
 """What MCP upstreams offer besides tools: resources and prompts, passed on to those who may use one of their tools.
 
-They are read, never run, so they do not pass through the gateway; but a token that names resources must name these, and
-each read is in the journal before it is answered. An upstream's own names are kept apart from others': a prompt is
-`UPSTREAM-NAME`, a resource `upstream:UPSTREAM:URI`; those of an upstream without a prefix keep the names they have.
-Upstreams that are reached with somebody's credentials offer only their tools.
+They are read, watched and filled in, never run, so they do not pass through the gateway; but a token that names
+resources must name these, and each of those acts is in the journal before the upstream is asked. An upstream's own
+names are kept apart from others': a prompt is `UPSTREAM-NAME`, a resource `upstream:UPSTREAM:URI`; those of an upstream
+without a prefix keep the names they have. Upstreams that are reached with somebody's credentials offer only their
+tools.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
     from interlock.upstreams.mcp import McpUpstream
 
 _SCHEME = "upstream:"
+T = TypeVar("T")
 
 
-class _Source(NamedTuple):
+class Source(NamedTuple):
+    """An MCP upstream. One that is `bare` has its own names here."""
+
     name: str
     bare: bool
     server: McpUpstream
@@ -38,10 +43,15 @@ class _Source(NamedTuple):
 
 
 class Offers:
-    """Resources and prompts, as one caller may have them."""
+    """Resources and prompts, as one caller may have them. `changed` is told which kind of list may be another."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, changed: Callable[[str], None]) -> None:
         self._service = service
+        self._changed = changed
+
+    def attend(self, caller: Caller) -> None:
+        """Hear from now on of changes in what a caller may have."""
+        self._sources(caller)
 
     async def resources(self, caller: Caller) -> list[Json]:
         """Every resource that is listed."""
@@ -59,40 +69,71 @@ class Offers:
         found = await self._gather(caller, lambda source: source.server.list_prompts())
         return [{**one, "name": source.prompt(str(one.get("name")))} for source, one in found]
 
-    async def read(self, uri: str, caller: Caller) -> Json:
+    async def read(self, uri: str, caller: Caller, interaction: Interaction) -> Json:
         """A resource. To a caller who may not have it, it does not exist (E3702)."""
-        if not _covered(caller, uri):
-            raise Failure("E3702", f"no resource `{uri}`")
-        failures: list[Failure] = []
-        for source in self._sources(caller):
-            own = uri if source.bare else uri.removeprefix(source.uri(""))
-            if not source.bare and own == uri:
-                continue
-            await self._note(caller, "resource.read", source, own)
-            try:
-                answer = await source.server.read_resource(own)
-            except Failure as failure:
-                failures.append(failure)
-                continue
+
+        async def ask(source: Source, own: str) -> Json:
+            answer = await source.server.read_resource(own, interaction=interaction)
             contents: list[Json] = answer.get("contents", [])
             return {**answer, "contents": [{**one, "uri": source.uri(str(one.get("uri", own)))} for one in contents]}
-        raise failures[0] if failures else Failure("E3702", f"no resource `{uri}`")
 
-    async def prompt(self, name: str, arguments: Mapping[str, str], caller: Caller) -> Json:
+        return await self.of_resource(uri, caller, "resource.read", ask)
+
+    async def prompt(self, name: str, arguments: Mapping[str, str], caller: Caller, interaction: Interaction) -> Json:
         """A prompt, filled in. To a caller who may not have it, it does not exist (E3702)."""
-        failures: list[Failure] = []
-        for source in self._sources(caller):
-            own = name if source.bare else name.removeprefix(source.prompt(""))
-            if not source.bare and own == name:
-                continue
-            await self._note(caller, "prompt.read", source, own)
-            try:
-                return await source.server.get_prompt(own, arguments)
-            except Failure as failure:
-                failures.append(failure)
-        raise failures[0] if failures else Failure("E3702", f"no prompt `{name}`")
+        return await self._of_prompt(
+            name,
+            caller,
+            "prompt.read",
+            lambda source, own: source.server.get_prompt(own, arguments, interaction=interaction),
+        )
 
-    def _sources(self, caller: Caller) -> list[_Source]:
+    async def complete(self, ref: Json, argument: Json, context: Json | None, caller: Caller) -> Json:
+        """What an upstream proposes for an argument of its prompt, or of its template of addresses."""
+        if ref["type"] == "ref/prompt":
+            return await self._of_prompt(
+                ref["name"],
+                caller,
+                "prompt.complete",
+                lambda source, own: source.server.complete({**ref, "name": own}, argument, context),
+            )
+        return await self.of_resource(
+            ref["uri"],
+            caller,
+            "resource.complete",
+            lambda source, own: source.server.complete({**ref, "uri": own}, argument, context),
+        )
+
+    async def of_resource(self, uri: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
+        """The answer of the upstream that has a resource, which is asked by the address it has there."""
+        sources = self._sources(caller) if _covered(caller, uri) else []
+        return await self._first(f"no resource `{uri}`", _owners(sources, Source.uri, uri), caller, act, ask)
+
+    async def _of_prompt(self, name: str, caller: Caller, act: str, ask: Callable[[Source, str], Awaitable[T]]) -> T:
+        owners = _owners(self._sources(caller), Source.prompt, name)
+        return await self._first(f"no prompt `{name}`", owners, caller, act, ask)
+
+    async def _first(
+        self,
+        missing: str,
+        owners: list[tuple[Source, str]],
+        caller: Caller,
+        act: str,
+        ask: Callable[[Source, str], Awaitable[T]],
+    ) -> T:
+        """The first answer. Several upstreams may have the thing only where they have no prefix."""
+        failures: list[Failure] = []
+        for source, own in owners:
+            await self._note(caller, act, source, own)
+            try:
+                return await ask(source, own)
+            except Failure as failure:
+                if "inputRequired" in (failure.details or {}):
+                    raise  # it has the thing, and asks
+                failures.append(failure)
+        raise failures[0] if failures else Failure("E3702", missing)
+
+    def _sources(self, caller: Caller) -> list[Source]:
         """The MCP upstreams that are there and of which the caller may use a tool."""
         from interlock.upstreams.mcp import McpUpstream
 
@@ -102,22 +143,26 @@ class Offers:
             for version in self._service.tools.visible(caller)
             if (execution := version.contract.manifest.execution) is not None and execution.kind == "upstream"
         }
-        sources: list[_Source] = []
+        sources: list[Source] = []
         for one in lock.upstreams.list():
             if one.kind != "mcp" or one.name not in served or one.state != "available" or one.credentials:
                 continue
-            server = lock.upstreams.connect(one.name)
+            try:
+                server = lock.upstreams.connect(one.name)
+            except Failure:
+                continue  # it went away just now
             if isinstance(server, McpUpstream):
-                sources.append(_Source(one.name, one.config.get("prefix") is False, server))
+                server.attend(self._changed)
+                sources.append(Source(one.name, one.config.get("prefix") is False, server))
         return sources
 
     async def _gather(
-        self, caller: Caller, ask: Callable[[_Source], Awaitable[list[Json]]]
-    ) -> list[tuple[_Source, Json]]:
+        self, caller: Caller, ask: Callable[[Source], Awaitable[list[Json]]]
+    ) -> list[tuple[Source, Json]]:
         """What all of them offer; one that does not answer now is left out."""
         sources = self._sources(caller)
         answers = await asyncio.gather(*(ask(source) for source in sources), return_exceptions=True)
-        found: list[tuple[_Source, Json]] = []
+        found: list[tuple[Source, Json]] = []
         for source, answer in zip(sources, answers, strict=True):
             if isinstance(answer, Failure):
                 continue
@@ -126,7 +171,7 @@ class Offers:
             found += [(source, one) for one in answer]
         return found
 
-    async def _note(self, caller: Caller, act: str, source: _Source, what: str) -> None:
+    async def _note(self, caller: Caller, act: str, source: Source, what: str) -> None:
         ref = f"upstream:{source.name}"
 
         def unit(transaction: Transaction) -> None:
@@ -136,6 +181,12 @@ class Offers:
             transaction.append("authority", ref, body)
 
         await self._service.lock.journal.commit(unit)
+
+
+def _owners(sources: list[Source], shown: Callable[[Source, str], str], name: str) -> list[tuple[Source, str]]:
+    """Who may have what is shown under a name, and what it is called there."""
+    owners = [(source, name.removeprefix(shown(source, ""))) for source in sources]
+    return [(source, own) for source, own in owners if source.bare or own != name]
 
 
 def _covered(caller: Caller, uri: str) -> bool:

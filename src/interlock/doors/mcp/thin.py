@@ -57,6 +57,8 @@ _SSE = [
     (b"x-accel-buffering", b"no"),
 ]
 _KNOWN = 1000
+# What is longer is checked each time: a client chooses it, and must not fill the memory with it.
+_BRIEF = 1024
 
 
 class Judge(Protocol):
@@ -152,7 +154,7 @@ class Thin:
             types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
             json = not types.isdisjoint((b"*/*", b"application/json", b"application/*"))
             known = json and not types.isdisjoint((b"*/*", b"text/event-stream", b"text/*"))
-            if len(self._accepted) < _KNOWN:
+            if len(self._accepted) < _KNOWN and len(accept) <= _BRIEF:
                 self._accepted[accept] = known
         return known
 
@@ -160,7 +162,7 @@ class Thin:
         known = self._admitted.get((host, origin))
         if known is None:
             known = await self._judge.admits(_latin(host), _latin(origin))
-            if len(self._admitted) < _KNOWN:
+            if len(self._admitted) < _KNOWN and len(host or b"") + len(origin or b"") <= _BRIEF:
                 self._admitted[(host, origin)] = known
         return known
 
@@ -213,7 +215,7 @@ class Thin:
         if introduction not in self._introduced:
             if not self._judge.fits("tools/list", {"_meta": known}):
                 raise _NotOurs
-            if len(self._introduced) < _KNOWN:
+            if len(self._introduced) < _KNOWN and len(introduction) <= _BRIEF:
                 self._introduced.add(introduction)
 
     def _wanted(self, request: Json, headers: dict[bytes, bytes]) -> tuple[Wanted, bool]:

@@ -9,10 +9,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
-from interlock.core.canonical import decode
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.doors.asgi import MAX_BODY, Disconnected, Receive, Scope, Send, answer, read_body
+from interlock.doors.asgi import MAX_BODY, Disconnected, Receive, Scope, Send, answer, document, read_body
 from interlock.doors.rest.answers import Reply, of_failure, of_result, running
 from interlock.service import Ask, Service
 from interlock.telemetry.w3c import joined
@@ -77,7 +76,7 @@ class Invoke:
     ) -> tuple[Reply, str]:
         if "json" not in sent.get(b"content-type", "json"):
             raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")
-        ask, in_background = read(_document(body), sent.get(b"idempotency-key"), trace)
+        ask, in_background = read(document(body), sent.get(b"idempotency-key"), trace)
         calls = self._service.calls
         if in_background:
             return running(calls.start(ask, caller, door=DOOR)), self.trace_id(trace)
@@ -110,22 +109,15 @@ def _headers(scope: Scope) -> dict[bytes, str]:
     return found
 
 
-def _document(body: bytes) -> Any:
-    try:
-        return decode(body)
-    except (ValueError, RecursionError) as error:
-        raise Failure("E3004", f"the body is not valid JSON: {error}") from None
-
-
-def read(document: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
+def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
     """The call that a body asks for, and whether in the background. E3004 for what is not of the documented form."""
-    if not isinstance(document, dict):
+    if not isinstance(sent, dict):
         raise Failure("E3004", "the body must be an object with a `tool_id`")
-    said = cast("dict[str, Any]", document)
+    said = cast("dict[str, Any]", sent)
     for name, value in said.items():
         wanted = FIELDS.get(name)
         if wanted is None:
-            raise Failure("E3004", f"`{name}` is not a field of this request; there are {', '.join(FIELDS)}")
+            raise Failure("E3004", f"`{name[:100]}` is not a field of this request; there are {', '.join(FIELDS)}")
         if value.__class__ is not wanted:
             raise Failure("E3004", f"`{name}` must be {_WORDS[wanted]}")
     tool = said.get("tool_id")

@@ -1,0 +1,396 @@
+"""`doors`: the same call over every door and over the peers' servers, under load.
+
+Every server is a process of one worker on one core; the load comes from another core. Ours is what `interlock serve`
+starts: a real token, the default policy, a durable audit trail. The peers govern nothing and record nothing. Servers
+take turns, in random order, so that whatever slows the machine for a while slows all of them; figures are medians over
+the rounds. What an upstream's backend costs is paid on the load's core, in the same way for ours and the peer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import ours
+from bench.measure import Plan, number, times
+from bench.payloads import PAYLOADS
+from bench.report import Table, verdict
+from interlock import Interlock
+from interlock.core.canonical import digest
+from interlock.registry import admission
+from interlock.registry.admission import Evidence
+
+Json = dict[str, Any]
+
+LEVELS = (1, 32, 128)
+LISTED = 500
+TOOLS = Path(__file__).parent / "doors_tools.py"
+KEY = "KEY"
+
+REST, WRITE = "Interlock REST, read", "Interlock REST, durable write"
+JSONRPC, MCP, GRPC = "Interlock JSON-RPC, read", "Interlock MCP modern, read", "Interlock gRPC, read"
+SDK, FASTMCP, FASTMCP_LEGACY = "mcp SDK modern", "FastMCP modern", "FastMCP legacy"
+FASTAPI, STARLETTE = "FastAPI echo", "Starlette echo"
+PROXIED, PROXY = "Interlock REST, HTTP upstream", "Starlette + aiohttp proxy"
+LISTING, SDK_LISTING = f"Interlock MCP, {LISTED} tools", f"mcp SDK, {LISTED} tools"
+
+MODERN, LEGACY = "2026-07-28", "2025-11-25"
+_META = "io.modelcontextprotocol/"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """How many times a peer's requests per second ours must reach at the most connections."""
+
+    ours: str
+    peer: str
+    at_least: float
+
+
+GOALS = (
+    Goal(MCP, SDK, 5.0),
+    Goal(MCP, FASTMCP, 15.0),
+    Goal(MCP, FASTMCP_LEGACY, 15.0),
+    Goal(REST, FASTAPI, 1.5),
+    Goal(REST, STARLETTE, 0.75),
+    Goal(PROXIED, PROXY, 0.7),
+)
+LATENCY = Goal(MCP, SDK, 1.5)
+CHEAPER = Goal(LISTING, SDK_LISTING, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server's process, and what it said when it was ready."""
+
+    pid: int
+    facts: Json
+
+    @property
+    def port(self) -> int:
+        return int(self.facts.get("port") or self.facts["base_url"].rpartition(":")[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is asked of a server, over and over."""
+
+    name: str
+    server: Served
+    requests: Sequence[str] = ()
+    grpc: Json | None = None
+
+    def order(self, connections: int, seconds: float) -> Json:
+        order: Json = {"wire": "http", "pid": self.server.pid, "port": self.server.port, **(self.grpc or {})}
+        parts = [one.split(KEY) for one in self.requests]
+        return {**order, "requests": parts, "connections": connections, "seconds": seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the rounds found of one subject at one number of connections."""
+
+    rates: list[float] = field(default_factory=list[float])
+    cpu_us: list[float] = field(default_factory=list[float])
+    shares: list[float] = field(default_factory=list[float])
+    latencies_us: list[list[float]] = field(default_factory=list[list[float]])
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+    @property
+    def cpu(self) -> float:
+        return statistics.median(self.cpu_us)
+
+    @property
+    def share(self) -> float:
+        """How much of its core the server had."""
+        return statistics.median(self.shares)
+
+    def percentile(self, percentile: int) -> float:
+        """Of each round, then the median over the rounds: a round in which all went fast has the most latencies."""
+        rounds = [statistics.quantiles(one, n=100, method="inclusive") for one in self.latencies_us if len(one) > 1]
+        return statistics.median(one[percentile - 1] for one in rounds)
+
+
+Figures = Mapping[tuple[str, int], Found]
+
+
+async def run(plan: Plan) -> list[Table]:
+    return await asyncio.to_thread(_run, plan)
+
+
+def _run(plan: Plan) -> list[Table]:
+    rounds, seconds = (3, 0.4) if plan.quick else (5, 1.5)
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-")))
+        load = stack.enter_context(_load())
+        calls = _compare(load, _callers(stack, place), LEVELS, rounds, seconds)
+        lists = _compare(load, _listers(stack, place), (1,), rounds, seconds)
+    return [_under_load(calls), _alone(calls), _lists(lists), _goals(calls, lists)]
+
+
+# Servers
+
+
+@contextmanager
+def _child(*command: str, core: int) -> Generator[subprocess.Popen[str]]:
+    """A process on a core of its own, ended with the block."""
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    os.sched_setaffinity(child.pid, {core})
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.communicate()
+
+
+def _cores() -> tuple[int, int]:
+    """Where servers run, and where the load comes from."""
+    available = sorted(os.sched_getaffinity(0))
+    return available[0], available[-1]
+
+
+def _load() -> Any:
+    return _child(sys.executable, "-m", "bench.doors_load", core=_cores()[1])
+
+
+def _peer(stack: ExitStack, name: str, argument: str = "", *, core: int | None = None) -> Served:
+    command = (sys.executable, "-m", "bench.doors_peers", name, argument)
+    child = stack.enter_context(_child(*command, core=_cores()[0] if core is None else core))
+    assert child.stdout is not None
+    return Served(child.pid, json.loads(child.stdout.readline()))
+
+
+def _interlock(stack: ExitStack, home: Path, *arguments: str) -> Served:
+    command = (*_program(home), "serve", "--json", "--port", "0", "--grpc-port", "0", "--bare", *arguments)
+    child = stack.enter_context(_child(*command, core=_cores()[0]))
+    assert child.stdout is not None
+    facts: Json = json.loads(child.stdout.readline())
+    if "error" in facts:
+        raise SystemExit(f"interlock serve: {facts['error']['message']}")
+    return Served(child.pid, facts)
+
+
+def _program(home: Path) -> tuple[str, ...]:
+    return str(Path(sys.executable).parent / "interlock"), "--home", str(home)
+
+
+def _callers(stack: ExitStack, place: Path) -> list[Subject]:
+    backend = f"http://127.0.0.1:{_peer(stack, 'backend', core=_cores()[1]).port}"
+    _add_upstream(place, backend)
+    server = _interlock(stack, place / "home", "--tools", str(TOOLS))
+    token = str(server.facts["token"])
+    read, arguments = {"tool_id": "ledger.balance", "parameters": {"account": "cash"}}, {"account": "cash"}
+    write = {"tool_id": "ledger.post", "parameters": {"account": KEY, "cents": 1}, "idempotency_key": KEY}
+    proxied = {"tool_id": "shop.balance", "parameters": arguments}
+    rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": read}
+    call = {"name": "balance", "arguments": arguments}
+    asked = {"wire": "grpc", "port": int(str(server.facts["grpc"]).rpartition(":")[2]), "token": token}
+    sdk, fastmcp = _peer(stack, "sdk"), _peer(stack, "fastmcp")
+    return [
+        Subject(REST, server, [_post("/v1/tools/invoke", read, token)]),
+        Subject(WRITE, server, [_post("/v1/tools/invoke", write, token)]),
+        Subject(JSONRPC, server, [_post("/rpc", rpc, token)]),
+        Subject(MCP, server, [_mcp("tools/call", {**call, "name": "ledger-balance"}, token)]),
+        Subject(GRPC, server, grpc={**asked, "tool": "ledger.balance", "arguments": arguments}),
+        Subject(SDK, sdk, [_mcp("tools/call", call, token)]),
+        Subject(FASTMCP, fastmcp, [_mcp("tools/call", call, token)]),
+        Subject(FASTMCP_LEGACY, fastmcp, [_mcp("tools/call", call, token, LEGACY)]),
+        Subject(FASTAPI, _peer(stack, "fastapi"), [_post("/echo", read, token)]),
+        Subject(STARLETTE, _peer(stack, "starlette"), [_post("/echo", read, token)]),
+        Subject(PROXIED, server, [_post("/v1/tools/invoke", proxied, token)]),
+        Subject(PROXY, _peer(stack, "proxy", backend), [_post("/proxy", proxied, token)]),
+    ]
+
+
+def _add_upstream(place: Path, backend: str) -> None:
+    account = {"type": "string", "description": "ledger account", "examples": ["cash"]}
+    schema = {"type": "object", "properties": {"account": account}, "required": ["account"]}
+    answer = {"type": "object", "properties": {"balance": {"type": "integer"}}, "required": ["balance"]}
+    words = "Balance of one account, in cents."
+    tool = {"name": "balance", "description": words, "path": "/balance", "input_schema": schema}
+    config = place / "shop.json"
+    config.write_text(json.dumps({"urls": [backend], "tools": [{**tool, "output_schema": answer}]}))
+    command = (*_program(place / "home"), "upstream", "add", "http", "shop", str(config))
+    subprocess.run((*command, "--accept-hints", "--allow-private"), check=True, stdout=subprocess.DEVNULL)
+
+
+def _listers(stack: ExitStack, place: Path) -> list[Subject]:
+    """Ours with many tools, and the SDK with the very same ones, as ours described them."""
+    home = place / "many"
+    asyncio.run(_fill(home))
+    server = _interlock(stack, home)
+    token, requests, tools = str(server.facts["token"]), list[str](), list[Json]()
+    cursor: str | None = ""
+    while cursor is not None:
+        requests.append(_mcp("tools/list", {"cursor": cursor} if cursor else {}, token))
+        page = _ask(server.port, requests[-1])["result"]
+        tools += page["tools"]
+        cursor = page.get("nextCursor")
+    if len(tools) != LISTED:
+        raise SystemExit(f"{len(tools)} tools were listed, not {LISTED}")
+    described = place / "tools.json"
+    described.write_text(json.dumps(tools))
+    peer = _peer(stack, "sdk_list", str(described))
+    return [Subject(LISTING, server, requests), Subject(SDK_LISTING, peer, [_mcp("tools/list", {}, token)])]
+
+
+async def _fill(home: Path) -> None:
+    """Publish copies of the payloads' tools. Nothing is bound to them: they are listed, not called."""
+    manifests = [ours.declared(payload).manifest for payload in PAYLOADS]
+    async with Interlock.open(home) as lock:
+        for count in range(LISTED):
+            manifest = manifests[count % len(manifests)].model_copy(update={"tool_id": f"copy_{count}"})
+            content = digest(manifest.document())
+            pretend = Evidence(content, True, "bench", "")
+            lock.journal.post(admission.publish(manifest, content, "library:", pretend, "bench"))
+        await lock.journal.drain()
+
+
+# Requests
+
+
+def _post(path: str, body: Json, token: str, **headers: str) -> str:
+    """A request as bytes that need nothing more, but for a key where KEY stands (24 characters)."""
+    text = json.dumps(body, separators=(",", ":"))
+    length = len(text) + (text.count(KEY) * (24 - len(KEY)))
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "host: localhost:8080",
+        f"authorization: Bearer {token}",
+        "content-type: application/json",
+        f"content-length: {length}",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+    ]
+    return "\r\n".join([*lines, "", text])
+
+
+def _mcp(method: str, params: Json, token: str, version: str = MODERN) -> str:
+    headers = {"accept": "application/json, text/event-stream", "mcp_protocol_version": version}
+    if version == MODERN:
+        client = {"name": "bench", "version": "1"}
+        meta = {"protocolVersion": version, "clientCapabilities": dict[str, Any](), "clientInfo": client}
+        params = {"_meta": {f"{_META}{name}": value for name, value in meta.items()}, **params}
+        headers |= {"mcp_method": method, **({"mcp_name": params["name"]} if "name" in params else {})}
+    return _post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, token, **headers)
+
+
+def _ask(port: int, request: str) -> Json:
+    head, _, body = request.partition("\r\n\r\n")
+    first, *lines = head.split("\r\n")
+    url = f"http://127.0.0.1:{port}{first.split()[1]}"
+    headers = dict(line.split(": ", 1) for line in lines)
+    with urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers)) as answer:
+        return json.loads(answer.read())
+
+
+# Measuring
+
+
+def _compare(
+    load: subprocess.Popen[str], subjects: Sequence[Subject], levels: Iterable[int], rounds: int, seconds: float
+) -> Figures:
+    order = random.Random(1)
+    turns = [(subject, level) for subject in subjects for level in levels]
+    figures = {(subject.name, level): Found() for subject, level in turns}
+    for subject in subjects:
+        _measure(load, subject, max(levels), seconds / 4)  # warms it up, and refuses what does not answer
+    for _ in range(rounds):
+        for subject, level in order.sample(turns, len(turns)):
+            outcome = _measure(load, subject, level, seconds)
+            found = figures[subject.name, level]
+            found.rates.append(outcome["laps"] / outcome["wall_s"])
+            found.cpu_us.append(outcome["cpu_s"] / outcome["laps"] * 1e6)
+            found.shares.append(outcome["cpu_s"] / outcome["wall_s"])
+            found.latencies_us.append(outcome["latencies_us"])
+    return figures
+
+
+def _measure(load: subprocess.Popen[str], subject: Subject, connections: int, seconds: float) -> Json:
+    assert load.stdin is not None
+    assert load.stdout is not None
+    load.stdin.write(json.dumps(subject.order(connections, seconds)) + "\n")
+    load.stdin.flush()
+    outcome: Json = json.loads(load.stdout.readline())
+    if "failed" in outcome:
+        raise SystemExit(f"{subject.name} at {connections} connections: {outcome['failed']}")
+    return outcome
+
+
+# Tables
+
+
+def _names(figures: Figures) -> list[str]:
+    return list(dict.fromkeys(name for name, _ in figures))
+
+
+def _under_load(figures: Figures) -> Table:
+    rows = [
+        (
+            name,
+            *(number(figures[name, level].rate) for level in LEVELS),
+            *(number(figures[name, level].cpu) for level in LEVELS),
+            f"{figures[name, LEVELS[-1]].share:.0%}",
+        )
+        for name in _names(figures)
+    ]
+    columns = ("", *(f"{level}: r/s" for level in LEVELS), *(f"{level}: CPU µs" for level in LEVELS), "core")
+    note = (
+        f"Requests per second at {', '.join(map(str, LEVELS))} connections, the server's CPU for each of them, and how "
+        f"much of its core it had at {LEVELS[-1]}: on a quiet machine all of it, unless it waits for a disk, a backend "
+        "or the load. gRPC: so many calls at once on one connection."
+    )
+    return Table("Doors under load", columns, rows, note)
+
+
+def _alone(figures: Figures) -> Table:
+    rows = [
+        (name, number(figures[name, 1].percentile(50)), number(figures[name, 1].percentile(99)))
+        for name in _names(figures)
+    ]
+    return Table("Doors: a lone caller", ("", "p50 µs", "p99 µs"), rows)
+
+
+def _lists(figures: Figures) -> Table:
+    rows = [(name, number(found.cpu), number(found.percentile(50))) for (name, _), found in figures.items()]
+    note = "The same tools; ours are asked for page by page, and all pages are counted."
+    return Table(f"Doors: tools/list with {LISTED} tools", ("", "CPU µs", "p50 µs"), rows, note)
+
+
+def _goals(calls: Figures, lists: Figures) -> Table:
+    rows: list[tuple[str, ...]] = []
+
+    def judge(goal: Goal, what: str, ratio: float, cpu: float, *, holds: bool) -> None:
+        words = f"{goal.ours.removeprefix('Interlock ')} against {goal.peer}"
+        rows.append((words, what, f">= {goal.at_least:g}x", times(ratio), times(cpu), verdict(holds)))
+
+    most = LEVELS[-1]
+    for goal in GOALS:
+        mine, peer = calls[goal.ours, most], calls[goal.peer, most]
+        rate, cpu = mine.rate / peer.rate, peer.cpu / mine.cpu
+        judge(goal, f"requests/s, {most}", rate, cpu, holds=min(rate, cpu) >= goal.at_least)
+    mine, peer = calls[LATENCY.ours, 1], calls[LATENCY.peer, 1]
+    ratio = peer.percentile(50) / mine.percentile(50)
+    judge(LATENCY, "p50, lone caller", ratio, peer.cpu / mine.cpu, holds=ratio >= LATENCY.at_least)
+    mine, peer = lists[CHEAPER.ours, 1], lists[CHEAPER.peer, 1]
+    cpu = peer.cpu / mine.cpu
+    judge(CHEAPER, "CPU", cpu, cpu, holds=cpu >= CHEAPER.at_least)
+    columns = ("", "figure", "goal", "measured", "CPU", "")
+    note = (
+        "A goal in requests/s is met only if CPU per request says so too: on a busy machine, luck decides the former."
+    )
+    return Table("Goals: times better than the peer", columns, rows, note)

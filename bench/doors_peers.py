@@ -1,0 +1,165 @@
+"""The peers as servers: `python -m bench.doors_peers NAME [ARGUMENT]` prints its port and serves until stdin closes.
+
+Each does as little as it can for the answer, governs nothing and runs as its makers recommend for speed: uvicorn with
+uvloop and httptools, no access log, stateless, JSON instead of streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+ACCOUNTS = {"cash": 1000, "savings": 0}
+
+
+def sdk(_: str) -> Any:
+    """The mcp SDK's low-level server with one tool; its schema is at hand, so that no call lists tools."""
+    import mcp_types as types
+    from mcp.server import Server
+
+    schema: Json = {"type": "object", "properties": {"account": {"type": "string"}}, "required": ["account"]}
+
+    async def call(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        found = ACCOUNTS[(params.arguments or {})["account"]]
+        return types.CallToolResult(content=[types.TextContent(text=str(found))], structured_content={"result": found})
+
+    async def listed(_: Any, __: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[types.Tool(name="balance", input_schema=schema)], ttl_ms=0, cache_scope="private"
+        )
+
+    server: Server[Any] = Server(
+        "peer", version="1", on_call_tool=call, on_list_tools=listed, get_tool_input_schema=lambda _: schema
+    )
+    return server.streamable_http_app(stateless_http=True, json_response=True)
+
+
+def sdk_list(path: str) -> Any:
+    """The mcp SDK's low-level server with the tools of a file, made into its models once."""
+    import mcp_types as types
+    from mcp.server import Server
+
+    tools = [types.Tool.model_validate(one) for one in json.loads(Path(path).read_text())]
+
+    async def listed(_: Any, __: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=tools, ttl_ms=0, cache_scope="private")
+
+    server: Server[Any] = Server("peer", version="1", on_list_tools=listed)
+    return server.streamable_http_app(stateless_http=True, json_response=True)
+
+
+def fastmcp(_: str) -> Any:
+    from fastmcp import FastMCP
+
+    server: Any = FastMCP("peer")
+
+    @server.tool
+    async def balance(account: str) -> int:  # pyright: ignore[reportUnusedFunction] - registered
+        """Balance of one account, in cents."""
+        return ACCOUNTS[account]
+
+    return server.http_app(stateless_http=True, json_response=True)
+
+
+def fastapi(_: str) -> Any:
+    """An echo with a model for what comes in and what goes out."""
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+
+    class Body(BaseModel):
+        tool_id: str
+        parameters: Json
+
+    app = FastAPI()
+
+    # Not a string annotation: FastAPI would look for the model among the module's names.
+    async def echo(body: Any) -> Any:
+        return body
+
+    echo.__annotations__ = {"body": Body, "return": Body}
+    app.post("/echo")(echo)
+    return app
+
+
+def starlette(_: str) -> Any:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def echo(request: Request) -> JSONResponse:
+        return JSONResponse(await request.json())
+
+    return Starlette(routes=[Route("/echo", echo, methods=["POST"])])
+
+
+def backend(_: str) -> Any:
+    """What is proxied to: it answers, and no more."""
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await Response(b'{"balance":1000}', media_type="application/json")(scope, receive, send)
+
+    return app
+
+
+def proxy(origin: str) -> Any:
+    """Starlette and one pooled aiohttp session: reads its caller's JSON, asks the backend, gives on what it says."""
+    import aiohttp
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    sessions: list[aiohttp.ClientSession] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with aiohttp.ClientSession(origin) as session:
+            sessions.append(session)
+            yield
+
+    async def forward(request: Request) -> Response:
+        asked = await request.json()
+        async with sessions[0].get("/balance", params=asked["parameters"]) as answer:
+            return Response(await answer.read(), status_code=answer.status, media_type=answer.content_type)
+
+    return Starlette(routes=[Route("/proxy", forward, methods=["POST"])], lifespan=lifespan)
+
+
+APPS: dict[str, Callable[[str], Any]] = {
+    one.__name__: one for one in (sdk, sdk_list, fastmcp, fastapi, starlette, backend, proxy)
+}
+
+
+async def _serve(app: Any) -> None:
+    import uvicorn
+
+    bound = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    server = uvicorn.Server(uvicorn.Config(app, http="httptools", log_level="error", access_log=False))
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    print(json.dumps({"port": bound.getsockname()[1]}), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.should_exit = True
+    await serving
+
+
+def main() -> None:
+    import uvloop
+
+    name, argument = (*sys.argv[1:], "")[:2]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(APPS[name](argument)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""`interlock serve` as people start it: a process of its own, real clients, real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.cli.conftest import INTERLOCK, Cli
+from tests.doors.test_grpc import certificate
+from tests.needs import need
+
+Json = dict[str, Any]
+BALANCE = {"tool_id": "demo.balance", "parameters": {"account": "cash"}}
+PATIENCE_S = 60
+
+
+@dataclass
+class Running:
+    """A server that has said where it is."""
+
+    process: subprocess.Popen[bytes]
+    said: str
+
+    @property
+    def json(self) -> Json:
+        return json.loads(self.said)
+
+    def end(self, by: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Ask it to end; its exit code, and what it said on stderr."""
+        self.process.send_signal(by)
+        _, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, err.decode()
+
+
+@contextmanager
+def running(cli: Cli, *words: str, until: str = "}\n") -> Generator[Running]:
+    process = subprocess.Popen(
+        [*INTERLOCK, "serve", "--port", "0", *words],
+        env={**cli.environment, "PYTHONUNBUFFERED": "1"}, cwd=cli.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    said = ""
+    try:
+        while not said.endswith(until):
+            line = process.stdout.readline().decode()
+            assert line, process.communicate()[1].decode()
+            said += line
+        yield Running(process, said)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_it_says_where_it_is_answers_there_and_ends_on_sigterm(cli: Cli) -> None:
+    with running(cli, "--grpc-port", "0", "--json") as server:
+        told = server.json
+        assert told["tools"] == 3
+        assert told["grpc"].startswith("127.0.0.1:")
+        with httpx.Client(headers=bearer(told["token"]), timeout=PATIENCE_S) as client:
+            called = client.post(f"{told['rest']}/tools/invoke", json=BALANCE)
+            assert (called.status_code, called.json()["result"]) == (200, 1000)
+            question = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": BALANCE}
+            assert client.post(told["jsonrpc"], json=question).json()["result"]["structured_content"] == 1000
+            assert client.get(told["docs"]).status_code == 200
+            assert "tool_invocation_count{" in client.get(told["metrics"]).text
+        assert httpx.post(f"{told['rest']}/tools/invoke", json=BALANCE).status_code == 401
+        assert server.end() == (0, "")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(told["docs"])
+    # What came through the doors is on record like any other call.
+    made = [(one["tool"], one["state"]) for one in cli.ask("calls", "list")["calls"]]
+    assert made == [("demo.balance@1.0.0", "succeeded")] * 2
+
+
+async def _through_mcp(target: Any) -> tuple[list[str], Any]:
+    async with Client(target) as client:
+        listed = await client.list_tools()
+        called = await client.call_tool("demo-balance", {"account": "cash"})
+        return sorted(one.name for one in listed.tools), called.structured_content
+
+
+def test_on_an_empty_home_it_prints_all_that_a_first_call_takes(fresh: Cli) -> None:
+    with running(fresh, "--no-grpc", until="Ctrl-C\n") as server:
+        lines = server.said.splitlines()
+        assert lines[0].endswith("serves 3 demonstration tools")
+        # The lines are pasted as they stand.
+        export = next(line for line in lines if line.startswith("export TOKEN="))
+        curl = next(line for line in lines if line.startswith("curl "))
+        need("curl", "curl")
+        script = ["bash", "-c", f"{export}\n{curl}"]
+        pasted = subprocess.run(script, capture_output=True, timeout=PATIENCE_S, check=True)
+        assert json.loads(pasted.stdout)["result"] == 1000
+        entry: Json = json.loads(next(line for line in lines if line.startswith("{")))["mcpServers"]["interlock"]
+
+        async def connect() -> tuple[list[str], Any]:
+            async with httpx2.AsyncClient(headers=entry["headers"], timeout=PATIENCE_S) as http:
+                return await _through_mcp(streamable_http_client(entry["url"], http_client=http))
+
+        names, value = asyncio.run(connect())
+        assert names == ["demo-balance", "demo-mail_statement", "demo-post"]
+        assert value == {"result": 1000}
+        code, err = server.end(signal.SIGINT)
+    assert (code, err) == (0, "ending: calls in flight are finished first …\n")
+
+
+def test_an_mcp_client_can_start_it_as_its_own_server(cli: Cli) -> None:
+    (cli.path / "noisy.py").write_text(
+        "from interlock import tool\nprint('modules may speak')\n\n\n"
+        "@tool(version='1.0.0', mutation_class='read_only', namespace='noisy')\n"
+        'def hum() -> str:\n    """Hum a tune, and say so."""\n    print("so may tools")\n    return "mmm"\n'
+    )
+    words = [*INTERLOCK[1:], "serve", "--stdio", "--tools", "noisy.py"]
+    server = StdioServerParameters(command=sys.executable, args=words, env=cli.environment, cwd=str(cli.path))
+    names, value = asyncio.run(_through_mcp(server))
+    assert names == ["demo-balance", "demo-mail_statement", "demo-post", "noisy-hum"]
+    assert value == {"result": 1000}
+
+
+def test_with_two_files_it_speaks_tls(cli: Cli) -> None:
+    cert, key = certificate(cli.path)
+    with running(cli, "--no-grpc", "--cert", str(cert), "--key", str(key), "--name", "localhost", "--json") as server:
+        told = server.json
+        assert told["rest"].startswith("https://localhost:")
+        assert told["grpc"] is None
+        trusted = ssl.create_default_context(cafile=str(cert))
+        called = httpx.post(f"{told['rest']}/tools/invoke", json=BALANCE, headers=bearer(told["token"]), verify=trusted)
+        assert called.json()["result"] == 1000
+        assert server.end()[0] == 0
+
+
+def test_without_tools_and_without_a_token_it_says_how_to_go_on(fresh: Cli) -> None:
+    words = ("--host", "0.0.0.0", "--bare", "--no-token", "--no-grpc")
+    with running(fresh, *words, until="Ctrl-C\n") as server:
+        assert "serves 0 tools; clients elsewhere are refused until you say by which name" in server.said
+        assert "  REST      http://127.0.0.1:" in server.said
+        assert "interlock tools add FILE.py" in server.said
+        assert "TOKEN" not in server.said
+        assert server.end()[0] == 0
+
+
+def test_a_port_that_is_taken_is_named_and_the_way_out_too(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = cli("serve", "--port", port, "--no-grpc")
+        assert ended.code == 1
+        assert f"127.0.0.1:{port}" in ended.err
+        assert "--port" in ended.err
+        assert cli.ask("serve", "--port", "0", "--grpc-port", port)["error"]["error_code"].startswith("E3")
+
+
+def test_what_cannot_be_meant_is_a_usage_error(fresh: Cli) -> None:
+    wrong = fresh.path / "wrong.pem"
+    wrong.write_text("not a key")
+    for words, message in (
+        (("--cert", str(wrong)), "TLS needs both --cert and --key"),
+        (("--cert", str(wrong), "--key", str(wrong)), "are no certificate (PEM)"),
+        (("--port", "99999"), "not in the range"),
+        (("--cert", "missing.pem", "--key", str(wrong)), "does not exist"),
+    ):
+        ended = fresh("serve", *words)
+        assert ended.code == 2
+        assert message in ended.err
+    assert not fresh.home.exists()
+
+
+ECHO = """
+def echo_tool(message):
+    return {"echoed": message}
+"""
+# As the seed has it: without mutation class, idempotency, descriptions and all else that admission asks for.
+BARE: Json = {
+    "tool_id": "echo_tool",
+    "version": "1.0.0",
+    "name": "Echo Tool",
+    "description": "Echoes input back",
+    "parameters": {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]},
+    "result_schema": {"type": "object", "properties": {"echoed": {"type": "string"}}},
+}
+COMPLETE: Json = {
+    **BARE,
+    "provider": "local",
+    "protocol": "native",
+    "mutation_class": "read_only",
+    "parameters": {
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "what to send back", "examples": ["Hello World"]}},
+        "required": ["message"],
+    },
+    "required_permissions": [],
+    "idempotency": {},
+    "observability": {},
+    "timeout_class": "standard",
+    "execution": {"target": "echoes.py:echo_tool"},
+}
+
+
+def written(path: Path, document: Json) -> str:
+    path.write_text(json.dumps(document))
+    return path.name
+
+
+@pytest.mark.proves("OPS-01")
+def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> None:
+    (fresh.path / "echoes.py").write_text(ECHO)
+    refused = fresh.ask("tools", "add", written(fresh.path / "bare.json", BARE))
+    assert refused["admitted"] == []
+    assert "/provider" in json.dumps(refused)
+    added = fresh("tools", "add", written(fresh.path / "echo.json", COMPLETE), "--json")
+    assert (added.code, "default.echo_tool" in added.out) == (0, True), added.out + added.err
+    token = fresh("token", "issue", "--agent", "caller", "--tool", "default.echo_tool").out.strip()
+    holder = Cli(fresh.path, {"INTERLOCK_TOKEN": token})
+    result = holder.call("default.echo_tool", {"message": "Hello World"})
+    assert result["structured_content"] == {"echoed": "Hello World"}
+    assert holder.ask("calls", "show", result["invocation_id"])["state"] == "succeeded"
+    malformed = holder.call("default.echo_tool", {"massage": "Hello World"})
+    assert malformed["error"]["error_code"] == "E3301"
+    # Denied: the token names another tool.
+    other = fresh("token", "issue", "--agent", "other", "--tool", "default.nothing").out.strip()
+    denied = Cli(fresh.path, {"INTERLOCK_TOKEN": other}).call("default.echo_tool", {"message": "Hello World"})
+    assert denied["error"]["error_code"] == "E3204"

@@ -1,0 +1,154 @@
+"""`interlock upstream` as operators type it, over real servers, files and modules."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+Json = dict[str, Any]
+SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"))
+NOTES = (sys.executable, "-m", "interlock.demo_server")
+CHAIN = '''
+from langchain_core.tools import tool
+
+
+@tool
+def shout(text: str) -> str:
+    """Say a text in capitals, so that nobody misses it."""
+    return text.upper()
+'''
+ORDER: Json = {"type": "object", "properties": {"id": {"type": "integer"}}}
+SHOP: Json = {
+    "openapi": "3.1.0",
+    "info": {"title": "Shop", "version": "1.0.0"},
+    "servers": [{"url": "https://shop.example.com"}],
+    "paths": {
+        "/orders": {
+            "get": {
+                "operationId": "listOrders",
+                "summary": "Every order of the shop.",
+                "responses": {"200": {"description": "orders", "content": {"application/json": {"schema": ORDER}}}},
+            },
+            "post": {
+                "operationId": "placeOrder",
+                "summary": "Place an order with the shop.",
+                "responses": {"200": {"description": "it", "content": {"application/json": {"schema": ORDER}}}},
+            },
+        }
+    },
+}
+
+
+def add(cli: Cli, *options: str, server: tuple[str, ...] = NOTES) -> Json:
+    return cli("upstream", "add", "mcp", "notes", *options, "--json", "--", *server).json
+
+
+def states(report: Json) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in report["tools"]}
+
+
+def classes(report: Json) -> dict[str, str]:
+    return {one["name"]: one["mutation_class"] for one in report["tools"]}
+
+
+@pytest.mark.part_of("REG-10", rest="paging and versions; see tests/upstreams")
+def test_a_server_is_looked_at_added_called_probed_and_let_go(fresh: Cli) -> None:
+    looked = add(fresh, "--dry-run")
+    assert states(looked) == {"search": "offered", "note": "offered"}
+    assert fresh.ask("upstream", "list") == {"upstreams": []}
+    # Its hint that a tool only reads is believed by nobody until somebody says so.
+    assert set(classes(looked).values()) == {"write_irreversible"}
+    hinted = add(fresh, "--accept-hints")
+    assert classes(hinted) == {"search": "read_only", "note": "write_irreversible"}
+    assert fresh.call("notes.search", {"word": "milk"})["structured_content"]["content"] == [
+        {"type": "text", "text": ""}
+    ]
+    waits = fresh.call("notes.note", {"text": "milk"}, "--key", "note-1")
+    assert waits["error"]["errorCode"] == "APPROVAL_REQUIRED"
+    assert not (fresh.path / "notes.txt").exists()
+    assert fresh.ask("upstream", "probe", "notes") == {"name": "notes", "state": "available", "reason": ""}
+    shown = fresh.ask("upstream", "show", "notes")
+    assert (shown["kind"], states(shown)) == ("mcp", {"search": "admitted", "note": "admitted"})
+    assert "2 admitted" in fresh("upstream", "list").out
+    assert add(fresh)["error"]["error_code"] == "E3103"
+    assert fresh.ask("upstream", "remove", "notes")["state"] == "removed"
+    gone = fresh("upstream", "show", "notes")
+    assert (gone.code, "there is no upstream `notes`" in gone.err) == (1, True)
+    assert fresh.call("notes.search", {"word": "milk"})["status"] == "failed"
+
+
+def test_one_bad_tool_does_not_spoil_the_rest(fresh: Cli) -> None:
+    ended = fresh("upstream", "add", "mcp", "odd", "--", *SCRIPTED)
+    assert ended.code == 0
+    assert "6 admitted, 1 refused" in ended.out
+    assert "INVALID_TOOL_SCHEMA" in ended.out
+    assert "A person is asked for every call of 6 of them" in ended.out
+
+
+def test_a_changed_definition_is_kept_out_until_a_person_takes_it(fresh: Cli) -> None:
+    server = fresh.path / "server.py"
+    source = (Path(__file__).parents[2] / "src" / "interlock" / "demo_server.py").read_text()
+    server.write_text(source)
+    overlay = fresh.path / "overlay.yaml"
+    overlay.write_text("tools: {search: {mutation_class: read_only}}")
+    added = add(fresh, "--overlay", str(overlay), server=(sys.executable, str(server)))
+    assert classes(added)["search"] == "read_only"
+    server.write_text(source.replace("that contain a word", "that contain a word, and mail them"))
+    looked = fresh("upstream", "refresh", "notes")
+    assert "interlock upstream accept notes --reason" in looked.out
+    shown = fresh("upstream", "show", "notes").out
+    assert "Find the notes that contain a word.   →   Find the notes that contain a word, and mail them." in shown
+    refused = fresh.call("notes.search", {"word": "milk"})
+    assert refused["error"]["error_code"] == "E3210"
+    unchanged = fresh.ask("upstream", "accept", "notes", "note", "--reason", "looked")
+    assert "has not changed" in unchanged["error"]["message"]
+    assert "--reason" in fresh("upstream", "accept", "notes").err
+    accepted = fresh.ask("upstream", "accept", "notes", "--reason", "the mails are wanted")
+    assert states(accepted) == {"search": "admitted", "note": "admitted"}
+    called = fresh.call("notes.search", {"word": "milk"})
+    assert called["status"] != "failed"
+    assert {one["name"]: one["version"] for one in fresh.ask("upstream", "show", "notes")["tools"]} == {
+        "search": "1.1.0",
+        "note": "1.0.0",
+    }
+
+
+def test_openapi_documents_and_langchain_modules(fresh: Cli) -> None:
+    document = fresh.path / "shop.json"
+    document.write_text(json.dumps(SHOP))
+    looked = fresh.ask("upstream", "add", "openapi", "shop", "shop.json", "--dry-run", "--accept-hints")
+    assert classes(looked) == {"listOrders": "read_only", "placeOrder": "write_irreversible"}
+    document.write_text(json.dumps({**SHOP, "servers": []}))
+    nowhere = fresh("upstream", "add", "openapi", "shop", "shop.json")
+    assert (nowhere.code, "say --url" in nowhere.err) == (2, True)
+    (fresh.path / "chain_tools.py").write_text(CHAIN)
+    overlay = fresh.path / "chain.yaml"
+    overlay.write_text("tools: {shout: {mutation_class: read_only}}")
+    added = fresh.ask("upstream", "add", "langchain", "chain", "chain_tools", "--overlay", "chain.yaml")
+    assert states(added) == {"shout": "admitted"}
+    assert "HELLO" in json.dumps(fresh.call("chain.shout", {"text": "hello"}))
+
+
+def test_what_goes_wrong_is_said_in_words_and_changes_nothing(fresh: Cli) -> None:
+    (fresh.path / "broken.yaml").write_text("tools: {serch: {mutation_class: read_only}}")
+    (fresh.path / "list.json").write_text("[]")
+    notes = ("upstream", "add", "mcp", "notes")
+    for words, code, message in (
+        ((*notes, "--", "no-such-program"), 1, "`no-such-program` cannot be found"),
+        ((*notes, "--overlay", "broken.yaml", "--", *NOTES), 1, "serch"),
+        ((*notes, "http://127.0.0.1:9/mcp"), 1, "private network"),
+        (("upstream", "add", "openapi", "shop", "list.json"), 1, "does not hold an object"),
+        (("upstream", "add", "langchain", "chain", "no_such_module"), 1, "no_such_module"),
+        (("upstream", "refresh", "nobody"), 1, "there is no upstream `nobody`"),
+        ((*notes, "--env", "WRONG", "--", *NOTES), 2, "--env is written NAME=VALUE"),
+        ((*notes, "--secret", "WRONG", "--", *NOTES), 2, "--secret is written WHERE=NAME"),
+    ):
+        ended = fresh(*words)
+        assert (ended.code, message in ended.err) == (code, True), (words, ended.err)
+    assert fresh("upstream", "list").out == "no upstreams yet; interlock upstream add --help\n"

@@ -13,12 +13,14 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 import orjson
+import pydantic
 import pydantic_core
 
 from interlock.cli import root as command_line
@@ -149,13 +151,24 @@ redact_names = ["iban", "passport_no"]
 """
 
 
-_KINDS: dict[Any, str] = {int: "whole number", bool: "true or false", str: "text", tuple[str, ...]: "list of texts"}
+_KINDS: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
 
 
-def _kind(annotation: Any) -> str:
-    if annotation in _KINDS:
-        return _KINDS[annotation]
-    return " or ".join(f"`{choice}`" for choice in get_args(annotation)) or str(annotation)
+def _kind(annotation: Any, *, many: bool = False) -> str:
+    """A type in words; of several, if it is what a list holds."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0], many=many)
+    if origin is tuple:
+        return f"list of {_kind(arguments[0], many=True)}"
+    if origin is dict:
+        return "objects" if many else "object"
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(one, many=many) for one in arguments if one is not NoneType)
+    word = "object" if issubclass(annotation, pydantic.BaseModel) or is_dataclass(annotation) else _KINDS[annotation]
+    return f"{word}s" if many else word
 
 
 def _bound(rule: Any) -> str:

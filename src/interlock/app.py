@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -58,8 +59,9 @@ from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.trials import Trial, try_tool
-from interlock.upstreams.connectors import connector
-from interlock.upstreams.manager import Upstreams
+
+if TYPE_CHECKING:
+    from interlock.upstreams.manager import Upstreams
 
 _log = logging.getLogger("interlock.app")
 
@@ -142,25 +144,6 @@ class Interlock:
             cursors=Cursors(home.keys),
             connect=lambda name: self._connect(name),
         )
-        self.upstreams = Upstreams(
-            journal=self.journal,
-            catalog=self.catalog,
-            clock=clock,
-            make=lambda name, kind, config, changed: connector(
-                name,
-                kind,
-                config,
-                changed,
-                clock=clock,
-                logs=home.path / "logs",
-                services=self.gateway.execution.services,
-                alert=lambda words: self._alert_upstream(name, words),
-            ),
-            lend=self._lend,
-            try_out=self.try_out_all,
-            announce=self.gateway.observer.announce,
-            look=self.gateway.quarantine.look,
-        )
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.approvals = Desk(
             gateway=self.gateway,
@@ -183,6 +166,32 @@ class Interlock:
         self._caller_id = caller or f"local:{_user()}"
         chores = (self._keep_house(), self._keep_time(), self._keep_watch()) if settings.housekeeping else ()
         self._tasks = [asyncio.create_task(chore) for chore in chores]
+
+    @cached_property
+    def upstreams(self) -> Upstreams:
+        """Systems that others run. Most programs have none, so what they need is loaded when it is first asked for."""
+        from interlock.upstreams.connectors import connector
+        from interlock.upstreams.manager import Upstreams
+
+        return Upstreams(
+            journal=self.journal,
+            catalog=self.catalog,
+            clock=self.clock,
+            make=lambda name, kind, config, changed: connector(
+                name,
+                kind,
+                config,
+                changed,
+                clock=self.clock,
+                logs=self.home.path / "logs",
+                services=self.gateway.execution.services,
+                alert=lambda words: self._alert_upstream(name, words),
+            ),
+            lend=self._lend,
+            try_out=self.try_out_all,
+            announce=self.gateway.observer.announce,
+            look=self.gateway.quarantine.look,
+        )
 
     @classmethod
     def open(
@@ -209,7 +218,8 @@ class Interlock:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.courier.close()
         await self.gateway.close()
-        await self.upstreams.close()
+        if "upstreams" in vars(self):
+            await self.upstreams.close()
         await self.engine.close()
         await self._source.close()
         await self.journal.close()

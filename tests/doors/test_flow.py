@@ -149,11 +149,11 @@ class Traced(Ways):
     traceparent = ""
 
     def _bearer(self, wish: Wish) -> dict[str, str]:
-        return {**super()._bearer(wish), "traceparent": self.traceparent}
+        return {**super()._bearer(wish), "traceparent": self.traceparent, "tracestate": "vendor=value"}
 
     async def _library(self, wish: Wish) -> Told:
         result = await self.lock.call(
-            wish.tool, wish.arguments, token=self.token(wish.token), trace_id=self.traceparent
+            wish.tool, wish.arguments, token=self.token(wish.token), trace_id=f"{self.traceparent} vendor=value"
         )
         return Told(result.value)
 
@@ -175,6 +175,7 @@ async def test_a_trace_runs_from_the_client_to_the_upstream(home: Path, door: st
                     heard = read_trace(server.calls[-1].traceparent)
                     assert heard is not None
                     assert (heard.trace_id == TRACE) is kept
+                    assert server.calls[-1].tracestate == ("vendor=value" if kept else "")
                     await lock.journal.commit(lambda _: None)
                     rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq")
                     assert orjson.loads(rows[-1][0])["traceId"] == heard.trace_id

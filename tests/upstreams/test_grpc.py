@@ -100,7 +100,7 @@ async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_pa
             assert (await failure_of(one, tools["Get"].native)).code == "E3602"
     read, wrote = server.asked
     assert read.message.thing_id == 7
-    assert read.metadata["traceparent"] == TRACEPARENT
+    assert (read.metadata["traceparent"], read.metadata["tracestate"]) == (TRACEPARENT, "vendor=value")
     assert read.metadata["authorization"] == "Bearer s3cret"
     assert read.metadata["x-team"] == "a"
     assert "idempotency-key" not in read.metadata

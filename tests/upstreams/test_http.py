@@ -76,7 +76,7 @@ async def test_a_request_carries_arguments_trace_deadline_key_and_credential() -
         await one.call(write)
     read, wrote = server.got
     assert (read.method, read.path) == ("GET", "/v1/things/a%3Fb%20c?page=2")
-    assert read.headers["traceparent"] == TRACEPARENT
+    assert (read.headers["traceparent"], read.headers["tracestate"]) == (TRACEPARENT, "vendor=value")
     assert read.headers["authorization"] == "Bearer s3cret"
     assert 0 < int(read.headers["x-interlock-deadline-ms"]) <= 20_000
     assert "idempotency-key" not in read.headers

@@ -58,6 +58,12 @@ class RemoteCall:
     interaction: Interaction = ALONE
 
     @property
+    def trace(self) -> dict[str, str]:
+        """The place in its trace, under the names that the W3C gives it."""
+        state = {"tracestate": self.tracestate} if self.tracestate else {}
+        return {"traceparent": self.traceparent, **state}
+
+    @property
     def left_s(self) -> float:
         """How much time is left; never below nought."""
         return max(0.0, self.deadline - self.monotonic())

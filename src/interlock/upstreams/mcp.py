@@ -174,7 +174,7 @@ class McpUpstream:
             "tools/call",
             params,
             within_s=call.left_s,
-            meta={"traceparent": call.traceparent, **wants_log},
+            meta={**call.trace, **wants_log},
             headers=self._headers(call),
             progress=call.progress,
             ask=call.interaction.ask,
@@ -198,7 +198,7 @@ class McpUpstream:
     def _headers(self, call: RemoteCall) -> dict[str, str]:
         if self._config.url is None:
             return {}
-        headers = {"traceparent": call.traceparent}
+        headers = call.trace
         if "headers" in call.native:
             from interlock.upstreams.mcp_http import parameter_headers
 

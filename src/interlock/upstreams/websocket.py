@@ -255,7 +255,7 @@ class WebSocketUpstream:
         else:
             message = {"jsonrpc": "2.0", "id": ident, "method": native["method"], "params": arguments}
         if self._config.context:
-            context: Json = {"traceparent": call.traceparent, "deadlineMs": int(call.left_s * 1000)}
+            context: Json = {**call.trace, "deadlineMs": int(call.left_s * 1000)}
             if (key := wire.sent_key(call)) is not None:
                 context["idempotencyKey"] = key
             message[self._config.context] = context

@@ -249,7 +249,7 @@ def sent_key(call: RemoteCall) -> str | None:
 
 def context_headers(call: RemoteCall) -> dict[str, str]:
     """What goes with a call besides its arguments: trace, time left, key."""
-    headers = {"traceparent": call.traceparent, "x-interlock-deadline-ms": str(int(call.left_s * 1000))}
+    headers = {**call.trace, "x-interlock-deadline-ms": str(int(call.left_s * 1000))}
     if (key := sent_key(call)) is not None:
         headers["idempotency-key"] = key
     return headers

@@ -24,6 +24,7 @@ from interlock.core.schema import Json
 from interlock.doors.mcp.listing import Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.service import Ask, Service
+from interlock.telemetry.w3c import joined
 
 DOOR = "mcp"
 INVALID_PARAMS = -32602
@@ -31,7 +32,14 @@ MISSING_CAPABILITY = -32021
 
 # What a client may say of a call in `_meta`, and of which type it is.
 _KEY, _SESSION, _VERSION, _DRY_RUN = "interlock/key", "interlock/session", "interlock/version", "interlock/dryRun"
-_SAID: Mapping[str, type] = {_KEY: str, _SESSION: str, _VERSION: str, _DRY_RUN: bool, "traceparent": str}
+_SAID: Mapping[str, type] = {
+    _KEY: str,
+    _SESSION: str,
+    _VERSION: str,
+    _DRY_RUN: bool,
+    "traceparent": str,
+    "tracestate": str,
+}
 
 
 class Fault(Exception):  # noqa: N818 - what is wrong with a request, not with the program
@@ -127,7 +135,7 @@ class Calling:
             key=meta.get(_KEY),
             session=meta.get(_SESSION, ""),
             dry_run=meta.get(_DRY_RUN, False),
-            trace=meta.get("traceparent", wanted.trace),
+            trace=joined(meta["traceparent"], meta.get("tracestate")) if "traceparent" in meta else wanted.trace,
             own_key=True,
             interaction=wanted.interaction,
         )

@@ -49,6 +49,7 @@ from interlock.doors.mcp.offers import Offers
 from interlock.doors.mcp.thin import MODERN, Message, Receive, Send
 from interlock.doors.mcp.watching import Watching
 from interlock.service import Service
+from interlock.telemetry.w3c import joined
 from interlock.upstreams.mcp_session import LOG_LEVEL, Listening
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ class Sdk:
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> Json:
         caller = await self._caller(ctx)
         sent = _meta(ctx)
-        trace = None if ctx.request is None else ctx.request.headers.get("traceparent")
+        said: Mapping[str, str] = {} if ctx.request is None else ctx.request.headers
+        trace = joined(said.get("traceparent"), said.get("tracestate"))
         news: News = asyncio.Queue()
         wanted = Wanted(params.name, params.arguments or {}, sent, trace, self._listening(ctx, news))
         progress = None if sent.get("progressToken") is None else partial(_hear, news, "progress")

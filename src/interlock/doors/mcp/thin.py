@@ -26,6 +26,7 @@ from interlock.doors.mcp.calling import INVALID_PARAMS, MISSING_CAPABILITY, Call
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names
 from interlock.service import Service
+from interlock.telemetry.w3c import joined
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -43,7 +44,7 @@ _RESERVED = "io.modelcontextprotocol/"
 _METHODS = {b"tools/call": "tools/call", b"tools/list": "tools/list"}
 _READ = frozenset((
     b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"content-type", b"accept", b"host", b"origin",
-    b"content-length", b"traceparent",
+    b"content-length", b"traceparent", b"tracestate",
 ))  # fmt: skip
 # Whole numbers of so many digits are read differently by the two parsers.
 _LONG = 19
@@ -239,7 +240,7 @@ class Thin:
         if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
             raise _NotOurs  # the SDK checks headers, and relays what an upstream asks of a client that can be asked
         quick = tool.quick and "interlock/version" not in params["_meta"]
-        trace = _latin(headers.get(b"traceparent"))
+        trace = joined(_latin(headers.get(b"traceparent")), _latin(headers.get(b"tracestate")))
         return Wanted(name, cast("Json", arguments), params["_meta"], trace), quick
 
     # Answering

@@ -109,7 +109,10 @@ def test_a_changed_definition_is_kept_out_until_a_person_takes_it(fresh: Cli) ->
     unchanged = fresh.ask("upstream", "accept", "notes", "note", "--reason", "looked")
     assert "has not changed" in unchanged["error"]["message"]
     assert "--reason" in fresh("upstream", "accept", "notes").err
-    accepted = fresh.ask("upstream", "accept", "notes", "--reason", "the mails are wanted")
+    (seen,) = [one["seen"] for one in fresh.ask("upstream", "show", "notes")["tools"] if one["state"] == "changed"]
+    stale = fresh.ask("upstream", "accept", "notes", "--reason", "looked", "--shown", f"search={'0' * len(seen)}")
+    assert stale["error"]["error_code"] == "E3103", "what was looked at is not what is there"
+    accepted = fresh.ask("upstream", "accept", "notes", "--reason", "the mails are wanted", "--shown", f"search={seen}")
     assert states(accepted) == {"search": "admitted", "note": "admitted"}
     called = fresh.call("notes.search", {"word": "milk"})
     assert called["status"] != "failed"

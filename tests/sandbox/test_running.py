@@ -474,14 +474,18 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-async def test_without_cgroups_the_memory_of_a_tree_is_still_bounded() -> None:
-    source = """
-        import os, time
+@pytest.mark.parametrize("start", ["grow()", "threading.Thread(target=lambda: (grow(), time.sleep(60))).start()"])
+async def test_without_cgroups_the_memory_of_a_tree_is_still_bounded(start: str) -> None:
+    source = f"""
+        import os, threading, time
+        threading.stack_size(1 << 18)
+        def grow():
+            if os.fork() == 0:
+                b = bytearray(os.urandom(1 << 20)) * 40
+                time.sleep(60)
         def main():
             for _ in range(6):
-                if os.fork() == 0:
-                    b = bytearray(os.urandom(1 << 20)) * 40
-                    time.sleep(60)
+                {start}
             time.sleep(60)
     """
     small = Limits(memory_bytes=96 * MIB, wall_s=20.0)

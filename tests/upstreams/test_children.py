@@ -26,8 +26,12 @@ AT_ONCE = Restarts(pause_s=0.0)
 
 def children() -> set[int]:
     """The processes this one has, dead or alive."""
-    threads = Path("/proc/self/task").iterdir()
-    return {int(pid) for thread in threads for pid in (thread / "children").read_text().split()}
+    while True:
+        try:
+            threads = Path("/proc/self/task").iterdir()
+            return {int(pid) for thread in threads for pid in (thread / "children").read_text().split()}
+        except (FileNotFoundError, ProcessLookupError):
+            """A thread ended meanwhile and left its children to another, read already perhaps: look again."""
 
 
 @pytest.fixture(autouse=True)

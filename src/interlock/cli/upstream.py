@@ -315,10 +315,19 @@ async def refresh(lock: Interlock, out: Output, /, name: str, overlay: Path | No
 @click.argument("name")
 @click.argument("tools", nargs=-1)
 @click.option("--reason", required=True, help="Why; it goes on record.")
+@click.option(
+    "--shown",
+    multiple=True,
+    metavar="TOOL=DIGEST",
+    help="Only if it is still what `show --json` gave as `seen`; repeat.",
+)
 @over_home
-async def accept(lock: Interlock, out: Output, /, name: str, tools: tuple[str, ...], reason: str) -> int:
+async def accept(
+    lock: Interlock, out: Output, /, name: str, tools: tuple[str, ...], reason: str, shown: tuple[str, ...]
+) -> int:
     """Accept definitions that changed, as new versions; all of them unless you name some."""
-    report = await lock.upstreams.accept(name, by=lock.caller, tools=tools, reason=reason)
+    looked_at = {tool: digest for tool, _, digest in (one.rpartition("=") for one in shown)}
+    report = await lock.upstreams.accept(name, by=lock.caller, tools=tools, reason=reason, shown=looked_at)
     hints = bool(lock.upstreams.get(name).config.get("accept_hints"))
     out.answer(report.document(), lambda page: _show_report(page, report, hints=hints))
     return 0

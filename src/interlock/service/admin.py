@@ -599,9 +599,11 @@ class Admin:
         """Look again at what an upstream offers."""
         return (await self._lock.upstreams.refresh(name, by=by, overlay=overlay)).document()
 
-    async def accept_upstream(self, name: str, *, by: Caller, tools: Sequence[str], reason: str) -> Json:
+    async def accept_upstream(
+        self, name: str, *, by: Caller, tools: Sequence[str], reason: str, shown: Mapping[str, str] | None = None
+    ) -> Json:
         """Take changed definitions as new versions, as a person who has looked at them."""
-        return (await self._lock.upstreams.accept(name, by=by, tools=tools, reason=reason)).document()
+        return (await self._lock.upstreams.accept(name, by=by, tools=tools, reason=reason, shown=shown)).document()
 
     async def remove_upstream(self, name: str, *, by: Caller) -> Json:
         """Let go of an upstream; its tools are sunset."""

@@ -445,7 +445,8 @@ async def refresh_upstream(name: Id, body: models.RefreshBody, ask: Ask) -> Resp
 async def accept_upstream(name: Id, body: models.AcceptBody, ask: Ask) -> Response:
     """Accept changed definitions as new versions. For people with `tools:admin`."""
     admin = ask.service.admin
-    return _json(await admin.accept_upstream(name, by=ask.caller, tools=body.tools, reason=body.reason))
+    report = await admin.accept_upstream(name, by=ask.caller, tools=body.tools, reason=body.reason, shown=body.shown)
+    return _json(report)
 
 
 # Health

@@ -505,6 +505,9 @@ class AcceptBody(Body):
         [], description="the upstream's names of tools that changed; all of them if none is named"
     )
     reason: Text = Field(min_length=1)
+    shown: dict[str, str] = Field(
+        {}, description="what was looked at: tools, and the digests that were given for them as `seen`"
+    )
 
 
 class Report(Answer):

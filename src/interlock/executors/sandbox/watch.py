@@ -436,11 +436,12 @@ def _tree_memory(pid: int, most: int) -> int:
     """
     tree, waiting = [pid], [pid]
     while waiting:
+        one = waiting.pop()
         with contextlib.suppress(OSError):
-            one = waiting.pop()
-            children = [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
-            tree += children
-            waiting += children
+            for thread in Path(f"/proc/{one}/task").iterdir():
+                children = [int(child) for child in (thread / "children").read_text().split()]
+                tree += children
+                waiting += children
     page = os.sysconf("SC_PAGE_SIZE")
     total = sum(_number(f"/proc/{one}/statm", 1) * page for one in tree)
     return total if total <= most else sum(_share(one, page) for one in tree)

@@ -42,7 +42,7 @@ KEY = "KEY"
 REST, WRITE = "Interlock REST, read", "Interlock REST, durable write"
 JSONRPC, MCP, GRPC = "Interlock JSON-RPC, read", "Interlock MCP modern, read", "Interlock gRPC, read"
 SDK, FASTMCP, FASTMCP_LEGACY = "mcp SDK modern", "FastMCP modern", "FastMCP legacy"
-FASTAPI, STARLETTE = "FastAPI echo", "Starlette echo"
+FASTAPI, STARLETTE, GRPC_ECHO = "FastAPI echo", "Starlette echo", "grpc.aio echo"
 PROXIED, PROXY = "Interlock REST, HTTP upstream", "Starlette + aiohttp proxy"
 LISTING, SDK_LISTING = f"Interlock MCP, {LISTED} tools", f"mcp SDK, {LISTED} tools"
 
@@ -137,7 +137,7 @@ def _run(plan: Plan) -> list[Table]:
     rounds, seconds = (3, 0.4) if plan.quick else (5, 1.5)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-")))
-        load = stack.enter_context(_load())
+        load = stack.enter_context(start_load())
         calls = _compare(load, _callers(stack, place), LEVELS, rounds, seconds)
         lists = _compare(load, _listers(stack, place), (1,), rounds, seconds)
     return [_under_load(calls), _alone(calls), _lists(lists), _goals(calls, lists)]
@@ -164,7 +164,8 @@ def _cores() -> tuple[int, int]:
     return available[0], available[-1]
 
 
-def _load() -> Any:
+def start_load() -> Any:
+    """The process that asks, on the other core."""
     return _child(sys.executable, "-m", "bench.doors_load", core=_cores()[1])
 
 
@@ -175,8 +176,9 @@ def _peer(stack: ExitStack, name: str, argument: str = "", *, core: int | None =
     return Served(child.pid, json.loads(child.stdout.readline()))
 
 
-def _interlock(stack: ExitStack, home: Path, *arguments: str) -> Served:
-    command = (*_program(home), "serve", "--json", "--port", "0", "--grpc-port", "0", "--bare", *arguments)
+def _interlock(stack: ExitStack, home: Path, *arguments: str, program: Sequence[str] = ()) -> Served:
+    options = ("--json", "--port", "0", "--grpc-port", "0", "--bare", *arguments)
+    command = (*(program or _PROGRAM), "--home", str(home), "serve", *options)
     child = stack.enter_context(_child(*command, core=_cores()[0]))
     assert child.stdout is not None
     facts: Json = json.loads(child.stdout.readline())
@@ -185,35 +187,53 @@ def _interlock(stack: ExitStack, home: Path, *arguments: str) -> Served:
     return Served(child.pid, facts)
 
 
-def _program(home: Path) -> tuple[str, ...]:
-    return str(Path(sys.executable).parent / "interlock"), "--home", str(home)
+_PROGRAM = (str(Path(sys.executable).parent / "interlock"),)
+_ARGUMENTS = {"account": "cash"}
+_READ = {"tool_id": "ledger.balance", "parameters": _ARGUMENTS}
+_PROXIED = {"tool_id": "shop.balance", "parameters": _ARGUMENTS}
 
 
 def _callers(stack: ExitStack, place: Path) -> list[Subject]:
-    backend = f"http://127.0.0.1:{_peer(stack, 'backend', core=_cores()[1]).port}"
+    backend = start_backend(stack)
+    mine = our_callers(stack, place, backend)
+    return [*mine, *_their_callers(stack, backend, str(mine[0].server.facts["token"]))]
+
+
+def start_backend(stack: ExitStack) -> str:
+    """What is proxied to, on the load's core; its address."""
+    return f"http://127.0.0.1:{_peer(stack, 'backend', core=_cores()[1]).port}"
+
+
+def our_callers(stack: ExitStack, place: Path, backend: str, program: Sequence[str] = ()) -> list[Subject]:
+    """One server of ours, and what is asked of it. `program` runs in the place of `interlock`."""
     _add_upstream(place, backend)
-    server = _interlock(stack, place / "home", "--tools", str(TOOLS))
+    server = _interlock(stack, place / "home", "--tools", str(TOOLS), program=program)
     token = str(server.facts["token"])
-    read, arguments = {"tool_id": "ledger.balance", "parameters": {"account": "cash"}}, {"account": "cash"}
     write = {"tool_id": "ledger.post", "parameters": {"account": KEY, "cents": 1}, "idempotency_key": KEY}
-    proxied = {"tool_id": "shop.balance", "parameters": arguments}
-    rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": read}
-    call = {"name": "balance", "arguments": arguments}
-    asked = {"wire": "grpc", "port": int(str(server.facts["grpc"]).rpartition(":")[2]), "token": token}
-    sdk, fastmcp = _peer(stack, "sdk"), _peer(stack, "fastmcp")
+    rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": _READ}
+    asked = _grpc(token) | {"port": int(str(server.facts["grpc"]).rpartition(":")[2])}
     return [
-        Subject(REST, server, [_post("/v1/tools/invoke", read, token)]),
+        Subject(REST, server, [_post("/v1/tools/invoke", _READ, token)]),
         Subject(WRITE, server, [_post("/v1/tools/invoke", write, token)]),
         Subject(JSONRPC, server, [_post("/rpc", rpc, token)]),
-        Subject(MCP, server, [_mcp("tools/call", {**call, "name": "ledger-balance"}, token)]),
-        Subject(GRPC, server, grpc={**asked, "tool": "ledger.balance", "arguments": arguments}),
+        Subject(MCP, server, [_mcp("tools/call", {"name": "ledger-balance", "arguments": _ARGUMENTS}, token)]),
+        Subject(GRPC, server, grpc=asked),
+        Subject(PROXIED, server, [_post("/v1/tools/invoke", _PROXIED, token)]),
+    ]
+
+
+def _their_callers(stack: ExitStack, backend: str, token: str) -> list[Subject]:
+    """The peers, asked with a token as long as ours, for which they do not care."""
+    call = {"name": "balance", "arguments": _ARGUMENTS}
+    sdk, fastmcp = _peer(stack, "sdk"), _peer(stack, "fastmcp")
+    return [
         Subject(SDK, sdk, [_mcp("tools/call", call, token)]),
         Subject(FASTMCP, fastmcp, [_mcp("tools/call", call, token)]),
         Subject(FASTMCP_LEGACY, fastmcp, [_mcp("tools/call", call, token, LEGACY)]),
-        Subject(FASTAPI, _peer(stack, "fastapi"), [_post("/echo", read, token)]),
-        Subject(STARLETTE, _peer(stack, "starlette"), [_post("/echo", read, token)]),
-        Subject(PROXIED, server, [_post("/v1/tools/invoke", proxied, token)]),
-        Subject(PROXY, _peer(stack, "proxy", backend), [_post("/proxy", proxied, token)]),
+        Subject(FASTAPI, _peer(stack, "fastapi"), [_post("/echo", _READ, token)]),
+        Subject(STARLETTE, _peer(stack, "starlette"), [_post("/echo", _READ, token)]),
+        Subject(GRPC_ECHO, _peer(stack, "grpc_echo"), grpc=_grpc(token)),
+        Subject(PROXY, _peer(stack, "proxy", backend), [_post("/proxy", _PROXIED, token)]),
     ]
 
 
@@ -225,7 +245,7 @@ def _add_upstream(place: Path, backend: str) -> None:
     tool = {"name": "balance", "description": words, "path": "/balance", "input_schema": schema}
     config = place / "shop.json"
     config.write_text(json.dumps({"urls": [backend], "tools": [{**tool, "output_schema": answer}]}))
-    command = (*_program(place / "home"), "upstream", "add", "http", "shop", str(config))
+    command = (*_PROGRAM, "--home", str(place / "home"), "upstream", "add", "http", "shop", str(config))
     subprocess.run((*command, "--accept-hints", "--allow-private"), check=True, stdout=subprocess.DEVNULL)
 
 
@@ -279,6 +299,10 @@ def _post(path: str, body: Json, token: str, **headers: str) -> str:
     return "\r\n".join([*lines, "", text])
 
 
+def _grpc(token: str) -> Json:
+    return {"wire": "grpc", "token": token, "tool": "ledger.balance", "arguments": _ARGUMENTS}
+
+
 def _mcp(method: str, params: Json, token: str, version: str = MODERN) -> str:
     headers = {"accept": "application/json, text/event-stream", "mcp_protocol_version": version}
     if version == MODERN:
@@ -308,10 +332,10 @@ def _compare(
     turns = [(subject, level) for subject in subjects for level in levels]
     figures = {(subject.name, level): Found() for subject, level in turns}
     for subject in subjects:
-        _measure(load, subject, max(levels), seconds / 4)  # warms it up, and refuses what does not answer
+        measure(load, subject, max(levels), seconds / 4)  # warms it up, and refuses what does not answer
     for _ in range(rounds):
         for subject, level in order.sample(turns, len(turns)):
-            outcome = _measure(load, subject, level, seconds)
+            outcome = measure(load, subject, level, seconds)
             found = figures[subject.name, level]
             found.rates.append(outcome["laps"] / outcome["wall_s"])
             found.cpu_us.append(outcome["cpu_s"] / outcome["laps"] * 1e6)
@@ -320,7 +344,8 @@ def _compare(
     return figures
 
 
-def _measure(load: subprocess.Popen[str], subject: Subject, connections: int, seconds: float) -> Json:
+def measure(load: subprocess.Popen[str], subject: Subject, connections: int, seconds: float) -> Json:
+    """Have a server asked for so long; how often it answered, and what that took."""
     assert load.stdin is not None
     assert load.stdout is not None
     load.stdin.write(json.dumps(subject.order(connections, seconds)) + "\n")

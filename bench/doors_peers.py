@@ -136,6 +136,23 @@ def proxy(origin: str) -> Any:
     return Starlette(routes=[Route("/proxy", forward, methods=["POST"])], lifespan=lifespan)
 
 
+def grpc_echo() -> Any:
+    """gRPC's own asyncio server, which gives every call of our contract the same answer, made beforehand."""
+    import grpc.aio
+
+    from interlock.doors.grpc.v1 import gateway_pb2 as messages
+
+    answer = messages.CallResult(tool="balance", value_json=b"1000").SerializeToString()
+    service = messages.DESCRIPTOR.services_by_name["Gateway"].full_name
+
+    async def invoke(_: bytes, __: Any) -> bytes:
+        return answer
+
+    made: Any = grpc
+    handler = made.method_handlers_generic_handler(service, {"Invoke": made.unary_unary_rpc_method_handler(invoke)})
+    return made.aio.server(handlers=(handler,))
+
+
 APPS: dict[str, Callable[[str], Any]] = {
     one.__name__: one for one in (sdk, sdk_list, fastmcp, fastapi, starlette, backend, proxy)
 }
@@ -153,12 +170,21 @@ async def _serve(app: Any) -> None:
     await serving
 
 
+async def _serve_grpc() -> None:
+    server = grpc_echo()
+    port: int = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(json.dumps({"port": port}), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(None)
+
+
 def main() -> None:
     import uvloop
 
     name, argument = (*sys.argv[1:], "")[:2]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(APPS[name](argument)))
+        runner.run(_serve_grpc() if name == grpc_echo.__name__ else _serve(APPS[name](argument)))
 
 
 if __name__ == "__main__":

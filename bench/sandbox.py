@@ -1,4 +1,4 @@
-"""`sandbox`: an isolated call beside the start of a bare interpreter, one caller and many, and what a spare costs."""
+"""`sandbox`: an isolated call beside a bare interpreter's start and beside hostile calls, and what a spare costs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from bench import sandbox_siege
 from bench.measure import Plan, number, times
 from bench.report import Table, verdict
 from interlock.executors.sandbox.job import PythonJob
@@ -44,6 +45,7 @@ async def run(plan: Plan) -> list[Table]:
         }
         samples = await _compare(calls, rounds)
         tables = [_latency(samples), await _throughput(warm, rounds), await _memory(warm)]
+    tables.append(await sandbox_siege.run(1 if plan.quick else 4))
     tables.append(await _others(rounds // 8))
     return tables
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interlock.core.declare import Tool, tool
     from interlock.core.errors import ErrorClass, ErrorCode, Failure
     from interlock.core.events import Event
-    from interlock.core.manifest import Approval, ApprovalStep, Effect, Sandboxing
+    from interlock.core.manifest import Approval, ApprovalStep, Effect, Precondition, Sandboxing
     from interlock.core.phases import Request
     from interlock.core.results import Result
     from interlock.gateway.batch import BatchPolicy
@@ -45,6 +45,7 @@ _HOMES = {
     "Hook": "interlock.gateway.hooks",
     "HookResult": "interlock.gateway.hooks",
     "Interlock": "interlock.app",
+    "Precondition": "interlock.core.manifest",
     "Preview": "interlock.core.context",
     "Request": "interlock.core.phases",
     "Result": "interlock.core.results",
@@ -73,6 +74,7 @@ __all__ = [
     "Hook",
     "HookResult",
     "Interlock",
+    "Precondition",
     "Preview",
     "Request",
     "Result",

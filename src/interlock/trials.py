@@ -2,7 +2,8 @@
 
 They run through the same gateway as every call, in a scratch home that is thrown away. Invalid and boundary inputs stop
 before Execute. A read-only tool runs its own examples. A write tool runs in dry run, or for real inside the fixture it
-declares, where the same key must change things once. A tool with neither is run for real only when its author asks.
+declares, where the same key must change things once, and what can be undone is undone by what the call itself stored. A
+tool with neither is run for real only when its author asks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from interlock.core.cases import Case, cases_of
@@ -91,6 +92,8 @@ async def try_tool(
     if mode == "none":
         hint = "nothing to try it with: add a @tool.preview or @tool.fixture, or run `interlock tools test --live`"
         return Trial(contract.ref, mode, (Outcome("effects", False, hint),))
+    if "compensate" in tool.handlers:
+        outcomes.extend(_undoable(tool))
     for case in cases_of(contract):
         if case.expect == "example":
             outcomes.extend(await _run_example(gateway, run, tool, case, mode, make))
@@ -124,6 +127,8 @@ async def _run_example(
     outcomes = [Outcome(case.name, result.ok, "" if result.error is None else result.error.message)]
     if contract.mutation.writes and result.ok:
         outcomes.append(_same(case.name, result, await run(request), replayed=not dry))
+        if not dry:
+            outcomes.extend(await _undone(run, contract, case.name, request, result))
     return outcomes
 
 
@@ -135,6 +140,24 @@ def _same(name: str, first: Result, again: Result, *, replayed: bool) -> Outcome
     )
 
 
+def _undoable(tool: Tool[..., Any]) -> list[Outcome]:
+    """Whether a compensation can have what it asks for, as far as that can be told without running anything."""
+    given = dict.fromkeys(tool.manifest.parameters.get("properties", ()))
+    if tool.takes_context or tool.undo_arguments(given, None) is not None:
+        return []
+    words = "its compensation asks for more than the call's arguments and result: take a Context and state the rest"
+    return [Outcome("compensation", False, f"{words} with ctx.compensate_with")]
+
+
+async def _undone(run: Run, contract: Contract, name: str, request: Request, done: Result) -> list[Outcome]:
+    """The undoing of a call, by what it stored when it succeeded."""
+    if contract.mutation.mutation_class != "write_reversible":
+        return []
+    undo = replace(request, arguments={}, key=f"{request.key}-undo", operation="compensate", parent=done.invocation_id)
+    result = await run(undo)
+    return [Outcome(f"{name} undone", result.ok, "" if result.error is None else result.error.message)]
+
+
 async def _run_in_fixture(run: Run, tool: Tool[..., Any], make: Callable[..., Request]) -> list[Outcome]:
     contract = contract_of(tool.manifest)
     try:
@@ -143,7 +166,8 @@ async def _run_in_fixture(run: Run, tool: Tool[..., Any], make: Callable[..., Re
             first = await run(request)
             if not first.ok:
                 return [Outcome("fixture", False, first.error.message if first.error else "")]
-            return [Outcome("fixture", True), _same("fixture", first, await run(request), replayed=True)]
+            again = _same("fixture", first, await run(request), replayed=True)
+            return [Outcome("fixture", True), again, *await _undone(run, contract, "fixture", request, first)]
     except Failure:
         raise
     except Exception as error:  # noqa: BLE001 - the author's fixture is the author's code

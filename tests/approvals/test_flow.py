@@ -24,12 +24,16 @@ from interlock import (
     Interlock,
     Preview,
     Result,
+    Tool,
+    demo_suspects,
+    demo_tools,
     tool,
 )
 from interlock.approvals.tickets import Ticket
 from interlock.audit.chain import verify
 from interlock.audit.decisions import decision_of
 from interlock.authority.identities import Identity
+from interlock.core.canonical import digest
 from interlock.core.capability import ToolGrant
 from interlock.core.clock import iso
 from interlock.core.manifest import Approval, ApprovalStep
@@ -184,7 +188,7 @@ async def ask(lock: Interlock, to: str = "carl", key: str = "k", **options: Any)
 # Asking
 
 
-@pytest.mark.part_of("HITL-03", rest="the span event; HTTP 202 and the other doors")
+@pytest.mark.proves("HITL-03")
 async def test_a_gated_call_opens_a_ticket_and_answers_pending_with_nothing_run(
     lock: Interlock, clock: FakeClock, tmp_path: Path
 ) -> None:
@@ -226,7 +230,7 @@ async def test_a_call_sent_again_while_it_waits_is_the_same_call(lock: Interlock
     assert len(lock.approvals.list()) == 1
 
 
-@pytest.mark.part_of("HITL-02", rest="doors, composites, sagas and fallbacks")
+@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks")
 async def test_nothing_opens_the_gate_of_what_cannot_be_undone(tmp_path: Path, clock: FakeClock) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -245,7 +249,7 @@ async def test_nothing_opens_the_gate_of_what_cannot_be_undone(tmp_path: Path, c
         assert outbox.sent == []
 
 
-@pytest.mark.part_of("HITL-02", rest="doors, composites, sagas and fallbacks")
+@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks")
 async def test_an_irreversible_tool_without_a_preview_is_not_admitted(lock: Interlock) -> None:
     @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("x:{to}", "CREATE")])
     async def blind(to: Text) -> str:
@@ -867,7 +871,7 @@ async def test_agreeing_to_calls_in_advance_is_not_agreeing_to_undo_them(tmp_pat
 # Looking first
 
 
-@pytest.mark.part_of("HITL-07", rest="each shipped irreversible tool, against what is detected when it runs")
+@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits")
 async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen(lock: Interlock) -> None:
     before = lock.journal.read("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
     result = await lock.call("demo.mail", to="carl", key="k", dry_run=True)
@@ -887,6 +891,83 @@ async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen
     assert "previewDifferences" not in real.metadata
     assert lock.gateway.observer.metrics["PREVIEW_MISMATCH"] == 0
     assert records(lock, "closed")[-1]["sideEffects"] == [{"resource": "mail:carl", "operation": "CREATE"}]
+
+
+# A tool that is shipped from now on is called here too.
+GIVEN: dict[str, Json] = {"demo.mail_statement": {"account": "cash", "to": "press"}}
+SHIPPED: list[Any] = [
+    one
+    for module in (demo_tools, demo_suspects)
+    for one in vars(module).values()
+    if isinstance(one, Tool) and one.manifest.mutation_class == "write_irreversible"
+]
+
+
+@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits")
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda one: one.manifest.address)
+async def test_a_shipped_tool_does_what_its_dry_run_said_and_nothing_before(
+    lock: Interlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shipped: Any
+) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", str(state / "ledger"))
+    state.mkdir()
+    await admit(lock, shipped)
+    given = GIVEN[shipped.manifest.address]
+
+    def digest_of_state() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in sorted(state.rglob("*")) if path.is_file()}
+
+    before = digest_of_state()
+    preview = (await lock.call(shipped.manifest.address, given, dry_run=True)).unwrap()
+    assert digest_of_state() == before
+    assert preview.keys() >= {"predicted_effects", "preconditions", "impact"}
+    assert records(lock, "closed")[-1]["operation"] == "preview"
+    pending = await lock.call(shipped.manifest.address, given, key="k")
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    assert (await lock.approvals.resume(ticket_of(pending))).ok
+    assert digest_of_state() != before
+    done = [(one["affectedResource"], one["mutationType"], one["newValue"]) for one in records(lock, "mutation")]
+    assert done == [(one["resource"], one["operation"], one["after"]) for one in preview["predicted_effects"]]
+
+
+@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits")
+async def test_what_a_call_would_cost_is_part_of_its_preview(lock: Interlock) -> None:
+    @tool(
+        version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("x:{to}", "CREATE")],
+        estimated_cost=2.5,
+    )  # fmt: skip
+    async def dear(to: Text) -> str:
+        """Do something that costs."""
+        return to
+
+    @dear.preview
+    def _(to: str) -> Preview:
+        return Preview(preconditions={"there is money": False}, impact="all of it")
+
+    await admit(lock, dear)
+    preview = (await lock.call("demo.dear", to="x", dry_run=True)).unwrap()
+    assert (preview["estimated_cost"], preview["preconditions"]) == (2.5, {"there is money": False})
+
+
+@pytest.mark.proves("EFFECT-05")
+async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_they_saw(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    ticket = await ask(lock)
+    seen = (await lock.approvals.approve(ticket, by=BEN)).preview
+    assert (await lock.approvals.resume(ticket)).ok
+    (change,) = records(lock, "mutation")
+    assert (change["approvalTicketId"], change["approvedBy"]) == (ticket, BEN.id)
+    assert change["previewDigest"] == digest(seen)
+    # Whoever agreed in advance agreed to bounds, and saw no preview.
+    standing = await lock.approvals.agree_in_advance(
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "dora", "note": "none"}, uses=1,
+        expires_ms=clock.now_ms + 60_000,
+    )  # fmt: skip
+    assert (await lock.call("demo.mail", to="dora", key="k2")).ok
+    change = records(lock, "mutation")[-1]
+    assert (change["approvalTicketId"], change["approvedBy"]) == (standing.id, BEN.id)
+    assert change["previewDigest"] is None
 
 
 async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock: Interlock) -> None:

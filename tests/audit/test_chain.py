@@ -145,7 +145,7 @@ def seqs(home: Home) -> st.SearchStrategy[int]:
     return st.integers(1, count(home))
 
 
-AUDIT_03 = pytest.mark.part_of("AUDIT-03", rest="Postgres role; the reading scope over doors")
+AUDIT_03 = pytest.mark.part_of("AUDIT-03", rest="the runtime role on Postgres")
 
 
 AUDIT_02 = pytest.mark.part_of(

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 ANN = Caller(id="user:ann", tenant="acme")
 UNIT = 1_000_000
 BEFORE_THE_GATEWAY = pytest.mark.part_of("OBS-08", rest="calls through the gateway, and the alert on a loop")
-COSTS = pytest.mark.part_of("OBS-07", rest="what executors and tools report through the gateway")
+COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none yet")
 
 
 @asynccontextmanager
@@ -444,6 +444,7 @@ def test_time_is_priced_to_the_nearest_millionth() -> None:
     prices = Prices(cpu_s=0.5, wall_s=0.001)
     assert compute_cost(2_000_000_000, 10_000_000_000, prices) == 1_010_000
     assert compute_cost(999, 0, prices) == 0
+    assert compute_cost(0, 2_000_000_000, Prices(memory_gib_s=0.5), 1 << 29) == 500_000
     assert not Prices().metered
 
 

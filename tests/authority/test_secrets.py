@@ -127,8 +127,8 @@ async def test_the_four_errors_of_the_embedded_store(
 
 
 @pytest.mark.part_of("EXEC-08", rest=POOL)
-@pytest.mark.part_of("AUDIT-07", rest="doors, checkpoints and Postgres")
-@pytest.mark.part_of("EXEC-07", rest="children in a sandbox, their arguments and core dumps")
+@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+@pytest.mark.proves("EXEC-07")
 async def test_no_file_of_the_home_holds_a_value_in_any_form(
     store: Secrets, home: Home, journal: Journal, time: FakeClock
 ) -> None:
@@ -394,7 +394,7 @@ def _die_at_line(last: int) -> None:
 # What a call gets
 
 
-@pytest.mark.part_of("EXEC-07", rest="children in a sandbox, their arguments and core dumps")
+@pytest.mark.proves("EXEC-07")
 async def test_a_lease_holds_what_was_named_for_as_long_as_the_call_may_take(store: Secrets, time: FakeClock) -> None:
     await store.set("github/token", "ghp_value", by="me")
     await store.set("other/token", "not asked for", by="me")
@@ -410,7 +410,7 @@ async def test_a_lease_holds_what_was_named_for_as_long_as_the_call_may_take(sto
     await lease.close()
 
 
-@pytest.mark.part_of("EXEC-07", rest="children in a sandbox, their arguments and core dumps")
+@pytest.mark.proves("EXEC-07")
 async def test_when_the_call_has_ended_its_credentials_are_void_and_zeroed(store: Secrets, time: FakeClock) -> None:
     await store.set("github/token", "ghp_value", by="me")
     lease = await open_lease(store, ["github/token"], lifetime_s=30, clock=time.clock)
@@ -462,7 +462,7 @@ async def test_when_one_of_several_cannot_be_had_none_is_kept(store: Secrets, ti
     assert [refusal(one.reveal) for one in lent] == ["E3603"]
 
 
-@pytest.mark.part_of("EXEC-07", rest="children in a sandbox, their arguments and core dumps")
+@pytest.mark.proves("EXEC-07")
 async def test_a_child_reads_its_credential_from_a_file_in_memory_that_is_emptied_at_the_end(
     store: Secrets, time: FakeClock
 ) -> None:
@@ -598,7 +598,7 @@ def size_of(value: Any) -> int:
     return 1 + sum(map(size_of, cast("list[Any]", value))) if isinstance(value, list) else 1
 
 
-@pytest.mark.part_of("AUDIT-07", rest="doors, checkpoints and Postgres")
+@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
 @given(data=st.data(), secrets=st.lists(secret_texts, min_size=1, max_size=3))
 def test_no_secret_survives_scrubbing_in_any_form_at_any_place(data: st.DataObject, secrets: list[str]) -> None:
     value = data.draw(laden(secrets))

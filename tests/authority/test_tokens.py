@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import hmac
+import itertools
 import json
 import shutil
 import threading
@@ -201,7 +202,7 @@ def _with(world: World, token: str, private: Any = None, *, header: Json | None 
     return sign(named, changed, private or world.keys.active().private)
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_an_unsigned_token_is_refused(world: World) -> None:
     header, claims = parts(await world.issue())
     for name in ("none", "None", "NONE", "nOnE", ""):
@@ -210,7 +211,7 @@ async def test_an_unsigned_token_is_refused(world: World) -> None:
             assert await world.refusal(forged) == "E3202"
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_a_public_key_is_no_shared_secret(world: World) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -224,7 +225,7 @@ async def test_a_public_key_is_no_shared_secret(world: World) -> None:
             assert await world.refusal(forged) == "E3202"
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_a_key_verifies_no_algorithm_but_its_own(world: World) -> None:
     token = await world.issue()
     for name in ("ES256", "EdDSA", "RS384", "RS512", "PS256", "ES256K"):
@@ -233,7 +234,7 @@ async def test_a_key_verifies_no_algorithm_but_its_own(world: World) -> None:
         assert await world.refusal(_with(world, token, other, header={"alg": "EdDSA"})) == "E3202"
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_a_header_cannot_bring_its_own_key(world: World) -> None:
     mallory = private_key("mallory", "RS256")
     token = await world.issue()
@@ -257,12 +258,12 @@ async def test_a_header_cannot_bring_its_own_key(world: World) -> None:
     [..., "", "../../keys/journal.ed25519", "/dev/null", "' OR 1=1 --", "a\0b", "other", AGENT, f"{AGENT}#0"],
     ids=["none", "empty", "a path", "a device", "a query", "a nul", "another's", "a DID", "a key of a DID"],
 )
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_a_kid_is_a_name_in_a_table_and_nothing_else(world: World, kid: Any) -> None:
     assert await world.refusal(_with(world, await world.issue(), header={"kid": kid})) == "E3202"
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_a_token_counts_between_its_times_to_the_millisecond(world: World) -> None:
     token = await world.issue(ttl_s=60)
     caller = await world.tokens.verify(token)
@@ -276,7 +277,7 @@ async def test_a_token_counts_between_its_times_to_the_millisecond(world: World)
     assert expired.value.code == "E3201"
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_a_token_from_the_future_is_refused(world: World) -> None:
     token = await world.issue()
     now_s = world.clock.now_ms // 1000
@@ -284,7 +285,7 @@ async def test_a_token_from_the_future_is_refused(world: World) -> None:
     assert await world.refusal(_with(world, token, iat=now_s + 1)) == "E3201"
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_a_tampered_token_is_refused(world: World) -> None:
     token = await world.issue()
     header, claims, signature = token.split(".")
@@ -299,7 +300,7 @@ CLAIMS = ["iss", "aud", "sub", "iat", "nbf", "exp", "jti", "tools"]
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_every_claim_is_needed_and_of_its_own_type(world: World, claim: str) -> None:
     token = await world.issue()
     wrong: list[Any] = [..., None, {}, True, 1.5, "", "é"]
@@ -325,12 +326,12 @@ async def test_every_claim_is_needed_and_of_its_own_type(world: World, claim: st
         {"act": "x"},
     ],
 )
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_claims_that_say_something_else_are_refused(world: World, change: Json) -> None:
     assert await world.refusal(_with(world, await world.issue(), **change)) == "E3203"
 
 
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_what_is_said_twice_is_refused(world: World) -> None:
     token = await world.issue()
     header, claims = (json.dumps(one) for one in parts(token))
@@ -361,7 +362,7 @@ async def test_what_is_said_twice_is_refused(world: World) -> None:
         "é.é.é",
     ],
 )
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 async def test_what_is_no_token_is_malformed(world: World, garbage: str) -> None:
     assert await world.refusal(garbage) == "E3203"
 
@@ -406,6 +407,23 @@ async def test_revoking_the_key_that_signs_puts_another_in_its_place(world: Worl
     assert await world.refusal(old) in ("E3201", "E3202")
     assert world.keys.active().kid != first.kid
     assert (await world.tokens.verify(await world.issue())).agent == AGENT
+
+
+def test_no_key_has_a_name_that_a_command_line_takes_for_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(dashed: bool) -> Any:
+        made = (make_private("EdDSA") for _ in itertools.count())
+        return next(key for key in made if thumbprint(key.public_key()).startswith("-") is dashed)
+
+    drawn = [named(False), named(True), named(True)]
+
+    def draw(_: str) -> Any:
+        return drawn.pop()
+
+    monkeypatch.setattr("interlock.authority.keys.make_private", draw)
+    assert not IssuerKeys(tmp_path / "issuer", clock=FakeClock().clock).init("EdDSA").kid.startswith("-")
+    assert not drawn
 
 
 def test_a_key_that_others_can_read_or_that_is_not_what_its_name_says_is_refused(tmp_path: Path) -> None:

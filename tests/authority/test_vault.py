@@ -55,7 +55,7 @@ async def test_a_value_comes_from_below_the_mount_and_prefix_with_its_version(fa
     assert (credential.reveal(), credential.slot, credential.version) == ("ghp_second", "main", "2")
 
 
-@pytest.mark.part_of("EXEC-07", rest="children in a sandbox, their arguments and core dumps")
+@pytest.mark.proves("EXEC-07")
 async def test_a_new_value_reaches_the_next_call_and_no_running_one(
     fake: FakeVault, source: Vault, time: FakeClock
 ) -> None:
@@ -172,7 +172,7 @@ async def test_a_rate_limited_slot_rests_and_the_next_one_serves(
     await lease.close()
 
 
-@pytest.mark.part_of("EXEC-07", rest="children in a sandbox, their arguments and core dumps")
+@pytest.mark.proves("EXEC-07")
 async def test_an_issued_credential_is_refused_by_its_service_once_the_call_has_ended(
     fake: FakeVault, source: Vault, time: FakeClock
 ) -> None:

@@ -186,7 +186,7 @@ def refusal(ended: Ended) -> tuple[str, str]:
 # The story
 
 
-@pytest.mark.part_of("HITL-03", rest="the other doors; the span event")
+@pytest.mark.proves("HITL-03")
 def test_what_an_agent_asks_for_runs_once_after_a_person_has_seen_it_and_agreed(desk: Cli, cast: Cast) -> None:
     agent, bob = holding(desk, cast.agent), holding(desk, cast.bob)
     asked = agent.ask(*MAIL)

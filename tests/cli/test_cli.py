@@ -90,6 +90,8 @@ from interlock import Context, Effect, Field, tool
 def touch(ctx: Context, name: Annotated[str, Field(description="a file", examples=["touched"])]) -> str:
     """Make a file in the working directory."""
     Path(name).write_text("touched")
+    with open("told", "a") as told:
+        told.write("made ")
     ctx.effect(f"file:{name}", "CREATE", after=name)
     return name
 
@@ -97,6 +99,8 @@ def touch(ctx: Context, name: Annotated[str, Field(description="a file", example
 @touch.compensate
 def _(name: str) -> None:
     Path(name).unlink()
+    with open("told", "a") as told:
+        told.write("unmade ")
 '''
 
 REFUSED = '''
@@ -395,16 +399,16 @@ def test_testing_a_tool_says_how_each_case_went_and_writes_nothing(cli: Cli) -> 
 
 def test_a_tool_with_nothing_to_try_it_with_is_tested_live_once_and_then_admitted(fresh: Cli) -> None:
     target = write(fresh, "untried.py", UNTRIED)
-    touched = fresh.path / "touched"
+    touched, told = fresh.path / "touched", fresh.path / "told"
     refused = fresh("tools", "test", target)
     assert refused.code == 1
     assert "--live" in refused.out
     assert fresh("tools", "add", target).code == 1
-    assert not touched.exists()
+    assert not told.exists()
     live = fresh.ask("tools", "test", target, "--live")
     assert live["passed"] is True
     assert live["tools"][0]["mode"] == "live"
-    assert touched.exists()
+    assert (told.read_text(), touched.exists()) == ("made unmade ", False), "it ran once, and was undone"
     assert fresh("tools", "add", target).code == 0
 
 

@@ -57,7 +57,7 @@ def classes(report: Json) -> dict[str, str]:
     return {one["name"]: one["mutation_class"] for one in report["tools"]}
 
 
-@pytest.mark.part_of("REG-10", rest="paging and versions; see tests/upstreams")
+@pytest.mark.proves("REG-10")
 def test_a_server_is_looked_at_added_called_probed_and_let_go(fresh: Cli) -> None:
     looked = add(fresh, "--dry-run")
     assert states(looked) == {"search": "offered", "note": "offered"}

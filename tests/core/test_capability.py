@@ -252,7 +252,7 @@ def test_each_way_to_hold_more_is_told_in_words(change: dict[str, Any], words: s
 @pytest.mark.parametrize(
     "scope", ["Mail:send", "mаil:send", "mail send", "", "mail:send\n", "ｍail", "a" * 256, 1, None]
 )
-@pytest.mark.part_of("AUTH-01", rest="the doors")
+@pytest.mark.proves("AUTH-01")
 def test_scopes_are_plain_lower_case_ascii(scope: Any) -> None:
     assert scope_fault(scope)
 

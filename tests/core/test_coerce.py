@@ -379,7 +379,7 @@ ATTACKS = [
     "  spaces  ",
     "",
 ]
-SINKS = "every sink of the kits, and fields declared as fragments"
+SINKS = "each sink of the kits for databases, files, messages and browsers, which do not exist yet"
 seen: list[str] = []
 
 

@@ -23,6 +23,7 @@ from interlock.core.contract import (
     parse_contract,
 )
 from interlock.core.errors import Failure
+from interlock.core.explain import input_faults
 from interlock.core.manifest import MutationClass, TimeoutClass, parse_manifest
 from interlock.core.schema import Schema
 
@@ -72,10 +73,8 @@ def refused(**edits: Any) -> str:
 
 # The ten parts
 
-DOORS = "every door and executor carries only checked values"
 
-
-@pytest.mark.part_of("CONTRACT-01", rest=DOORS)
+@pytest.mark.proves("CONTRACT-01")
 def test_a_contract_without_any_one_of_its_ten_parts_cannot_be_made() -> None:
     whole = contract()
     given: Json = {part: getattr(whole, part) for part in [*PARTS, "manifest"]}
@@ -101,7 +100,7 @@ FIELDS = {
 }
 
 
-@pytest.mark.part_of("CONTRACT-01", rest=DOORS)
+@pytest.mark.proves("CONTRACT-01")
 def test_a_document_without_a_part_is_refused_with_words_of_its_own() -> None:
     messages = {field: refused(**{field: None}) for field in FIELDS.values()}
     assert len(set(messages.values())) == len(FIELDS)
@@ -109,7 +108,7 @@ def test_a_document_without_a_part_is_refused_with_words_of_its_own() -> None:
         assert field in message, message
 
 
-@pytest.mark.part_of("CONTRACT-01", rest=DOORS)
+@pytest.mark.proves("CONTRACT-01")
 def test_a_document_without_several_parts_is_told_all_of_them() -> None:
     missing = ("result_schema", "required_permissions", "mutation_class", "idempotency", "observability")
     message = refused(**dict.fromkeys(missing))
@@ -118,7 +117,7 @@ def test_a_document_without_several_parts_is_told_all_of_them() -> None:
         assert f"{field}: " in message
 
 
-@pytest.mark.part_of("CONTRACT-01", rest=DOORS)
+@pytest.mark.proves("CONTRACT-01")
 def test_the_parts_say_what_the_document_said() -> None:
     made = contract()
     assert made.id == ToolId("bank", "balance")
@@ -204,7 +203,7 @@ DOCUMENTS: st.SearchStrategy[Json] = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.part_of("CONTRACT-01", rest=DOORS)
+@pytest.mark.proves("CONTRACT-01")
 @given(DOCUMENTS)
 def test_any_contract_survives_being_written_and_read_unchanged(document: Json) -> None:
     made = parse_contract(document)
@@ -214,7 +213,7 @@ def test_any_contract_survives_being_written_and_read_unchanged(document: Json) 
     assert parse_contract(made.document()).document() == made.document()
 
 
-@pytest.mark.part_of("CONTRACT-01", rest=DOORS)
+@pytest.mark.proves("CONTRACT-01")
 @given(DOCUMENTS)
 def test_reading_a_document_keeps_everything_its_author_said(document: Json) -> None:
     assert digest(parse_contract(document).document()) == digest(document)
@@ -242,7 +241,7 @@ SMALLEST: list[tuple[float, TimeoutClass]] = [
     (301, "async"),
     (7200, "async"),
 ]
-BEHAVIOUR = "each class's behaviour and its cut-off at run time"
+BEHAVIOUR = "async calls that are submitted of themselves and told by callback"
 
 
 @pytest.mark.part_of("LIFE-09", rest=BEHAVIOUR)
@@ -442,10 +441,7 @@ def test_sensitive_fields_are_found_at_any_depth() -> None:
     assert contract(parameters=parameters).input.sensitive == {"number", "pin"}
 
 
-INDEXES = "tool index, search, MCP tools/list and error text over each door"
-
-
-@pytest.mark.part_of("CONTRACT-12", rest=INDEXES)
+@pytest.mark.proves("CONTRACT-12")
 def test_internal_fields_are_in_the_runtime_schema_and_never_in_the_models() -> None:
     made = contract()
     assert made.input.internal == {"tenant"}
@@ -458,7 +454,7 @@ def test_internal_fields_are_in_the_runtime_schema_and_never_in_the_models() -> 
     assert made.input.document["required"] == ["account", "tenant"], "showing it changes nothing"
 
 
-@pytest.mark.part_of("CONTRACT-12", rest=INDEXES)
+@pytest.mark.proves("CONTRACT-12")
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -483,11 +479,45 @@ def test_internal_fields_are_in_the_runtime_schema_and_never_in_the_models() -> 
     ],
 )  # fmt: skip
 def test_an_internal_field_is_hidden_wherever_it_stands(parameters: Json) -> None:
-    try:
-        made = contract(parameters=parameters)
-    except Failure:
-        return  # refusing such a schema hides the field as well
+    made = contract(parameters=parameters)
     assert "hidden_one" not in json.dumps(made.input.model_facing)
+    assert made.input.hidden == {"hidden_one"}
+
+
+HIDDEN: Json = {"type": "string", "x-internal": True}
+
+
+@pytest.mark.proves("CONTRACT-12")
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"allOf": [{"properties": {"other": HIDDEN}}]},
+        {"allOf": [{"required": ["hidden_one"]}]},
+        {"anyOf": [{"required": ["a"]}, {"required": ["hidden_one"]}]},
+        {"if": {"properties": {"hidden_one": {"const": "x"}}}, "then": {"required": ["a"]}},
+        {"not": {"allOf": [{"required": ["hidden_one"]}]}},
+        {"then": {"properties": {"inner": {"type": "object", "properties": {"other": HIDDEN}}}}},
+    ],
+    ids=str,
+)
+def test_an_internal_field_that_a_condition_names_is_refused(rule: Json) -> None:
+    properties: Json = {"a": {"type": "string"}, "hidden_one": HIDDEN}
+    said = refused(parameters={"type": "object", "properties": properties, **rule})
+    assert "x-internal" in said
+    assert "hidden_one" not in said
+
+
+@pytest.mark.proves("CONTRACT-12")
+@given(open_=st.booleans(), deep=st.booleans(), value=JSON)
+def test_nobody_can_send_an_internal_field_even_where_any_other_may_come(open_: bool, deep: bool, value: Any) -> None:
+    inner: Json = {"type": "object", "properties": {"a": {}, "hidden_one": HIDDEN}, "additionalProperties": open_}
+    parameters = {"type": "object", "properties": {"outer": inner}} if deep else inner
+    held = Schema(contract(parameters=parameters).input.caller_facing)
+    sent: Json = {"a": 1, "hidden_one": value}
+    faults = input_faults(held, {"outer": sent} if deep else sent)
+    assert [fault.message for fault in faults] == ["a field that callers may not set was sent"]
+    assert "hidden_one" not in str(faults)
+    assert input_faults(held, {"outer": {"a": 1}} if deep else {"a": 1}) == []
 
 
 def test_a_manifest_and_its_contract_agree() -> None:

@@ -37,28 +37,30 @@ def test_the_ledger_lists_as_many_codes_as_its_proofs_count() -> None:
     assert [len(list(listed(clause))) for clause in ("CONTRACT-15", "CONTRACT-16", "CONTRACT-17")] == [18, 20, 20]
 
 
-@pytest.mark.part_of("CONTRACT-15", rest="each of the 18 conditions provoked over REST")
+@pytest.mark.part_of("CONTRACT-15", rest="E3106, which comes with semantic search")
 def test_general_registry_and_token_codes_keep_the_statuses_of_the_ledger() -> None:
     assert {code: CODES[code].http for code, _, _ in listed("CONTRACT-15")} == {
         code: status for code, _, status in listed("CONTRACT-15")
     }
 
 
-@pytest.mark.part_of("CONTRACT-16", rest="each of the 20 conditions provoked over REST")
+@pytest.mark.proves("CONTRACT-16")
 def test_validation_execution_upstream_and_secret_codes_keep_the_statuses_of_the_ledger() -> None:
     assert {code: CODES[code].http for code, _, _ in listed("CONTRACT-16")} == {
         code: status for code, _, status in listed("CONTRACT-16")
     }
 
 
-@pytest.mark.part_of("CONTRACT-17", rest="each of the 20 conditions provoked over REST and the bridges")
+@pytest.mark.part_of(
+    "CONTRACT-17", rest="E3704 and E3802, which come with callbacks and event streams; the document and state bridges"
+)
 def test_job_journal_document_and_state_codes_keep_the_statuses_of_the_ledger() -> None:
     assert {code: CODES[code].http for code, _, _ in listed("CONTRACT-17")} == {
         code: status for code, _, status in listed("CONTRACT-17")
     }
 
 
-@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+@pytest.mark.proves("CONTRACT-18")
 def test_codes_of_our_own_take_numbers_that_the_ledger_left_free() -> None:
     theirs = {code for clause in ("CONTRACT-15", "CONTRACT-16", "CONTRACT-17") for code, _, _ in listed(clause)}
     assert theirs <= set(CODES)
@@ -68,7 +70,7 @@ def test_codes_of_our_own_take_numbers_that_the_ledger_left_free() -> None:
         assert CODES[code].resolution, code
 
 
-@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+@pytest.mark.proves("CONTRACT-18")
 @pytest.mark.parametrize("row", ROWS)
 def test_every_code_has_one_value_in_every_column(row: Code) -> None:
     assert CODES[row.code] is row
@@ -81,7 +83,7 @@ def test_every_code_has_one_value_in_every_column(row: Code) -> None:
     assert row.jsonrpc not in JSONRPC_RESERVED
 
 
-@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+@pytest.mark.proves("CONTRACT-18")
 def test_every_error_class_of_the_ledger_is_reachable_and_no_other_exists() -> None:
     names = CLAUSES["CONTRACT-18"].split("22 names ")[1].split(". ")[0].split(", ")
     assert len(names) == 22
@@ -89,14 +91,14 @@ def test_every_error_class_of_the_ledger_is_reachable_and_no_other_exists() -> N
     assert {row.error_class for row in CODES.values()} == set(ErrorClass)
 
 
-@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+@pytest.mark.proves("CONTRACT-18")
 def test_every_error_code_is_reachable_and_each_has_a_json_rpc_number_of_its_own() -> None:
     assert {row.error_code for row in CODES.values()} == set(ErrorCode)
     numbers = {row.error_code: row.jsonrpc for row in CODES.values()}
     assert len(set(numbers.values())) == len(ErrorCode)
 
 
-@pytest.mark.part_of("CONTRACT-18", rest="the same triple over REST, MCP, JSON-RPC and gRPC")
+@pytest.mark.proves("CONTRACT-18")
 @pytest.mark.parametrize("row", ROWS)
 def test_the_statuses_of_a_row_agree_with_each_other(row: Code) -> None:
     assert (row.http == 401) == (row.grpc == "UNAUTHENTICATED")
@@ -108,7 +110,9 @@ def test_the_statuses_of_a_row_agree_with_each_other(row: Code) -> None:
         assert row.http == 409
 
 
-@pytest.mark.part_of("CONTRACT-17", rest="a cold document cache gives a normal success")
+@pytest.mark.part_of(
+    "CONTRACT-17", rest="E3704 and E3802, which come with callbacks and event streams; the document and state bridges"
+)
 def test_a_cache_miss_is_the_only_code_that_is_not_a_failure() -> None:
     assert [row.code for row in CODES.values() if row.http < 202] == ["E3854"]
 
@@ -133,7 +137,7 @@ FLAGS: dict[str, bool | None] = {
 _WORDS = {"not retryable": False, "no": False, "yes": True, "poll": True, "with caution": None}
 
 
-@pytest.mark.part_of("CONTRACT-14", rest="an executor counting attempts sees one for each code that is not retryable")
+@pytest.mark.proves("CONTRACT-14")
 def test_the_retryable_flag_of_each_code_is_as_the_ledger_lists_it() -> None:
     said = {
         name: _WORDS[words.split(",")[0]]
@@ -145,7 +149,7 @@ def test_the_retryable_flag_of_each_code_is_as_the_ledger_lists_it() -> None:
     assert set(FLAGS) == set(re.findall(r"[A-Z]{4,}(?:_[A-Z]+)*", CLAUSES["CONTRACT-14"]))
 
 
-@pytest.mark.part_of("CONTRACT-14", rest="an executor counting attempts sees one for each code that is not retryable")
+@pytest.mark.proves("CONTRACT-14")
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("said", [None, False, True])
 def test_nobody_overrides_the_flag_where_the_table_decides_it(row: Code, said: bool | None) -> None:
@@ -177,7 +181,7 @@ def test_titles_and_resolutions_are_lower_case_without_a_full_stop(row: Code) ->
         assert len(text) <= 80, text
 
 
-@pytest.mark.part_of("CONTRACT-13", rest="every layer and every door; the detail in the server log")
+@pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("row", ROWS)
 def test_the_envelope_of_every_code_fits_the_published_error_schema(row: Code) -> None:
     envelope = Failure(row.code, details={"faults": []}, retry_after_ms=5, policy_refs=("p",)).envelope("trace")
@@ -193,7 +197,7 @@ def test_the_envelope_of_every_code_fits_the_published_error_schema(row: Code) -
     assert envelope["native_error_ref"] is None
 
 
-@pytest.mark.part_of("CONTRACT-13", rest="every layer and every door; the detail in the server log")
+@pytest.mark.proves("CONTRACT-13")
 @given(
     code=st.sampled_from([*CODES, *ErrorCode]),
     message=st.text(max_size=50) | st.none(),

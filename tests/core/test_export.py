@@ -10,11 +10,15 @@ import pytest
 from interlock import Interlock, demo_tools, tool
 from interlock.authority.policy import Question
 from interlock.core.contract import contract_of
-from interlock.core.declare import tools_in
+from interlock.core.declare import from_manifest, tools_in
 from interlock.core.export import declaration, interface
-from interlock.core.manifest import parse_manifest
+from interlock.core.manifest import NetworkPolicy, parse_manifest
 from interlock.core.objects import ToolDeclaration, ToolInterface
+from interlock.core.schema import Json
+from interlock.executors.egress import EgressPolicy
+from interlock.gateway.batch import Batch, BatchPolicy
 from tests import sample
+from tests.gateway.test_interleavings import admit
 from tests.sample import Number
 
 SHIPPED = [*tools_in(vars(demo_tools)), *tools_in(vars(sample))]
@@ -48,7 +52,7 @@ async def test_annotations_that_claim_safety_change_no_decision(tmp_path: Path) 
     assert not contract_of(boasting).manifest.concurrency_safe
 
 
-@pytest.mark.part_of("CONTRACT-11", rest="network decisions, which come with the sandbox")
+@pytest.mark.proves("CONTRACT-11")
 def test_safety_facts_come_from_the_contract_and_the_unsaid_ones_are_unsafe() -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="x")
     async def silent(number: Number) -> int:
@@ -62,3 +66,46 @@ def test_safety_facts_come_from_the_contract_and_the_unsaid_ones_are_unsafe() ->
     irreversible = interface(contract_of(sample.send.manifest)).document()["safety"]
     assert irreversible["is_destructive"]
     assert irreversible["requires_approval"]
+
+
+# What is said of a tool's safety, added to a manifest that says nothing of it; and the one decision that it changes.
+REVERSIBLE: Json = {"mutation_class": "write_reversible"}
+FACTS: list[tuple[Json, Json, str | None]] = [
+    ({}, {"concurrency_safe": True}, None),  # what cannot be undone never overlaps anything, whatever it says
+    ({}, REVERSIBLE, "asks"),
+    ({}, {"mutation_class": "read_only", "effects": []}, "asks"),
+    ({}, {"network_policy": {"allowed_domains": ["service.example"]}}, "network"),
+    ({}, {"external_io": False}, None),
+    (REVERSIBLE, {"concurrency_safe": True}, "alone"),
+    (REVERSIBLE, {"network_policy": {"allowed_domains": ["service.example"]}}, "network"),
+    (REVERSIBLE, {"external_io": False}, None),
+]
+
+
+async def decided(lock: Interlock, number: int, said: Json) -> dict[str, bool]:
+    """What becomes of a tool that says this of itself: does it run alone, is a person asked, where does it get to?"""
+    document = {**sample.send.manifest.document(), "tool_id": f"tool_{number:03d}", **said}
+    made = from_manifest(parse_manifest(document), sample.send.function, {})
+    await admit(lock, made)
+    contract = contract_of(made.manifest)
+    request = lock.request(contract.manifest.address, {"to": "x"}, key="k")
+    asked = Question(lock.caller, contract, contract.digest, {"to": "x"}, "invoke", "", "library", None, (0, 0), 0)
+    everywhere = NetworkPolicy.model_validate({"allowed_domains": ["service.example"]})
+    egress = EgressPolicy(agent=everywhere, manifest=contract.manifest.network_policy)
+    return {
+        "alone": not await Batch(lock.gateway, lock.catalog, BatchPolicy())._safe(request),  # pyright: ignore[reportPrivateUsage]
+        "asks": lock.policy.judge(asked).behavior == "ask",
+        "network": egress.objection("service.example", 443) is None,
+    }
+
+
+@pytest.mark.proves("CONTRACT-11")
+async def test_a_tool_that_says_nothing_is_governed_as_unsafe_and_each_fact_changes_only_its_own_decision(
+    home: Path,
+) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        assert await decided(lock, 0, {}) == {"alone": True, "asks": True, "network": False}
+        for number, (before, fact, changed) in enumerate(FACTS, 1):
+            without = await decided(lock, 2 * number, before)
+            said = await decided(lock, 2 * number + 1, before | fact)
+            assert {name for name in said if said[name] != without[name]} == ({changed} if changed else set()), fact

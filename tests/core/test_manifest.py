@@ -16,7 +16,6 @@ from interlock.core.errors import Failure
 from interlock.core.manifest import Effect, Manifest, ToolKind, parse_manifest
 
 Json = dict[str, Any]
-REGISTER = "POST /v1/tools/register"
 MINIMAL: Json = {
     "tool_id": "send_email",
     "version": "1.0.0",
@@ -78,38 +77,38 @@ REQUIRED: list[tuple[str, list[Any], list[Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.part_of("CONTRACT-02", rest=REGISTER)
+@pytest.mark.proves("CONTRACT-02")
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, good, _ in REQUIRED for value in good])
 def test_a_required_field_is_accepted_inside_its_bounds(field: str, value: Any) -> None:
     assert faults(MINIMAL | {field: value}) == []
 
 
-@pytest.mark.part_of("CONTRACT-02", rest=REGISTER)
+@pytest.mark.proves("CONTRACT-02")
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, _, bad in REQUIRED for value in bad])
 def test_a_required_field_is_refused_one_step_outside_with_its_pointer(field: str, value: Any) -> None:
     assert pointers(MINIMAL | {field: value}) == [f"/{field}"]
 
 
-@pytest.mark.part_of("CONTRACT-02", rest=REGISTER)
+@pytest.mark.proves("CONTRACT-02")
 @pytest.mark.parametrize("field", [field for field, _, _ in REQUIRED])
 def test_a_missing_required_field_is_named(field: str) -> None:
     assert pointers({name: value for name, value in MINIMAL.items() if name != field}) == [f"/{field}"]
 
 
-@pytest.mark.part_of("CONTRACT-02", rest=REGISTER)
+@pytest.mark.proves("CONTRACT-02")
 def test_every_fault_is_listed_at_once() -> None:
     document = MINIMAL | {"tool_id": "A", "version": "1", "priority": 11, "author": {"email": "x", "url": "y"}}
     assert pointers(document) == ["/tool_id", "/version", "/priority", "/author/email", "/author/url"]
     assert pointers({}) == [f"/{field}" for field, _, _ in REQUIRED]
 
 
-@pytest.mark.part_of("CONTRACT-02", rest=REGISTER)
+@pytest.mark.proves("CONTRACT-02")
 @pytest.mark.parametrize("document", [None, [], "text", 5, True, [MINIMAL]])
 def test_what_is_not_an_object_is_refused_as_a_whole(document: Any) -> None:
     assert pointers(document) == [""]
 
 
-@pytest.mark.part_of("CONTRACT-02", rest=REGISTER)
+@pytest.mark.proves("CONTRACT-02")
 def test_a_fault_inside_a_schema_names_the_place_in_the_schema() -> None:
     document = MINIMAL | {"parameters": {"type": "object", "properties": {"a": {"type": "text"}}}}
     [fault] = faults(document)
@@ -414,7 +413,7 @@ def test_the_published_example_is_accepted_unchanged() -> None:
 # Beyond the published schema
 
 
-@pytest.mark.part_of("CONTRACT-10", rest="registering a custom tool yields a warning and no failure")
+@pytest.mark.proves("CONTRACT-10")
 def test_tool_kinds_are_a_closed_list() -> None:
     kinds = get_args(ToolKind)
     assert len(kinds) == len(set(kinds)) == 17
@@ -423,7 +422,24 @@ def test_tool_kinds_are_a_closed_list() -> None:
     assert pointers(MINIMAL | {"tool_kind": "plugin"}) == ["/tool_kind"]
 
 
-@pytest.mark.part_of("EFFECT-01", rest="what each class is governed by")
+@pytest.mark.proves("EFFECT-01")
+@pytest.mark.parametrize(
+    ("kind", "counts_as"),
+    [
+        ("fully_reversible", "write_reversible"),
+        ("semantically_reversible", "write_reversible"),
+        ("compensable_with_side_effects", "write_irreversible"),
+        ("irreversible", "write_irreversible"),
+    ],
+)
+def test_how_well_an_effect_can_be_taken_back_decides_its_class(kind: str, counts_as: str) -> None:
+    said = MINIMAL | {"compensation_class": kind}
+    assert parse_manifest(said).mutation_class == counts_as
+    for name in ("read_only", "write_reversible", "write_irreversible"):
+        assert pointers(said | {"mutation_class": name}) == ([] if name == counts_as else ["/compensation_class"])
+
+
+@pytest.mark.proves("EFFECT-01")
 def test_mutation_classes_are_a_closed_list_and_none_is_assumed() -> None:
     for name in ("read_only", "write_reversible", "write_irreversible"):
         assert parse_manifest(MINIMAL | {"mutation_class": name}).mutation_class == name
@@ -432,7 +448,7 @@ def test_mutation_classes_are_a_closed_list_and_none_is_assumed() -> None:
     assert parse_manifest(MINIMAL).mutation_class is None
 
 
-@pytest.mark.part_of("EFFECT-02", rest="admission, and detected changes as a subset of the predicted")
+@pytest.mark.proves("EFFECT-02")
 def test_effects_name_a_resource_an_operation_and_a_scope() -> None:
     for operation in ("CREATE", "UPDATE", "DELETE"):
         manifest = parse_manifest(MINIMAL | {"effects": [{"resource": "mail:{to}", "operation": operation}]})

@@ -708,7 +708,7 @@ def test_a_refusal_names_the_place_and_not_the_value() -> None:
     assert "sk-secret" not in text(caught.value.envelope("t"))
 
 
-@pytest.mark.part_of("CONTRACT-10", rest="registering a custom tool yields a warning and no failure")
+@pytest.mark.proves("CONTRACT-10")
 @pytest.mark.parametrize(("name", "path", "words"), CLOSED)
 def test_a_vocabulary_is_closed(name: str, path: list[str | int], words: str) -> None:
     for word in words.split():
@@ -728,7 +728,7 @@ def test_the_vocabularies_have_the_sizes_the_standard_gives_them() -> None:
     assert tuple(CONTENT) == get_args(ContentType)
 
 
-@pytest.mark.part_of("CONTRACT-10", rest="registering a custom tool yields a warning and no failure")
+@pytest.mark.proves("CONTRACT-10")
 def test_every_registry_state_reads_as_one_declaration_lifecycle() -> None:
     assert dict(LIFECYCLE_OF_REGISTRY_STATE) == {
         "active": "available",
@@ -788,14 +788,14 @@ def safety_of(*said: dict[str, Any]) -> dict[str, bool]:
     return {fact: getattr(safety, fact) for fact in UNSAFE}
 
 
-@pytest.mark.part_of("CONTRACT-11", rest="scheduling, approval and network decisions follow the facts")
+@pytest.mark.proves("CONTRACT-11")
 def test_a_safety_fact_left_unsaid_reads_as_the_unsafe_value() -> None:
     assert safety_of() == safety_of({}) == safety_of({"unknown": True}) == UNSAFE
     flags = {name for name, field in Safety.model_fields.items() if isinstance(field.default, bool)}
     assert flags == set(UNSAFE)
 
 
-@pytest.mark.part_of("CONTRACT-11", rest="scheduling, approval and network decisions follow the facts")
+@pytest.mark.proves("CONTRACT-11")
 @pytest.mark.parametrize("fact", UNSAFE)
 def test_a_safety_fact_said_changes_only_itself(fact: str) -> None:
     assert safety_of({fact: not UNSAFE[fact]}) == UNSAFE | {fact: not UNSAFE[fact]}
@@ -809,16 +809,32 @@ def test_a_safety_fact_is_true_or_false_and_nothing_like_it(fact: str, value: An
     assert not fits("tool_interface", document)
 
 
-@pytest.mark.part_of(
-    "CONTRACT-12", rest="discovery doors hide internal-only fields; callers who supply one are refused"
-)
+# What a contract states of its input and of its output, in the words of CONTRACT-12.
+STATED = {
+    "tool_input_contract": "strict argument_mode media_mode defaults examples sensitive_fields internal_only_fields"
+    " mutation_policy",
+    "tool_output_contract": "expected_artifacts expected_resources media_modes content_types result_size_policy"
+    " rendering_boundary",
+}
+
+
+@pytest.mark.proves("CONTRACT-12")
+@pytest.mark.parametrize("name", STATED)
+def test_a_contract_states_all_facts_of_its_side(name: str) -> None:
+    facts = set(STATED[name].split())
+    assert facts <= set(SCHEMAS[name]["properties"])
+    assert facts <= set(FULL[name])
+    assert OBJECTS[name].parse(FULL[name]).document() == FULL[name]
+
+
+@pytest.mark.proves("CONTRACT-12")
 def test_an_internal_only_field_in_the_model_facing_schema_is_refused() -> None:
     shown = {"type": "object", "properties": {"path": True, "tenant": True}}
     assert ToolInputContract.parse(INPUT_CONTRACT).internal_only_fields == ("tenant",)
     assert refused("tool_input_contract", INPUT_CONTRACT | {"model_input_schema": shown})
 
 
-@pytest.mark.part_of("CONTRACT-13", rest="secrets, paths and traces kept out of the envelope at every door")
+@pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("code", CODES)
 def test_the_envelope_of_every_failure_is_a_tool_error(code: str) -> None:
     for failure in (
@@ -890,7 +906,10 @@ native_values = {
 }
 
 
-@pytest.mark.part_of("CONTRACT-20", rest="ids read back from the record of a call through each adapter")
+@pytest.mark.part_of(
+    "CONTRACT-20",
+    rest="A2A and browsers, which have no adapter yet; what MCP servers answer; ids of the MCP door's own clients",
+)
 @pytest.mark.parametrize("kind", MAPPINGS)
 @thorough
 @given(data=st.data())

@@ -456,8 +456,8 @@ def test_a_result_without_anything_to_remove_is_the_same_object(data: Any) -> No
 # Sinks
 
 
-@pytest.mark.part_of("AUDIT-06", rest="every sink, over each door")
-@pytest.mark.part_of("AUDIT-07", rest="every sink, the database file and process arguments")
+@pytest.mark.proves("AUDIT-06")
+@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
 def test_sinks_see_no_mark_no_secret_and_no_match_whatever_the_schema_says() -> None:
     done = compiled(CONTACT).for_sinks({**CONTACT_DATA, "api_key": "sk-secret123456", "password": "supersecret"})
     assert done.value == {
@@ -496,7 +496,7 @@ def cyclic() -> Any:
     return data
 
 
-@pytest.mark.part_of("AUDIT-06", rest="through the gateway: the call is answered with E3304")
+@pytest.mark.proves("AUDIT-06")
 @pytest.mark.parametrize(
     "data", [Broken(a="canary"), {"a": object()}, {"a": b"canary"}, deep(5_000), cyclic()], ids=range(5)
 )
@@ -511,7 +511,7 @@ def test_a_fault_inside_redaction_withholds_the_content(data: Any) -> None:
         assert failed.value.__context__ is None
 
 
-@pytest.mark.part_of("AUDIT-06", rest="through the gateway: the call is answered with E3304")
+@pytest.mark.proves("AUDIT-06")
 def test_text_that_is_none_and_a_schema_we_cannot_follow_are_refused() -> None:
     for attempt in (
         lambda: REDACTOR.text(None),  # pyright: ignore[reportArgumentType] - the fault under test
@@ -527,7 +527,7 @@ def test_text_that_is_none_and_a_schema_we_cannot_follow_are_refused() -> None:
 # Messages
 
 
-@pytest.mark.part_of("CONTRACT-13", rest="every layer and every door; the detail in the server log")
+@pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize(
     ("text", "safe"),
     [

@@ -27,6 +27,7 @@ async def mark(ctx: Context, name: Key) -> str:
     os.fsync(descriptor)
     os.close(descriptor)
     ctx.effect(f"line:{name}", "CREATE", after=name)
+    ctx.session["marked"] = name
     crash_here("after the effect")
     return name
 

@@ -103,7 +103,7 @@ async def run_calls(home: str, names: list[str], say: Callable[[str], None], tog
         say(f"{READY}\n")
 
         async def one(name: str) -> None:
-            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}")
+            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
             say(f"{name} {'ok' if result.ok else result.error and result.error.code}\n")
 
         if together:

@@ -60,8 +60,16 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
         closed = {row[0] for row in lock.journal.read("SELECT DISTINCT call FROM journal WHERE kind = 'closed'")}
         intents = {row[0] for row in lock.journal.read("SELECT DISTINCT call FROM journal WHERE kind = 'intent'")}
         assert intents <= closed, "a call was never closed"
-        for name in (name for turn in turns for name in turn["names"]):
-            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}")
+        names = [name for turn in turns for name in turn["names"]]
+        rows = lock.journal.read("SELECT body FROM journal WHERE kind = 'mutation'")
+        entries = [(entry["affectedResource"], entry["newValue"]) for entry in (json.loads(body) for (body,) in rows)]
+        assert len(entries) == len(set(entries)), "a change has two entries"
+        kept = {name for name in names if dict(lock.gateway._closer.load_session(lock.caller, name))}  # pyright: ignore[reportPrivateUsage] - as it is stored
+        told = {value for resource, value in entries if resource == "session:marked"}
+        assert kept == told, "a change of a session without an entry, or an entry without a change"
+        assert {value for resource, value in entries if resource != "session:marked"} <= set(made)
+        for name in names:
+            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
             if state.get(name) == "unknown":
                 assert result.error is not None
                 assert result.error.code == "E3409"
@@ -75,6 +83,7 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
 
 
 @pytest.mark.proves("IDEM-08")
+@pytest.mark.proves("EFFECT-07")
 async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +95,7 @@ async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
 
 
 @pytest.mark.proves("IDEM-08")
+@pytest.mark.proves("EFFECT-07")
 async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(home)

@@ -1,8 +1,11 @@
-"""One flow through each door: find a tool, call it, see it traced, counted and on record, be denied, be cut off."""
+"""One flow through each door: find a tool, call it, see it traced, counted and on record, be denied, be cut off; write
+to one place with others at the same time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from interlock import Interlock, tool
+from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
@@ -47,6 +50,34 @@ async def wait(text: sample.Text) -> str:
     """Take longer than its contract allows."""
     await asyncio.Event().wait()
     return text
+
+
+ledger: Counter[str] = Counter()
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="notes", scopes=("notes:read",),
+    effects=[Effect("ledger:{name}", "UPDATE")],
+)  # fmt: skip
+async def post(ctx: Context, name: sample.Text, cents: sample.Number) -> int:
+    """Add to an account, in two steps; an odd amount is not what it claims to be."""
+    before = ledger[name]
+    await asyncio.sleep(0)  # whoever else could write now would be overwritten
+    ledger[name] = before + cents
+    ctx.effect(f"ledger:{name}", "UPDATE", before=before, after=before + cents)
+    ctx.compensate_with(name=name, cents=cents)
+    ctx.attest("cents", cents, lambda: cents - cents % 2)
+    return cents
+
+
+@post.preview
+def _(name: str, cents: int) -> Preview:
+    return Preview(impact=f"would add {cents} to {name}")
+
+
+@post.compensate
+async def _(name: str, cents: int) -> None:
+    ledger[name] -= cents
 
 
 class Finding(Ways):
@@ -92,7 +123,7 @@ class Finding(Ways):
 @asynccontextmanager
 async def opened(home: Path) -> AsyncGenerator[Finding]:
     async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as lock:
-        await admit(lock, read, wait)
+        await admit(lock, read, wait, post)
         lock.issuer_keys.init("EdDSA")
         for name, kind in (("ann", "human"), ("bot", "agent")):
             await lock.identities.register(Identity(did=did_of(name), name=name, kind=kind, trust=80), by="test")  # pyright: ignore[reportArgumentType] - both are kinds
@@ -117,7 +148,7 @@ async def opened(home: Path) -> AsyncGenerator[Finding]:
 async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off(home: Path, door: str) -> None:
     async with opened(home) as ways:
         lock, way = ways.lock, ways.ways[door]
-        assert await ways.found(door) == ["notes.read", "notes.wait"]
+        assert await ways.found(door) == ["notes.post", "notes.read", "notes.wait"]
         assert await way(Wish("notes.read", {"text": "hello"}, token="least")) == Told("hello")
 
         await lock.journal.commit(lambda _: None)
@@ -141,6 +172,17 @@ async def test_a_tool_is_found_called_traced_counted_recorded_denied_and_cut_off
         late = await way(Wish("notes.wait", {"text": "hello"}, token="least"))
         assert late.error is not None
         assert late.error[1] == "DEADLINE_EXCEEDED"
+
+        # Ten write to one account at once. What verifies is committed, what does not is undone, and neither is lost.
+        posts = [Wish("notes.post", {"name": door, "cents": n}, key=f"{door}-{n}", token="least") for n in range(1, 11)]
+        told = await asyncio.gather(*map(way, posts))
+        assert [one.data for one in told] == [None if n % 2 else n for n in range(1, 11)]
+        assert {one.error and one.error[0] for one in told} == {None, "E3417"}
+        assert ledger[door] == 2 + 4 + 6 + 8 + 10
+        await lock.journal.commit(lambda _: None)
+        closed = [orjson.loads(body) for (body,) in lock.journal.read("SELECT body FROM journal WHERE kind = 'closed'")]
+        ended = Counter((one["operation"], one["status"]) for one in closed if one["toolId"] == "notes.post")
+        assert ended == {("invoke", "SUCCESS"): 5, ("invoke", "ERROR"): 5, ("compensate", "SUCCESS"): 5}
 
 
 class Traced(Ways):

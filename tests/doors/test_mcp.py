@@ -302,10 +302,9 @@ async def test_a_call_gives_structured_content_that_fits_the_schema_and_a_text(w
         assert (added.is_error, added.structured_content, text(added)) == (False, {"result": 3}, "3")
         shaped = await client.call_tool("shapes-point", {"x": 1})
         assert (shaped.structured_content, orjson.loads(text(shaped))) == ({"x": 1, "y": 2}, {"x": 1, "y": 2})
-        written = await client.call_tool("demo-increment", {"name": "a"})
-        assert written.structured_content == {"result": 1}
-        again = await client.call_tool("demo-increment", {"name": "a"})  # a key of its own each time
-        assert again.structured_content == {"result": 2}
+        for key, count in (("one", 1), ("two", 2), ("one", 1)):
+            written = await client.call_tool("demo-increment", {"name": "a", "idempotency_key": key})
+            assert written.structured_content == {"result": count}
     doors = {record["door"] for record in records(world.lock) if record.get("door")}
     assert doors <= {"mcp"}
 
@@ -368,18 +367,19 @@ async def test_a_call_that_waits_for_a_person_says_so_and_goes_on_when_made_agai
     world.lock.home.policy.write_text("permit(principal, action, resource);\n")
     async with world.client(mode) as client:
         await client.list_tools()
-        pending = await client.call_tool("demo-send", {"to": "ann"})
+        wanted = {"to": "ann", "idempotency_key": "mail-1"}
+        pending = await client.call_tool("demo-send", wanted)
         assert (pending.is_error, sample.world.runs) == (False, 0)
         assert pending.meta is not None
         ticket = pending.meta["interlock/pending"]["ticketId"]
         assert "Not done yet" in text(pending)
         assert "`approvers` must agree" in text(pending)
         assert f"interlock approvals show {ticket}" in text(pending)
-        waiting = await client.call_tool("demo-send", {"to": "ann"})
+        waiting = await client.call_tool("demo-send", wanted)
         assert waiting.meta is not None
         assert waiting.meta["interlock/pending"]["ticketId"] == ticket
         await world.lock.approvals.approve(ticket, by=REVIEWER)
-        done = await client.call_tool("demo-send", {"to": "ann"})
+        done = await client.call_tool("demo-send", wanted)
         assert (done.structured_content, sample.world.runs) == ({"result": "ann"}, 1)
 
 
@@ -439,7 +439,7 @@ async def test_what_an_upstream_offers_is_passed_on_under_its_name(world: World,
     world.lock.home.policy.write_text("permit(principal, action, resource);\n")
     async with upstream(world), world.client(mode) as client:
         assert "other-picture" in {one.name for one in (await client.list_tools()).tools}
-        image, word = (await client.call_tool("other-picture", {})).content
+        image, word = (await client.call_tool("other-picture", {"idempotency_key": "k"})).content
         assert isinstance(image, types.ImageContent)
         assert isinstance(word, types.TextContent)
         assert (image.data, word.text) == ("aGk=", "hi")

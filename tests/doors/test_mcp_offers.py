@@ -233,7 +233,7 @@ async def test_a_client_that_watches_a_resource_is_told_when_it_changes_until_it
             await other.change()
             await until(lambda: ear.changed)
             assert ear.changed.pop() == SHOWN
-        watches = world.door._sdk._watching._watches  # pyright: ignore[reportPrivateUsage]
+        watches = world.door._sdk.changes._watching._watches  # pyright: ignore[reportPrivateUsage]
         assert list(watches) == [SHOWN]
         if mode == "legacy":
             await unsubscribe(client, SHOWN)
@@ -269,7 +269,7 @@ async def test_one_subscription_serves_all_and_is_made_again_when_the_conversati
         await server.replace()
         # What changed meanwhile was not heard, so they are told to look.
         await until(lambda: all(len(ear.changed) > had for ear, had in zip(ears, before, strict=True)))
-    watches = world.door._sdk._watching._watches  # pyright: ignore[reportPrivateUsage]
+    watches = world.door._sdk.changes._watching._watches  # pyright: ignore[reportPrivateUsage]
     await until(lambda: not watches)
 
 
@@ -322,7 +322,8 @@ async def test_a_client_hears_what_a_tool_logs_from_the_level_it_asked_for(world
             async with world.client(mode, **options) as client:
                 if mode == "legacy" and level is not None:
                     await client.set_logging_level(level)  # pyright: ignore[reportDeprecated]
-                result = await asyncio.wait_for(client.call_tool("other-work", {}), PATIENCE_S)
+                key = {"idempotency_key": f"at-{level}"}
+                result = await asyncio.wait_for(client.call_tool("other-work", key), PATIENCE_S)
                 assert not result.is_error
                 assert ear.logged == [(one, f"{one} word") for one in heard]
         assert other.levels == (["debug", "error", "notice"] if era == "handshake" else [])
@@ -340,9 +341,9 @@ async def test_nobody_hears_what_is_logged_in_the_call_of_another(world: World, 
             world.client("2026-07-28", **options[0]) as first,
             world.client("2026-07-28", await world.token(subject=OTHER), **options[1]) as second,
         ):
-            one = asyncio.ensure_future(first.call_tool("other-work", {}))
+            one = asyncio.ensure_future(first.call_tool("other-work", {"idempotency_key": "one"}))
             await until(lambda: len(mine.logged) == 2)
-            two = asyncio.ensure_future(second.call_tool("other-labour", {}))
+            two = asyncio.ensure_future(second.call_tool("other-labour", {"idempotency_key": "two"}))
             await until(lambda: len(theirs.logged) == 2)
             other.released.set()
             await asyncio.gather(one, two)

@@ -307,8 +307,8 @@ _wishes = st.one_of(
     _values.map(lambda value: Wish("demo.add", {"a": value})),
     st.text(max_size=4).map(lambda name: Wish("demo.echo", {name: name})),
     _values.map(lambda value: Wish("demo.add", {"a": 1, "b": value}, token="narrow")),
-    # A write without a key is refused at the doors whose clients have keys; MCP's have none and are given one.
     st.sampled_from(["add", "send", "nothing", "increment"]).map(lambda name: Wish(f"demo.{name}", {}, key="none")),
+    st.sampled_from(["send", "increment"]).map(lambda name: Wish(f"demo.{name}", {"to": "a", "name": "a"})),
 )
 
 

@@ -137,7 +137,7 @@ async def test_bodies_are_bounded_in_size_and_time(here: Place, path: str, monke
         )
         assert (large.status_code, large.json()["error"]["error_code"]) == (400, "E3004")
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {here.bearer['authorization']}\r\n"
-    monkeypatch.setattr(asgi, "BODY_S", 0.1)
+    monkeypatch.setattr(connection, "BODY_S", 0.1)
     begun = f"{head}content-type: application/json\r\ncontent-length: 10\r\n\r\n{{".encode()
     peer = await here.raw(begun)
     assert (await peer.reader.readline()).startswith(b"HTTP/1.1 504")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import random
 import shutil
 import sqlite3
-import subprocess
-import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +18,6 @@ from interlock.effects import databases
 from interlock.effects.databases import Connection, PostgresWatcher, SqliteWatcher, connect_postgres
 from interlock.effects.watch import judge
 from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
-from tests.needs import need
 
 PLANT = """
 CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT, amount NUMERIC);
@@ -93,7 +88,7 @@ def dump(path: Path) -> list[str]:
     return lines
 
 
-@pytest.mark.part_of("EFFECT-03", rest="through the gateway, with quarantine")
+@pytest.mark.proves("EFFECT-03")
 @pytest.mark.parametrize("lie", SQLITE_LIES)
 async def test_what_is_committed_is_told_and_can_be_undone(path: Path, watcher: SqliteWatcher, lie: str) -> None:
     before, then = await watcher.before(), dump(path)
@@ -129,7 +124,7 @@ HONEST: list[Callable[[Path], object]] = [
 ]
 
 
-@pytest.mark.part_of("EFFECT-03", rest="through the gateway, with quarantine")
+@pytest.mark.proves("EFFECT-03")
 async def test_a_thousand_honest_looks_are_never_taken_for_a_change(path: Path, watcher: SqliteWatcher) -> None:
     chance = random.Random(11)
     for _ in range(50):
@@ -211,29 +206,6 @@ def client(socket: Path) -> Client:
     return psycopg.connect(address(socket), autocommit=True)
 
 
-@pytest.fixture(scope="module")
-def socket() -> Generator[Path]:
-    """A server of our own on a socket in a temporary directory, run by somebody who is not root."""
-    binaries = need("initdb", "postgresql", below="/usr/lib/postgresql/*/bin").parent
-    place = Path(tempfile.mkdtemp(prefix="interlock-pg-"))  # the path of a socket must be short
-    user: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        os.chown(place, nobody.pw_uid, nobody.pw_gid)
-        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-    data = place / "data"
-    options = f"-k {place} -c listen_addresses= -c fsync=off -c autovacuum=off"
-    run_as: dict[str, Any] = {"check": True, "capture_output": True, "cwd": "/", **user}
-    try:
-        subprocess.run([binaries / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync"], **run_as)
-        start = [binaries / "pg_ctl", "-D", data, "-w", "-l", place / "log", "-o", options, "start"]
-        subprocess.run(start, **run_as)
-        yield place
-        subprocess.run([binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **run_as)
-    finally:
-        shutil.rmtree(place)
-
-
 @pytest.fixture
 def shop(socket: Path) -> Generator[tuple[Client, PostgresWatcher]]:
     seller = client(socket)
@@ -254,7 +226,7 @@ POSTGRES_LIES: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-@pytest.mark.part_of("EFFECT-03", rest="through the gateway, with quarantine")
+@pytest.mark.proves("EFFECT-03")
 async def test_what_is_committed_to_postgres_is_told(shop: tuple[Client, PostgresWatcher]) -> None:
     seller, watcher = shop
     assert watcher.resources == ("database:shop",)
@@ -325,7 +297,7 @@ def count(place: Annotated[str, Field(description="where", examples=["postgresql
     return 1
 
 
-@pytest.mark.part_of("EFFECT-03", rest="the span")
+@pytest.mark.proves("EFFECT-03")
 async def test_a_tool_that_lies_to_postgres_is_caught_and_kept_out(
     tmp_path: Path, socket: Path, shop: tuple[Client, PostgresWatcher]
 ) -> None:

@@ -119,7 +119,7 @@ def told(changes: list[Change], root: Path) -> set[tuple[str, str]]:
     return {(change.resource.removeprefix(prefix).lstrip("/"), change.operation) for change in changes}
 
 
-@pytest.mark.part_of("EFFECT-03", rest="through the gateway, with quarantine")
+@pytest.mark.proves("EFFECT-03")
 @pytest.mark.parametrize("lie", LIES)
 async def test_each_lie_is_caught_and_named(root: Path, lie: str) -> None:
     act, created, updated, deleted = LIES[lie]
@@ -157,7 +157,7 @@ HONEST: list[Callable[[Path], object]] = [
 ]
 
 
-@pytest.mark.part_of("EFFECT-03", rest="through the gateway, with quarantine")
+@pytest.mark.proves("EFFECT-03")
 async def test_a_thousand_honest_looks_are_never_taken_for_a_change(root: Path) -> None:
     watcher = FileWatcher([root])
     chance = random.Random(7)
@@ -229,7 +229,7 @@ def picture(root: Path) -> dict[str, tuple[int, bytes | str | None]]:
     return seen
 
 
-@pytest.mark.part_of("EFFECT-03", rest="through the gateway, with quarantine")
+@pytest.mark.proves("EFFECT-03")
 @given(st.lists(st.sampled_from(sorted(LIES)), min_size=1, max_size=4))
 async def test_what_was_kept_is_put_back_after_any_lies(lies: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -310,7 +310,7 @@ def test_a_write_tool_keeps_to_the_resources_and_operations_of_its_manifest(
     assert judge("write_irreversible", [predicted], []).ok
 
 
-@pytest.mark.part_of("EFFECT-03", rest="through the gateway, with quarantine")
+@pytest.mark.proves("EFFECT-03")
 def test_a_session_value_counts_as_a_change() -> None:
     session = SessionState(1, '{"count": 1, "list": [1]}')
     assert judge("read_only", (), (), session.changes()).ok

@@ -15,8 +15,6 @@ from interlock.executors.egress.proxy import Streams
 from tests.egress.test_reading import client_hello
 from tests.egress.world import OTHER, PUBLIC, SOON, becomes, both, world
 
-REST = "the sandbox that leaves no other way out, and the audit entry"
-
 GET = b"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 CONNECT = b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n"
 HELLO = client_hello("api.example.com")
@@ -196,7 +194,7 @@ fragments = st.sampled_from(
 garbage = st.lists(fragments | st.binary(max_size=20), max_size=12).map(b"".join)
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @given(garbage | garbage.map(lambda rest: GET + rest) | garbage.map(lambda rest: CONNECT + rest))
 async def test_nothing_that_is_said_to_the_proxy_makes_it_dial_elsewhere_or_break(raw: bytes) -> None:
     async with world(both("api.example.com")) as there:
@@ -228,7 +226,7 @@ requests = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @given(st.lists(requests, min_size=1, max_size=4).map(b"".join))
 async def test_requests_put_together_at_random_reach_listed_hosts_only_and_are_all_remembered(raw: bytes) -> None:
     async with world(both("api.example.com")) as there:

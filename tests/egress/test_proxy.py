@@ -16,8 +16,6 @@ from interlock.testing import FakeClock
 from tests.egress.world import OTHER, PUBLIC, SOON, Upstream, both, policy, world
 from tests.needs import need
 
-REST = "the sandbox that leaves no other way out, and the audit entry"
-
 ADDRESSES = (
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.0.0.1", "0177.0.0.1", "017700000001", "0",
     "0.0.0.0", "169.254.169.254", "2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.254.43518", "10.0.0.5",
@@ -47,7 +45,7 @@ TRICKS = (
 )
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 async def test_addresses_in_every_form_are_refused_and_nothing_is_dialled() -> None:
     async with world() as there:
         for address in ADDRESSES:
@@ -57,7 +55,7 @@ async def test_addresses_in_every_form_are_refused_and_nothing_is_dialled() -> N
         assert there.egress.refused == len(there.egress.refusals) == 2 * len(ADDRESSES)
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize("url", TRICKS)
 async def test_no_way_of_writing_it_gets_round_the_lists(url: str) -> None:
     async with world() as there:
@@ -68,7 +66,7 @@ async def test_no_way_of_writing_it_gets_round_the_lists(url: str) -> None:
         assert violation([refusal]).code == "E3406"
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize("port", [22, 25, 80, 8443])
 async def test_a_tunnel_is_judged_by_its_port_too(port: int) -> None:
     async with world(both("api.example.com", ports=(443,))) as there:
@@ -76,7 +74,7 @@ async def test_a_tunnel_is_judged_by_its_port_too(port: int) -> None:
         assert there.dialled == []
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize(
     "url",
     ["http://api.example.com/", "http://API.Example.COM/", "http://api.example.com./", "http://api.example.com:80/",
@@ -92,7 +90,7 @@ async def test_a_listed_name_is_reached_in_each_of_its_forms(url: str) -> None:
         assert there.web.heard[0].startswith(b"GET / HTTP/1.1\r\nhost: %s\r\n" % host)
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize(
     "lists",
     [
@@ -109,7 +107,7 @@ async def test_one_list_is_not_enough_and_a_denial_of_everything_overrides(lists
         assert there.dialled == []
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize(("path", "refused"), [("/redirect", "evil.example"), ("/inward", "169.254.169.254")])
 async def test_a_redirect_leads_no_further_than_a_request_would(path: str, refused: str) -> None:
     async with world() as there, there.client(follow_redirects=True) as client:
@@ -119,7 +117,7 @@ async def test_a_redirect_leads_no_further_than_a_request_would(path: str, refus
         assert [refusal.host for refusal in there.egress.refusals] == [refused]
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 async def test_a_name_that_changes_its_mind_reaches_what_was_checked_or_nothing() -> None:
     """Each request asks once, and what was answered then is what is dialled."""
     answers: list[Sequence[str]] = [[PUBLIC], ["127.0.0.1"], ["169.254.169.254"], [PUBLIC, "10.0.0.1"], [OTHER]]
@@ -243,7 +241,7 @@ TWO_READINGS = {
 }
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize("raw", TWO_READINGS.values(), ids=TWO_READINGS.keys())
 async def test_a_request_that_can_be_read_in_two_ways_is_refused(raw: bytes) -> None:
     async with world() as there:
@@ -253,7 +251,7 @@ async def test_a_request_that_can_be_read_in_two_ways_is_refused(raw: bytes) -> 
         assert there.egress.refused == 1
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 async def test_what_older_servers_accept_is_written_anew() -> None:
     """Folded lines and bare line feeds mean one thing to h11, and reach the upstream in the form that all agree on."""
     async with world() as there:
@@ -270,7 +268,7 @@ async def test_what_older_servers_accept_is_written_anew() -> None:
         assert all(b"evil" not in sent for sent in there.web.heard[1:])
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 async def test_pipelined_requests_are_judged_one_by_one_and_none_rides_along() -> None:
     async with world() as there:
         forbidden = AGREED.replace(b"api.example.com", b"evil.example") + b"\r\n"
@@ -291,7 +289,7 @@ async def test_a_body_that_looks_like_a_request_stays_a_body() -> None:
         assert there.web.bodies == [inner]
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @given(st.lists(st.sampled_from(("api.example.com", "evil.example", "127.0.0.1", "inside.example.com")), max_size=6))
 async def test_the_place_of_a_request_on_its_connection_makes_no_difference(hosts: list[str]) -> None:
     async with world() as there:

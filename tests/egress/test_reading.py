@@ -14,8 +14,6 @@ from interlock.executors.egress.hello import Hello, NotTlsError, read_hello
 from interlock.executors.egress.target import Target, read_target, shown
 from tests.egress.world import both, policy
 
-REST = "the sandbox that leaves no other way out, and the audit entry"
-
 labels = st.sampled_from(("a", "b", "example", "com", "org"))
 hosts = st.lists(labels, min_size=1, max_size=4).map(".".join)
 domains = hosts | hosts.map(lambda host: f"*.{host}") | hosts.map(str.upper)
@@ -34,7 +32,7 @@ def _listed(host: str, port: int, one: NetworkPolicy) -> bool:
     return not one.deny_all_egress and port in one.allowed_ports and not names.isdisjoint({host, *parents})
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @given(policies, policies, hosts, ports)
 def test_a_host_is_allowed_exactly_where_both_lists_name_it_and_its_port(
     agent: NetworkPolicy, manifest: NetworkPolicy, host: str, port: int
@@ -43,14 +41,14 @@ def test_a_host_is_allowed_exactly_where_both_lists_name_it_and_its_port(
     assert allowed == (_listed(host, port, agent) and _listed(host, port, manifest))
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 def test_an_empty_list_allows_nothing_and_the_default_ports_are_those_of_the_web() -> None:
     default = NetworkPolicy.model_validate({})
     assert EgressPolicy(agent=policy("a.com"), manifest=default).objection("a.com", 443) is not None
     assert default.allowed_ports == (80, 443)
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 def test_an_address_is_allowed_only_as_it_is_listed() -> None:
     allowed = both("93.184.216.34", "*.216.34", "*.1")
     assert allowed.objection("93.184.216.34", 443) is None
@@ -83,7 +81,7 @@ def test_a_target_has_one_form(text: str, target: Target) -> None:
     assert read_target("GET", text) == target
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize("text", UNREADABLE)
 def test_a_target_that_could_be_read_in_two_ways_is_not_read(text: str) -> None:
     with pytest.raises(ValueError):

@@ -20,8 +20,6 @@ from tests.egress.test_reading import client_hello, in_records, with_extension
 from tests.egress.world import PUBLIC, SOON, World, becomes, both, world
 from tests.needs import need
 
-REST = "the sandbox that leaves no other way out, and the audit entry"
-
 CONNECT = b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n"
 HELLO = client_hello("api.example.com")
 
@@ -67,7 +65,7 @@ def client_side(authority: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(authority / "ca.pem"))
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 async def test_a_real_client_speaks_tls_with_the_host_it_named(
     server_side: ssl.SSLContext, client_side: ssl.SSLContext
 ) -> None:
@@ -121,7 +119,7 @@ NOT_FOR_IT = {
 }
 
 
-@pytest.mark.part_of("EXEC-06", rest=REST)
+@pytest.mark.proves("EXEC-06")
 @pytest.mark.parametrize("said", NOT_FOR_IT.values(), ids=NOT_FOR_IT.keys())
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_tunnel_used_for_anything_else_is_cut_before_a_byte_leaves(said: bytes, at_once: bool) -> None:

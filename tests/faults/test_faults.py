@@ -232,7 +232,7 @@ async def main(home, who, count):
         async def one(n):
             shared = n % 2 == 0
             name = f"s{n}" if shared else f"{who}-{n}"
-            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}")
+            result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
             assert result.ok, result.error
         for start in range(0, count, 10):
             await asyncio.gather(*(one(n) for n in range(start, start + 10)))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
+import resource
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -52,6 +56,45 @@ def attempt(what: What) -> str:
     return "nothing"
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
+def escape(what: What) -> str:
+    """Try to get out, and give back what was found there. Who gets nowhere fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    match what:
+        case "host files":
+            return Path("/etc/shadow").read_text()
+        case "other processes":
+            found = [
+                process for process in Path("/proc").glob("[0-9]*") if b"pytest" in (process / "cmdline").read_bytes()
+            ]
+            return found[0].joinpath("environ").read_text()
+        case "ptrace":
+            ended = libc.ptrace(16, os.getppid() or 1, None, None)
+        case "mount":
+            ended = libc.mount(b"/", b"/tmp", None, 4096, None)
+        case "setuid":
+            os.setuid(0)
+            ended = 0
+        case "raw socket":
+            socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)
+            ended = 0
+        case "symlink":
+            os.symlink("/etc/shadow", "/tmp/link")
+            return Path("/tmp/link").read_text()
+        case "descriptors":
+            opened = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+            return repr([os.readlink(f"/proc/self/fd/{one}") for one in opened if os.fstat(one).st_size])
+        case "sudo":
+            return subprocess.run(["sudo", "-n", "id"], capture_output=True, text=True, check=True).stdout
+        case "its own code":
+            return str(Path(json.__file__).write_text("raise SystemExit"))
+        case _:
+            return "nothing"
+    if ended != 0:
+        raise OSError(ctypes.get_errno(), "no")
+    return what
+
+
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
     effects=[Effect("counter:{name}", "UPDATE"), Effect("session:count", "UPDATE"), Effect("session:count", "CREATE")],
@@ -88,6 +131,17 @@ async def lent(ctx: Context, what: What) -> str:
     return f"{len(secret)} {secret} {found}"
 
 
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, permissions=["credentials:cell/token"]
+)  # fmt: skip
+async def dying(ctx: Context, what: What) -> str:
+    """Hold a credential, and die of it if told to; else say what would become of the memory."""
+    held = ctx.secret("cell/token")
+    if what == "abort":
+        os.abort()
+    return f"{max(resource.getrlimit(resource.RLIMIT_CORE)) <= 1} {any(held in word for word in sys.argv)}"
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=3))
 def unbound(what: What) -> str:
     """Ask for everything."""
@@ -106,3 +160,34 @@ def fetch(url: Annotated[str, Field(description="what to fetch", examples=["http
             return f"{response.status} {response.read().decode()}"
     except urllib.error.HTTPError as error:
         return f"{error.code}"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=1)
+def lingers(
+    marker: Annotated[str, Field(description="how many seconds, as a text to know it by", examples=["9"])],
+) -> str:
+    """Start a program that outlives it, and wait."""
+    subprocess.Popen(["/bin/sleep", marker])
+    while True:
+        time.sleep(1)
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
+    effects=[Effect("purse:{name}", "UPDATE")], permissions=["credentials:cell/token"],
+)  # fmt: skip
+async def spends(ctx: Context, name: Name) -> int:
+    """Use a credential for a change."""
+    ctx.effect(f"purse:{name}", "UPDATE", after=1)
+    ctx.compensate_with(name=name)
+    return len(ctx.secret("cell/token"))
+
+
+@spends.preview
+def _(name: str) -> Preview:
+    return Preview()
+
+
+@spends.compensate
+def _(name: str) -> None:
+    return None

@@ -25,12 +25,13 @@ from interlock.core.errors import ErrorClass, ErrorCode
 from interlock.core.events import Event
 from interlock.core.results import Result
 from interlock.testing import FakeClock
+from tests.gateway.metered_tools import burn
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
 from tests.gateway.test_secrets import lateness
 
 BUDGETS = pytest.mark.proves("OBS-08")
-COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, which do not exist yet, and memory, which a sandbox will meter")
+COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none yet")
 RATES = pytest.mark.part_of("RESIL-05", rest="nodes on several machines")
 
 Amount = Annotated[float, Field(description="what it costs", examples=[0.5], ge=0)]
@@ -191,8 +192,7 @@ TOOLS = (look, buy, sign, route, places, branch, linger, letter)
 async def opened(home: Path, **settings: Any) -> AsyncGenerator[Interlock]:
     async with Interlock.open(home, housekeeping=False, **settings) as lock:
         for one in TOOLS:
-            await lock.journal.commit(_publish(one))
-            lock.catalog.attach(one)
+            await _offer(lock, one)
         yield lock
 
 
@@ -455,6 +455,25 @@ async def test_what_a_call_that_outstays_its_time_costs_is_spent(home: Path, tim
         await lateness(lock, result)
         assert lock.cost_of("t").total == 1_000_000
         assert code(await lock.call("pay.look")) == "E3210"
+
+
+@COSTS
+async def test_what_an_isolated_call_uses_is_metered_by_the_process_it_had_to_itself(home: Path) -> None:
+    async with opened(home, prices={"cpu_s": 1.0}) as lock:
+        await _offer(lock, burn)
+        result = await lock.call("cell.burn", milliseconds=300, mib=1)
+        assert result.unwrap() / 1e9 * 0.9 <= result.metadata["cost_parts"]["compute"] <= result.unwrap() / 1e9 * 1.1
+    async with opened(home, prices={"memory_gib_s": 1024.0}) as lock:  # a unit for a MiB in a second
+        lock.catalog.attach(burn)
+        little, much = [await lock.call("cell.burn", milliseconds=50, mib=mib) for mib in (1, 200)]
+        for result, at_least in ((little, 1), (much, 200)):
+            assert result.metadata["cost_parts"]["compute"] >= at_least * result.unwrap() / 1e9
+            assert lock.cost_of(result.invocation_id).document() == result.metadata["cost_parts"]
+
+
+async def _offer(lock: Interlock, one: Any) -> None:
+    await lock.journal.commit(_publish(one))
+    lock.catalog.attach(one)
 
 
 # Tokens

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +14,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock import Caller, Context, Effect, Field, Interlock, Preview, tool
+from interlock import Caller, Change, Context, Effect, Event, Field, Interlock, Preview, Request, Tool, demo_tools, tool
+from interlock.core.canonical import digest
+from interlock.core.capability import Capability, Link, ToolGrant
+from interlock.core.declare import Annotations, tools_in
+from interlock.core.effects import predict
 from interlock.core.errors import Failure
+from interlock.demo_tools import _balance as balance_of  # pyright: ignore[reportPrivateUsage] - the state it keeps
+from interlock.demo_tools import _entries as read_entries  # pyright: ignore[reportPrivateUsage] - as above
+from interlock.demo_tools import _ledger as ledger  # pyright: ignore[reportPrivateUsage] - as above
+from interlock.effects.files import FileWatcher
+from interlock.effects.watch import declared
 from interlock.gateway.hooks import Hook, HookResult
+from tests import sample
 from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
-from tests.sample import Name, Text
+from tests.sample import Name, Number, Text
 
+REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 Way = Annotated[str, Field(description="how to lie", examples=["not"])]
 
 
@@ -101,6 +114,37 @@ async def _(name: str) -> None:
 
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="eff",
+    effects=[Effect("thing:{name}", "UPDATE"), Effect("session:last", "UPDATE")],
+)  # fmt: skip
+async def claim(ctx: Context, name: Name, value: Number) -> int:
+    """Say that a thing has a value now, and stop half way when it is odd."""
+    before = world.values.get(name, 0)
+    ctx.compensate_with(name=name, before=before)
+    ctx.session["last"] = name
+    ctx.effect(f"thing:{name}", "UPDATE", before=before, after=value)
+    world.values[name] = value // 2 * 2
+    return value
+
+
+@claim.preview
+def _(name: str, value: int) -> Preview:
+    return Preview(impact=name)
+
+
+@claim.verify
+def _(arguments: dict[str, Any], result: int) -> list[str]:
+    there = world.values[arguments["name"]]
+    return [] if there == result else [f"it should be {result} and is {there}"]
+
+
+@claim.compensate
+async def _(ctx: Context, name: str, before: int) -> None:
+    world.values[name] = before
+    ctx.session["last"] = "undone"
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="eff",
     effects=[Effect("row:{one}", "UPDATE"), Effect("row:{two}", "UPDATE")],
 )  # fmt: skip
 async def both(one: Name, two: Name) -> str:
@@ -128,7 +172,7 @@ async def _(result: str) -> None:
     return None
 
 
-TOOLS = (honest, put, both)
+TOOLS = (honest, put, claim, both)
 
 
 @asynccontextmanager
@@ -153,7 +197,7 @@ def watched(tmp_path: Path) -> dict[str, Any]:
     return {"watched_files": (world.root,), "watched_databases": (world.database,)}
 
 
-@pytest.mark.part_of("EFFECT-03", rest="Postgres; the span")
+@pytest.mark.proves("EFFECT-03")
 @pytest.mark.parametrize("way", ["session", "report", "write", "delete", "rename", "chmod", "create", "sql"])
 async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_kept_out(
     tmp_path: Path, watched: dict[str, Any], way: str
@@ -173,7 +217,7 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
         assert (refused.error.code, refused.error.row.error_class) == ("E3210", "policy_blocked")
 
 
-@pytest.mark.part_of("EFFECT-03", rest="Postgres; the span")
+@pytest.mark.proves("EFFECT-03")
 @pytest.mark.parametrize("end", ["fails", "times out", "is abandoned"])
 async def test_a_tool_that_lies_and_does_not_come_back_is_caught_too(
     tmp_path: Path, watched: dict[str, Any], end: str
@@ -202,7 +246,7 @@ async def test_a_hook_that_says_no_afterwards_undoes_nothing(tmp_path: Path, wat
         assert "compensate" not in [record["operation"] for record in records(lock)]
 
 
-@pytest.mark.part_of("EFFECT-04", rest="doors and surfaces; several machines")
+@pytest.mark.part_of("EFFECT-04", rest="nodes on several machines, which share a Postgres store")
 async def test_only_a_person_who_says_why_lifts_a_quarantine(tmp_path: Path, watched: dict[str, Any]) -> None:
     home = tmp_path / "home"
     async with opened(home, **watched) as lock, opened(home, **watched) as other:
@@ -222,7 +266,7 @@ async def test_only_a_person_who_says_why_lifts_a_quarantine(tmp_path: Path, wat
         assert events == ["tool.quarantined", "tool.quarantine_lifted"]
 
 
-@pytest.mark.part_of("EFFECT-03", rest="Postgres; the span")
+@pytest.mark.proves("EFFECT-03")
 async def test_a_write_outside_the_manifest_is_handled_alike(tmp_path: Path, watched: dict[str, Any]) -> None:
     async with opened(tmp_path / "home", **watched) as lock:
         assert (await lock.call("eff.put", name="a", key="1")).ok
@@ -242,7 +286,7 @@ async def test_a_thousand_honest_calls_are_never_blamed(tmp_path: Path, watched:
         assert lock.gateway.quarantine.all() == []
 
 
-@pytest.mark.part_of("EFFECT-09", rest="the span")
+@pytest.mark.proves("EFFECT-09")
 async def test_what_does_not_verify_is_undone_and_says_so(tmp_path: Path, watched: dict[str, Any]) -> None:
     async with opened(tmp_path / "home", **watched) as lock:
         garbage = await lock.call("eff.put", name="a", result="garbage", key="1")
@@ -260,7 +304,234 @@ async def test_what_does_not_verify_is_undone_and_says_so(tmp_path: Path, watche
         assert [record["operation"] for record in records(lock)].count("compensate") == 2
 
 
-@pytest.mark.part_of("EFFECT-06", rest="preconditions; Postgres; several machines")
+@pytest.mark.proves("EFFECT-09")
+async def test_a_success_without_its_change_is_undone_and_the_span_says_what_was_found(
+    tmp_path: Path, watched: dict[str, Any]
+) -> None:
+    async with opened(tmp_path / "home", **watched, trace_ratio=1.0) as lock:
+        assert (await lock.call("eff.claim", name="a", value=4, key="1")).unwrap() == 4
+
+        async def verdict(tool: str, key: str, **arguments: Any) -> str:
+            result = await lock.call(tool, arguments, name="a", key=key)
+            assert result.error is not None
+            assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
+            assert result.error.details is not None
+            assert result.error.details["rolled_back"] is True
+            tracer = lock.gateway.telemetry.tracer
+            assert tracer is not None
+            spans = {span["name"]: span["status"] for span in tracer.of(result.trace_id, lock.caller)[::-1]}
+            assert spans["tool.invoke"] == spans["Verify"]
+            return spans["Verify"]
+
+        assert await verdict("eff.claim", "2", value=7) == "SIDE_EFFECT_INCONSISTENCY"
+        assert world.values == {"a": 4}
+        assert await verdict("eff.put", "3", result="garbage") == "OUTPUT_SCHEMA_VIOLATION"
+        assert world.values == {"a": 4}
+
+
+# Undoing
+
+
+@pytest.mark.proves("EFFECT-08")
+async def test_what_undoes_a_call_is_stored_before_anybody_hears_that_it_succeeded(tmp_path: Path) -> None:
+    world.__init__()
+    async with opened(tmp_path / "home") as lock:
+        stored: list[int] = []
+
+        def hear(event: Event) -> None:
+            if event.type == "tool.invocation.succeeded":
+                rows = lock.journal.read("SELECT size FROM payload WHERE ref = ?", (f"undo:{event.invocation_id}",))
+                stored.extend(size for (size,) in rows)
+
+        lock.listen(hear)
+        done = await lock.call("eff.claim", name="a", value=4, key="1", session="s")
+        assert len(stored) == 1
+        (closed,) = records(lock, done.invocation_id)
+        assert closed["compensation"]["ref"] == f"undo:{done.invocation_id}"
+        assert {"toolId", "inputHash", "resultHash", "timestamp", "idempotencyKey"} <= closed.keys()
+
+
+@pytest.mark.proves("EFFECT-08")
+async def test_an_undo_is_keyed_authorized_recorded_and_acts_where_the_call_did(tmp_path: Path) -> None:
+    world.__init__()
+    home = tmp_path / "home"
+    async with opened(home) as lock:
+        done = await lock.call("eff.claim", name="a", value=4, key="1", session="s")
+
+        async def undo(by: Caller, key: str | None = "u") -> Any:
+            request = Request(
+                tool="eff.claim", arguments={}, caller=by, key=key, operation="compensate", parent=done.invocation_id
+            )
+            return await lock.gateway.invoke(request)
+
+        # Somebody else's session is nobody's to undo, whatever they may do otherwise; nor is one's own without a token
+        # for it, or without a key.
+        stranger = replace(lock.caller, id="local:stranger")
+        elsewhere = replace(lock.caller, tenant="elsewhere")
+        assert {code(await undo(one)) for one in (stranger, elsewhere)} == {"E3702"}
+        link = Link(
+            jti="j", subject="local:x", scopes=lock.caller.scopes, tools=(ToolGrant("eff.put"),), not_before=0,
+            expires=2**40, constraints={},
+        )  # fmt: skip
+        narrow = replace(lock.caller, capability=Capability(digest="d", issuer="i", links=(link,)))
+        assert code(await undo(narrow)) == "E3204"
+        assert code(await undo(lock.caller, None)) == "E3307"
+        assert world.values == {"a": 4}
+        undone = await undo(lock.caller)
+        assert undone.ok
+        assert (await undo(lock.caller)).replayed
+        assert world.values == {"a": 0}
+        record = records(lock, undone.invocation_id)[-1]
+        assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
+        assert (record["operation"], record["session"]) == ("compensate", "s")
+        (change,) = records(lock, undone.invocation_id, kind="mutation")
+        assert (change["affectedResource"], change["newValue"]) == ("session:last", "undone")
+        assert records(lock, undone.invocation_id, kind="intent")
+
+
+@pytest.mark.proves("EFFECT-08")
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    calls=st.lists(
+        st.sampled_from(["demo.post", "demo.increment", "eff.put", "eff.claim"]).flatmap(
+            lambda name: st.tuples(
+                st.just(name), st.sampled_from(["cash", "savings"]), st.integers(-100, 100).filter(bool)
+            )
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+async def test_a_call_and_its_undo_leave_things_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, str, int]]
+) -> None:
+    """Every reversible tool that is shipped, and others, in any order, undone from the last to the first."""
+    world.__init__()
+    sample.reset()
+    place = tmp_path_factory.mktemp("home")
+
+    def state() -> str:
+        with ledger() as entries:
+            balances = {name: balance_of(read_entries(entries), name) for name in ("cash", "savings")}
+        counters = (sample.world.counters, world.values)
+        return digest([balances, *({name: value for name, value in one.items() if value} for one in counters)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTERLOCK_DEMO_LEDGER", str(place / "ledger.jsonl"))
+        async with opened(place / "home") as lock:
+            await admit(lock, demo_tools.post, sample.increment)
+            states, done = [state()], list[str]()
+            for number, (name, where, amount) in enumerate(calls):
+                given: dict[str, Any] = {
+                    "demo.post": {"account": where, "cents": amount},
+                    "demo.increment": {"name": where, "by": amount},
+                    "eff.put": {"name": where},
+                    "eff.claim": {"name": where, "value": 2 * amount},
+                }[name]
+                result = await lock.call(name, given, key=f"k{number}")
+                assert result.ok, result.error
+                done.append(result.invocation_id)
+                states.append(state())
+            for number, call in enumerate(reversed(done)):
+                assert (await lock.undo(call, key=f"u{number}")).ok
+                assert state() == states[-2 - number]
+
+
+def test_what_undoes_a_call_follows_from_its_arguments_and_its_result() -> None:
+    def arguments(handler: Callable[..., Any]) -> Any:
+        one = Tool(handler, {}, Annotations())
+        one.handlers["compensate"] = handler
+        return one.undo_arguments({"name": "a", "by": 2, "result": "given"}, 5)
+
+    def by_name(name: str, by: int) -> None: ...
+    def with_result(name: str, entry: int) -> None: ...
+    def result_alone(result: int) -> None: ...
+    def optional(ctx: Context, by: int, force: bool = False) -> None: ...
+    def nothing() -> None: ...
+    def anything(**_: Any) -> None: ...
+    def too_much(entry: int, other: int) -> None: ...
+
+    assert arguments(by_name) == {"name": "a", "by": 2}
+    assert arguments(with_result) == {"name": "a", "entry": 5}
+    assert arguments(result_alone) == {"result": 5}
+    assert arguments(optional) == {"by": 2}
+    assert arguments(nothing) == arguments(anything) == {}
+    assert arguments(too_much) is None
+
+
+# What shipped tools change
+
+
+@pytest.mark.proves("EFFECT-02")
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["cash", "savings"]), st.integers(-100, 100).filter(bool), st.sampled_from(["press", "b/*"]))
+async def test_what_a_shipped_tool_changes_was_predicted_from_its_input_alone(
+    tmp_path_factory: pytest.TempPathFactory, account: str, cents: int, to: str
+) -> None:
+    place = tmp_path_factory.mktemp("home")
+    given: dict[str, dict[str, Any]] = {
+        "post": {"account": account, "cents": cents},
+        "mail_statement": {"account": account, "to": to},
+    }
+    writing = [one for one in tools_in(vars(demo_tools)) if one.manifest.effects]
+    assert {one.manifest.tool_id for one in writing} == given.keys(), "a tool that is shipped is not tried here"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INTERLOCK_DEMO_LEDGER", str(place / "ledger.jsonl"))
+        (place / "ledger.jsonl").touch()
+        async with opened(place / "home") as lock:
+            await admit(lock, *writing)
+            watcher = FileWatcher([place / "ledger.jsonl"])
+            for one in writing:
+                arguments = given[one.manifest.tool_id]
+                predicted = predict(one.manifest.effects, arguments)
+                looked = (await lock.call(one.manifest.address, arguments, dry_run=True)).unwrap()
+                assert [change["resource"] for change in looked["predicted_effects"]] == [predicted[0].resource]
+                before = await watcher.before()
+                result = await lock.call(one.manifest.address, arguments, key=one.manifest.tool_id)
+                if result.pending:
+                    await lock.approvals.approve(result.metadata["pending"]["ticketId"], by=REVIEWER)
+                    result = await lock.call(one.manifest.address, arguments, key=one.manifest.tool_id)
+                assert result.ok
+                (intent,) = records(lock, result.invocation_id, kind="intent")
+                assert [(one["resource"], one["operation"]) for one in intent["predicted"]] == [
+                    (change.resource, change.operation) for change in predicted
+                ]
+                made = records(lock, result.invocation_id, kind="mutation")
+                for change in made:
+                    found = Change(resource=change["affectedResource"], operation=change["mutationType"])
+                    assert declared(found, predicted)
+                # Seen from outside, the ledger changed exactly if it was to change.
+                changed = bool(await watcher.after(before))
+                assert changed == any(change.resource.startswith("account:") for change in predicted)
+
+
+# What each class is governed by
+
+
+@pytest.mark.proves("EFFECT-01")
+async def test_what_cannot_be_undone_is_always_asked_for_and_recorded_with_who_agreed(tmp_path: Path) -> None:
+    async with opened(tmp_path / "home") as lock:
+        await admit(lock, sample.send, sample.increment, sample.add)
+        # Reads and what can be undone pass, unless the operator wants the latter asked for too.
+        assert (await lock.call("demo.add", a=1)).ok
+        assert (await lock.call("demo.increment", name="a", key="1")).ok
+        assert not lock.approvals.list(every=True)
+        looked = await lock.call("demo.send", to="x", dry_run=True)
+        assert looked.unwrap()["impact"] == "x would get a mail"
+        pending = await lock.call("demo.send", to="x", key="2")
+        assert pending.pending
+        await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
+        sent = await lock.call("demo.send", to="x", key="2")
+        assert sent.ok
+        (closed,) = [one for one in records(lock, sent.invocation_id) if one["states"][-1] == "succeeded"]
+        assert closed["approvalTicketId"] == pending.metadata["pending"]["ticketId"]
+    async with opened(tmp_path / "strict", ask_all_writes=True) as lock:
+        await admit(lock, sample.increment, sample.add)
+        assert (await lock.call("demo.add", a=1)).ok
+        assert (await lock.call("demo.increment", name="a", key="1")).pending
+
+
+@pytest.mark.part_of("EFFECT-06", rest="nodes on several machines, which share a Postgres store")
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), min_size=2, max_size=12))
 async def test_calls_that_change_the_same_never_meet_and_all_finish(
@@ -273,7 +544,7 @@ async def test_calls_that_change_the_same_never_meet_and_all_finish(
         assert all(result.ok for result in results)
 
 
-@pytest.mark.part_of("EFFECT-06", rest="preconditions; Postgres; several machines")
+@pytest.mark.part_of("EFFECT-06", rest="nodes on several machines, which share a Postgres store")
 async def test_calls_that_change_different_things_run_side_by_side(tmp_path: Path) -> None:
     world.__init__()
     async with opened(tmp_path / "home") as lock:

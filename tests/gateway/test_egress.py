@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock, Sandboxing, tool
+from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.manifest import NetworkPolicy
 from interlock.executors import isolated
 from interlock.executors.egress import EgressPolicy
@@ -34,7 +36,16 @@ async def upstream() -> AsyncGenerator[int]:
     server.close()
 
 
-@pytest.mark.part_of("EXEC-06", rest="the table of targets, which runs on the proxy; the agent's allowance in a token")
+def bound_to(*resources: str) -> Capability:
+    """What a token carries that names these resources."""
+    link = Link(
+        jti="j", subject="did:key:z", scopes=frozenset(), tools=(ToolGrant("cell.*"),), not_before=0, expires=2**40,
+        resources=resources, constraints={},
+    )  # fmt: skip
+    return Capability(digest="d".join(resources), issuer="i", links=(link,))
+
+
+@pytest.mark.proves("EXEC-06")
 async def test_only_what_operator_and_manifest_both_list_is_reached(
     tmp_path: Path, upstream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +64,12 @@ async def test_only_what_operator_and_manifest_both_list_is_reached(
         for url in (f"http://elsewhere.test:{upstream}/", "http://localhost:1/", f"http://127.0.0.1:{upstream}/"):
             assert code(await lock.call("cell.fetch", url=url)) == "E3406"
         assert len(records(lock, kind="violation")) == 3
+        # A token that names resources must name the host as well.
+        url = f"http://localhost:{upstream}/"
+        named: dict[str, str | None] = {"host:elsewhere.test:*": "E3406", f"host:localhost:{upstream}": None}
+        for host, expected in named.items():
+            holder = replace(lock.caller, capability=bound_to("http://localhost:*", host))
+            assert code(await lock.call("cell.fetch", url=url, caller=holder)) == expected
         # It says that it only reads.
         posted = await lock.call("cell.fetch", url=f"http://localhost:{upstream}/post")
         assert posted.error is not None

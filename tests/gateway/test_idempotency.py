@@ -25,7 +25,7 @@ def code(result: Result) -> str | None:
     return None if result.error is None else result.error.code
 
 
-@pytest.mark.part_of("IDEM-01", rest="over each door")
+@pytest.mark.proves("IDEM-01")
 @pytest.mark.parametrize("key", [None, "", "has space", "é", "x" * 256, "tab\t"])
 async def test_a_write_without_a_proper_key_of_the_callers_own_reaches_nothing(
     lock: Interlock, key: str | None
@@ -74,7 +74,7 @@ async def test_who_lost_the_permission_does_not_get_the_stored_result(lock: Inte
     assert again.value is None
 
 
-@pytest.mark.part_of("IDEM-06", rest="over each door")
+@pytest.mark.proves("IDEM-06")
 async def test_a_known_key_with_other_arguments_or_version_is_a_conflict(lock: Interlock) -> None:
     await lock.call("demo.increment", name="a", by=1, key="k")
     other = await lock.call("demo.increment", name="a", by=2, key="k")
@@ -274,7 +274,7 @@ Idempotency.TestCase.settings = settings(max_examples=25, stateful_step_count=25
 TestIdempotency = pytest.mark.proves("IDEM-05")(Idempotency.TestCase)
 
 
-@pytest.mark.part_of("EFFECT-07", rest="a crash test over stores of tools' own")
+@pytest.mark.proves("EFFECT-07")
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["set", "del", "fail", "replay"]), st.sampled_from("pqr"), st.integers(0, 9)),

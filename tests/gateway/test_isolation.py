@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 import pytest_asyncio
 
-from interlock import Caller, Interlock
+from interlock import Caller, Failure, Interlock, Tool, tool
+from interlock.core.connector import Connector, RemoteCall
+from interlock.core.contract import contract_of
+from interlock.core.declare import from_program, from_upstream
+from interlock.core.export import execution_profile
+from interlock.core.manifest import parse_manifest
+from interlock.core.objects import ExecutionKind, ToolExecutionProfile
+from interlock.core.prepared import Prepared
+from interlock.registry.source import load
+from interlock.service import Ask, Service
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit, until
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.gateway.test_programs import TEXT, manifest, written
+from tests.sample import Text
 
-TOOLS = (cell.double, cell.attempt, cell.count, cell.lent, cell.unbound)
+TOOLS = (cell.double, cell.attempt, cell.count, cell.lent, cell.dying, cell.unbound)
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 
@@ -29,7 +43,7 @@ async def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerato
         yield opened
 
 
-@pytest.mark.part_of("EXEC-03", rest="the escape suite itself, which runs on the sandbox")
+@pytest.mark.proves("EXEC-03")
 async def test_a_tool_runs_isolated_and_answers_as_any_other(lock: Interlock) -> None:
     assert (await lock.call("cell.double", n=21)).unwrap() == 42
     assert code(await lock.call("cell.double", n="x")) == "E3301"
@@ -37,8 +51,8 @@ async def test_a_tool_runs_isolated_and_answers_as_any_other(lock: Interlock) ->
     assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
-@pytest.mark.part_of("EXEC-04", rest="disks, forks and twenty at once, which run on the sandbox")
-@pytest.mark.part_of("EXEC-05", rest="programs, which run on the sandbox")
+@pytest.mark.part_of("EXEC-04", rest="the figure of two, which `./dev bench sandbox` takes; ephemeral storage in pods")
+@pytest.mark.proves("EXEC-05")
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
@@ -88,17 +102,231 @@ async def test_what_a_tool_reports_from_inside_counts_as_if_it_had_run_outside(l
     assert (await lock.undo(first.invocation_id, key="u")).ok
 
 
-@pytest.mark.part_of("EXEC-07", rest="core dumps")
+@pytest.mark.proves("EXEC-07")
 async def test_a_credential_reaches_the_tool_by_no_way_that_others_can_see(lock: Interlock) -> None:
     await lock.secrets.set("cell/token", "a-lent-canary", by="local:test")
     result = (await lock.call("cell.lent", what="x")).unwrap()
     assert result == "13 [REDACTED] []"
 
 
-@pytest.mark.part_of("EXEC-02", rest="the matrix of tiers, which runs on the sandbox")
+@pytest.mark.proves("EXEC-07")
+async def test_a_tool_that_dies_with_a_credential_leaves_no_image_of_its_memory(
+    lock: Interlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await lock.secrets.set("cell/token", "a-lent-canary", by="local:test")
+    # A core of a byte is none: the kernel neither writes it nor pipes it to anybody.
+    assert (await lock.call("cell.dying", what="look")).unwrap() == "True False"
+    assert code(await lock.call("cell.dying", what="abort")) == "E3404"
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]  # noqa: ASYNC240 - a test may wait for its disk
+    assert left
+    assert not any("core" in path.name or b"a-lent-canary" in path.read_bytes() for path in left)
+
+
+@pytest.mark.proves("EXEC-07")
+async def test_while_a_program_runs_nobody_sees_its_parameters_or_its_credential(
+    lock: Interlock, tmp_path: Path
+) -> None:
+    script = "read given; cat $HOME/.secrets/cell.token >/dev/null; sleep 1; echo done"
+    quiet = manifest(
+        "quiet", ["sh", "-c", script], parameters={"text": TEXT}, execution={"stdin": "text"},
+        required_permissions=["credentials:cell/token"],
+    )  # fmt: skip
+    _, (tool,) = load(written(tmp_path / "quiet.json", quiet))
+    await admit(lock, tool)
+    await lock.secrets.set("cell/token", "a-lent-canary", by="local:test")
+    call = asyncio.ensure_future(lock.call("prog.quiet", text="a-sent-canary"))
+    looks, seen = 0, b""
+    while not call.done():
+        shown = b" ".join(path.read_bytes() for path in _of_processes())
+        looks += script.encode() in shown
+        seen += b"canary" if b"a-lent-canary" in shown or b"a-sent-canary" in shown else b""
+        await asyncio.sleep(0.05)
+    assert (await call).unwrap() == "done\n"
+    assert looks, "it was never seen at all"
+    assert not seen
+
+
+def _of_processes() -> Iterator[Path]:
+    """What everybody can see of every process, and what its own user can."""
+    for process in Path("/proc").glob("[0-9]*"):
+        for name in ("cmdline", "environ"):
+            with suppress(OSError):
+                (process / name).read_bytes()
+                yield process / name
+
+
+@pytest.mark.proves("EXEC-02")
 async def test_full_access_is_asked_for_at_every_call(lock: Interlock) -> None:
     pending = await lock.call("cell.unbound", what="x")
     assert pending.pending
     await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
     assert (await lock.call("cell.unbound", what="x")).unwrap() == "x"
     assert (await lock.call("cell.unbound", what="x")).pending
+
+
+# Tiers
+
+
+@pytest.mark.proves("EXEC-02")
+@pytest.mark.parametrize(
+    ("said", "tier"),
+    [
+        ({}, 0),
+        ({"sandbox": {}}, 0),
+        ({"sandbox": {"tier": 2}}, 0),
+        ({"sandbox": {"reads": {"hosts": "/etc/hosts"}}}, 1),
+        ({"sandbox": {"tier": 2, "reads": {"hosts": "/etc/hosts"}}}, 1),
+        ({"execution": {"env": {"LANG": "C"}}}, 1),
+        ({"network_policy": {"allowed_domains": ["a.example"]}}, 2),
+        ({"network_policy": {"allowed_domains": ["a.example"], "deny_all_egress": True}}, 0),
+        ({"network_policy": {"allowed_domains": ["a.example"]}, "sandbox": {"tier": 3}}, 3),
+        ({"sandbox": {"tier": 0, "reads": {"hosts": "/etc/hosts"}}}, None),
+        ({"sandbox": {"tier": 1}, "network_policy": {"allowed_domains": ["a.example"]}}, None),
+    ],
+)
+def test_a_tool_gets_the_lowest_tier_that_covers_what_it_asks_for(
+    tmp_path: Path, said: dict[str, Any], tier: int | None
+) -> None:
+    document = written(tmp_path / "one.json", manifest("one", ["true"], **said))
+    if tier is None:
+        with pytest.raises(Failure, match="/sandbox/tier"):
+            load(document)
+        return
+    _, (one,) = load(document)
+    assert one.manifest.tier == tier
+    contract = contract_of(one.manifest)
+    assert Prepared(contract, one, "").tier == tier
+    assert execution_profile(contract).sandbox_profile == f"tier-{tier}"
+
+
+@pytest.mark.proves("EXEC-02")
+async def test_what_comes_through_a_door_starts_at_tier_0(lock: Interlock) -> None:
+    register = Service(lock).registration.register
+    for number, said in enumerate(
+        (
+            {"execution": {"env": {"LANG": "C"}}},
+            {"network_policy": {"allowed_domains": ["a.example"]}},
+            {"sandbox": {"reads": {"hosts": "/etc/hosts"}}},
+            {"sandbox": {"tier": 3}},
+        )
+    ):
+        with pytest.raises(Failure, match="on the machine"):
+            await register(manifest(f"one{number}", ["true"], **said), by=lock.caller)
+    await register(manifest("plain", ["printf", "x"]), by=lock.caller)
+    assert lock.catalog.resolve("prog.plain").prepared.tier == 0
+
+
+# Profiles
+
+
+class Waiting:
+    """An upstream that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+
+    async def call(self, call: RemoteCall) -> str:
+        await self.answer.wait()
+        return "done"
+
+
+far = Waiting()
+FIXED: dict[str, Any] = {"version": "1.0.0", "mutation_class": "read_only", "namespace": "kind"}
+
+
+async def held(text: Text) -> str:
+    """Wait until it is let go."""
+    await far.answer.wait()
+    return text
+
+
+def of_kind(kind: str) -> Tool[..., Any]:
+    """A tool of each kind, none of which can be cancelled."""
+    here: dict[str, dict[str, Any]] = {
+        "local": {},
+        "native": {"tool_kind": "native_tool"},
+        "browser": {"tool_kind": "browser_action"},
+        "model": {"tool_kind": "model_task"},
+        "peer_agent": {"tool_kind": "peer_agent_tool"},
+        "hybrid": {"external_service": "bank"},
+    }
+    if kind in here:
+        return tool(name=f"{kind}_tool", cancellable=False, **FIXED, **here[kind])(held)
+    program = manifest(f"{kind}_tool", ["sleep", "0.3"], parameters={}, namespace="kind", cancellable=False)
+    if kind == "shell":
+        return from_program(parse_manifest({**program, "sandbox": {}}))
+    native = {"kind": "upstream", "target": "far", "native": {"name": "x"}}
+    protocol = {"mcp": "mcp", "api": "openapi", "remote": "custom"}[kind]
+    return from_upstream(parse_manifest({**program, "execution": native, "protocol": protocol}))
+
+
+@pytest.mark.proves("EXEC-01")
+@pytest.mark.parametrize("kind", get_args(ExecutionKind))
+async def test_a_profile_states_what_can_be_done_and_the_rest_is_answered_as_unsupported(
+    lock: Interlock, kind: str
+) -> None:
+    far.answer = asyncio.Event()
+    lock.connect_through(lambda _: cast("Connector", far))
+    one = of_kind(kind)
+    await admit(lock, one)
+    profile = execution_profile(contract_of(one.manifest)).document()
+    ToolExecutionProfile.parse(profile)
+    assert (profile["kind"], profile["timeout_ms"]) == (kind, 5000)
+    assert profile.get("sandbox_profile") == ("tier-0" if kind == "shell" else None)
+    assert profile["supports_progress"] == (kind not in ("shell", "api", "remote"))
+    assert profile["supports_abort"] == (kind == "shell")
+    assert not profile["supports_cancellation"]
+    assert not profile["supports_resume"]
+    calls = Service(lock).calls
+    arguments = {} if kind in ("shell", "mcp", "api", "remote") else {"text": "a"}
+    call = calls.start(Ask(one.manifest.address, arguments), lock.caller, door="library")
+    await until(lambda: lock.gateway.execution._floor.get(call))  # pyright: ignore[reportPrivateUsage] - it runs
+    assert await calls.cancel(call, lock.caller) == "unsupported"
+    with pytest.raises(Failure) as refused:
+        await calls.resume(call, lock.caller)
+    assert (refused.value.code, refused.value.row.error_class) == ("E3109", "capability_gap")
+    far.answer.set()
+    await until(lambda: calls.result(call, lock.caller))
+    ended = calls.result(call, lock.caller)
+    assert ended is not None
+    assert ended.ok, "nobody stopped it"
+    assert await calls.cancel(call, lock.caller) == "finished"
+    await lock.journal.commit(lambda _: None)  # the answers are on record by now
+    assert [one["answer"] for one in records(lock, call, kind="cancel")] == ["unsupported", "finished"]
+    heard: list[Any] = []
+    followed = await lock.call(one.manifest.address, arguments, on_progress=heard.append)
+    assert followed.ok
+    unsupported = "PROGRESS_UNSUPPORTED" in followed.metadata.get("warnings", ())
+    assert unsupported != profile["supports_progress"]
+    assert heard == []
+
+
+@pytest.mark.proves("EXEC-01")
+async def test_what_a_profile_states_is_offered(lock: Interlock) -> None:
+    far.answer = asyncio.Event()
+    await admit(lock, one := tool(name="loose_tool", **FIXED)(held))
+    profile = execution_profile(contract_of(one.manifest))
+    assert (profile.supports_abort, profile.supports_cancellation) == (True, True)
+    calls = Service(lock).calls
+    call = calls.start(Ask("kind.loose_tool", {"text": "a"}), lock.caller, door="library")
+    await until(lambda: lock.gateway.execution._floor.get(call))  # pyright: ignore[reportPrivateUsage] - it runs
+    assert await calls.cancel(call, lock.caller) == "canceled"
+    await until(lambda: calls.result(call, lock.caller))
+    ended = calls.result(call, lock.caller)
+    assert ended is not None
+    assert ended.state == "canceled"
+    heard: list[Any] = []
+    assert (await lock.call("cell.count", {"name": "a"}, key="k", on_progress=heard.append)).ok
+    assert [one["message"] for one in heard] == ["counting"]
+
+
+@pytest.mark.proves("EXEC-01")
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "cloud"}, {"timeout_ms": -1}, {"supports_abort": "yes"}, {"profile_id": ""}, {"kind": None}]
+)
+def test_a_profile_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
+    fine = execution_profile(contract_of(cell.double.manifest)).document()
+    ToolExecutionProfile.parse(fine)
+    with pytest.raises(Failure):
+        ToolExecutionProfile.parse(fine | wrong)

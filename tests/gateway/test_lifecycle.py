@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,16 @@ from interlock.core.objects import ToolError, ToolResult
 from interlock.core.phases import Granted
 from interlock.core.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
 from interlock.executors.function import FunctionExecutor
+from interlock.executors.isolated import IsolatedExecutor
+from interlock.executors.remote import RemoteExecutor, nowhere
+from interlock.gateway import closing, validate, verify
+from interlock.gateway.authorize import Authorizer
+from interlock.gateway.closing import Closer
+from interlock.gateway.execute import Execution
+from interlock.gateway.hooks import Hooks
+from interlock.registry.catalog import Catalog
 from tests import sample
+from tests.gateway import isolated_tools as cell
 from tests.sample import world
 
 SIX = ["request", "validate", "authorize", "execute", "verify", "return"]
@@ -32,7 +43,7 @@ def records(lock: Interlock, call: str | None = None, kind: str = "closed") -> l
     return [record for record in found if call is None or record["call"] == call]
 
 
-@pytest.mark.part_of("LIFE-01", rest="doors, composites, sagas and fallbacks, which do not exist yet")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
 async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Interlock) -> None:
     result = await lock.call("demo.add", a=1, b=2)
     assert result.unwrap() == 3
@@ -41,22 +52,25 @@ async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Inte
     assert record["states"] == ["planned", "selected", "arguments_ready", "running", "succeeded"]
 
 
-@pytest.mark.part_of("LIFE-01", rest="doors, composites, sagas and fallbacks, which do not exist yet")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
 async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Interlock) -> None:
     gateway = lock.gateway
     call = gateway._open(lock.request("demo.increment", {"name": "a"}, key="k"))  # pyright: ignore[reportPrivateUsage]
     checked = await gateway._validate(gateway._request(call))  # pyright: ignore[reportPrivateUsage]
     granted = await gateway._authorizer.authorize(checked)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(granted, Granted)
-    stranger = FunctionExecutor(object())
-    with pytest.raises(Failure) as refused:
-        await stranger.run(granted, None)
-    assert refused.value.code == "E3000"
+    egress, clock = lock.settings.egress, lock.clock
+    function = FunctionExecutor(object())
+    isolated = IsolatedExecutor(object(), clock=clock, network=egress, note=lambda _, outcome: None)
+    for stranger in (function, isolated, RemoteExecutor(object(), clock=clock, connect=nowhere)):
+        with pytest.raises(Failure) as refused:
+            await stranger.run(granted, None)
+        assert refused.value.code == "E3000"
     assert world.runs == 0
-    stranger.close()
+    function.close()
 
 
-@pytest.mark.part_of("LIFE-01", rest="doors, composites, sagas and fallbacks, which do not exist yet")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
 def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     """A static look at the whole package: no other place constructs a grant or calls an executor."""
     package = Path(interlock.__file__).parent
@@ -76,9 +90,10 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     assert runners == {"gateway/execute.py"}
 
 
-@pytest.mark.part_of(
-    "LIFE-08", rest="statuses on REST and MCP; deferred schemas; a read killed while it ran stays begun"
-)
+UNLOADED = "schemas that are not loaded; discarded streams; a read killed in its first 50 ms"
+
+
+@pytest.mark.part_of("LIFE-08", rest=UNLOADED)
 @pytest.mark.parametrize(
     ("tool", "arguments", "options", "code", "state"),
     [
@@ -113,7 +128,7 @@ async def test_every_outcome_is_one_terminal_result_with_one_record(
         ToolError.parse(document["error"])
 
 
-@pytest.mark.part_of("AUDIT-01", rest="over each door")
+@pytest.mark.proves("AUDIT-01")
 async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(lock: Interlock) -> None:
     async def one(index: int) -> str:
         kind = index % 6
@@ -145,6 +160,83 @@ async def test_a_thousand_mixed_calls_leave_a_thousand_closing_records(lock: Int
     assert {record["authDecision"] for record in closed} == {"ALLOW", "REQUIRES_APPROVAL", None}
 
 
+READER = """
+import asyncio, sys
+from interlock import Interlock
+from tests.gateway.test_lifecycle import lingers
+
+async def main(home):
+    async with Interlock.open(home, housekeeping=False) as lock:
+        lock.catalog.attach(lingers)
+        await lock.call("demo.lingers")
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def lingers() -> str:
+    """Read for ever."""
+    await asyncio.Event().wait()
+    return "never"
+
+
+@pytest.mark.part_of("LIFE-08", rest=UNLOADED)
+async def test_a_read_whose_process_was_killed_is_closed_as_failed_by_the_next(lock: Interlock, home: Path) -> None:
+    await lock.journal.commit(_publish(lingers))
+    lock.catalog.attach(lingers)
+    reader = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", READER, str(home), cwd=Path(__file__).parents[2]
+    )  # fmt: skip
+    try:
+        await _noted(lock, 1)
+    finally:
+        reader.kill()
+        await reader.wait()
+    (begun,) = records(lock, kind="started")
+    own = lock.gateway.with_id(lock.request("demo.lingers"))
+    mine = asyncio.create_task(lock.gateway.invoke(own))
+    await _noted(lock, 2)
+    for _ in range(2):  # and once is enough
+        async with Interlock.open(home, housekeeping=False):
+            pass
+    (closed,) = records(lock, begun["call"])
+    assert (closed["status"], closed["error_code"], closed["states"][-1]) == ("ERROR", "E3404", "failed")
+    assert (closed["inputHash"], closed["callerId"]) == (begun["inputHash"], begun["callerId"])
+    # One whose process lives is left alone, and ends by itself.
+    assert records(lock, own.id) == []
+    assert lock.cancel(own.id or "") == "canceled"
+    assert (await mine).state == "canceled"
+    assert len(records(lock, own.id)) == 1
+    assert lock.journal.read("SELECT 1 FROM fact WHERE name LIKE 'begun:%'") == []
+
+
+async def _noted(lock: Interlock, count: int) -> None:
+    """Wait until so many reads are on record as begun, by whatever process."""
+    async with asyncio.timeout(60):
+        while len(records(lock, kind="started")) < count:
+            await lock.journal.commit(lambda _: None)
+
+
+@pytest.mark.part_of("LIFE-08", rest=UNLOADED)
+@pytest.mark.parametrize("audit", ["batched", "durable"])
+async def test_a_caller_that_leaves_while_the_end_is_written_leaves_one_end(home: Path, audit: str) -> None:
+    async with Interlock.open(home, housekeeping=False, audit=audit) as lock:
+        for one in (sample.add, sample.increment):
+            lock.catalog.attach(one)
+        for turns in range(1, 12):
+            request = lock.gateway.with_id(lock.request("demo.add", {"a": turns}))
+            again = lock.gateway.with_id(lock.request("demo.increment", {"name": "a"}, key="k"))
+            for one in (request, again):
+                task = asyncio.create_task(lock.gateway.invoke(one))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await lock.journal.drain()
+                assert len(records(lock, one.id)) == 1, turns
+
+
 async def test_the_short_closing_record_says_what_the_long_one_says(lock: Interlock) -> None:
     plain = await lock.call("demo.add", a=1, b=2)
     richer = await lock.call("demo.add", a=1)
@@ -154,7 +246,7 @@ async def test_the_short_closing_record_says_what_the_long_one_says(lock: Interl
     assert {k: v for k, v in short.items() if k not in own} == {k: v for k, v in long.items() if k not in own}
 
 
-@pytest.mark.part_of("LIFE-03", rest="over each door")
+@pytest.mark.part_of("LIFE-03", rest="native call ids; the record as a tool_invocation, with the time of each state")
 async def test_a_request_is_refused_without_a_caller_and_filled_up_otherwise(lock: Interlock) -> None:
     nobody = await lock.gateway.invoke(Request(tool="demo.add", arguments={"a": 1}, caller=None))
     assert nobody.error is not None
@@ -251,7 +343,84 @@ def _publish(tool: Any) -> Any:
     return publish(tool.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
 
 
-@pytest.mark.part_of("LIFE-02", rest="surfaces and deferred tools; credentials; sandbox")
+STEPS: dict[str, tuple[Any, str]] = {
+    "resolve": (Catalog, "prepared"),
+    "parse": (validate, "check_input"),
+    "pre-hooks": (Hooks, "before"),
+    "permission": (Authorizer, "authorize"),
+    "queue": (Execution, "_reserve"),
+    "credentials": (Execution, "_lend_to"),
+    "sandbox": (IsolatedExecutor, "run"),
+    "map": (verify, "map_output"),
+    "post-hooks": (Hooks, "after"),
+    "redaction": (Closer, "redact"),
+    "persistence": (Closer, "_record_success"),
+}
+IN_ORDER = [
+    "resolve", "parse", "pre-hooks", "permission", "queue", "credentials", "sandbox", "map", "redaction", "post-hooks",
+    "persistence",
+]  # fmt: skip
+
+
+@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools")
+@pytest.mark.parametrize("fault", [None, *IN_ORDER])
+async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    await lock.journal.commit(_publish(cell.spends))
+    lock.catalog.attach(cell.spends)
+    await lock.secrets.set("cell/token", "canary", by="local:test")
+    lock.hook(Hook(id="looks", when="pre", run=lambda _: None))
+    lock.hook(Hook(id="looks too", when="post", run=lambda _: None))
+    steps: list[str] = []
+
+    def watched(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*given: Any, **named: Any) -> Any:
+            steps.append(name)
+            if name == fault:
+                raise Failure("E3401", "a fault was put in here")
+            return step(*given, **named)
+
+        return taken
+
+    for name, (owner, attribute) in STEPS.items():
+        monkeypatch.setattr(owner, attribute, watched(name, getattr(owner, attribute)))
+    heard: list[str] = []
+    lock.listen(lambda event: heard.append(event.type))
+    result = await lock.call("cell.spends", name="a", key="k")
+    assert steps == IN_ORDER[: len(IN_ORDER) if fault is None else IN_ORDER.index(fault) + 1]
+    assert result.ok is (fault is None)
+    assert heard[-2:] == [f"tool.invocation.{'succeeded' if result.ok else 'failed'}", "tool.result.created"]
+    assert len(records(lock, result.invocation_id)) == 1
+
+
+@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools")
+@pytest.mark.parametrize("outcome", ["success", "failure", "timeout", "replay", "replayed failure"])
+async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    made: list[str] = []
+    mapped: list[str] = []
+
+    def counted(into: list[str], make: Callable[..., Any]) -> Callable[..., Any]:
+        def one(*given: Any, **named: Any) -> Any:
+            into.append(outcome)
+            return make(*given, **named)
+
+        return one
+
+    if outcome.startswith("replay"):
+        sample.flaky.failures = [ValueError()] if "failure" in outcome else []
+        await lock.call("demo.unsteady", name="a", key="k")
+    monkeypatch.setattr(closing, "Result", counted(made, closing.Result))
+    monkeypatch.setattr(verify, "map_output", counted(mapped, verify.map_output))
+    if outcome in ("failure", "timeout"):
+        sample.flaky.failures = [ValueError() if outcome == "failure" else Failure("E3402")]
+    await lock.call("demo.unsteady", name="a", key="k")
+    assert (made, mapped) == ([outcome], [outcome] if outcome == "success" else [])
+
+
+@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools")
 async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_mapped_once(lock: Interlock) -> None:
     steps: list[str] = []
     lock.listen(lambda event: steps.append(event.type))
@@ -417,7 +586,7 @@ async def test_what_a_schema_cannot_say_is_checked_before_anything_is_decided(
     assert record["phases"] == ["request", "validate", "return"]
 
 
-@pytest.mark.part_of("CONTRACT-13", rest="every door")
+@pytest.mark.proves("CONTRACT-13")
 async def test_what_a_tool_raises_never_shows_a_stack_a_path_or_a_secret(
     lock: Interlock, caplog: pytest.LogCaptureFixture
 ) -> None:

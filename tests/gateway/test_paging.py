@@ -41,7 +41,7 @@ async def paged(lock: Interlock) -> Interlock:
     return lock
 
 
-@pytest.mark.part_of("CONTRACT-07", rest="over each door")
+@pytest.mark.proves("CONTRACT-07")
 async def test_the_cursor_alone_fetches_the_next_page(paged: Interlock) -> None:
     result = await paged.call("p.rows", prefix="a", secret="hush")
     gathered: list[int] = []
@@ -64,7 +64,7 @@ async def test_the_cursor_alone_fetches_the_next_page(paged: Interlock) -> None:
     assert (gathered, pages) == (list(range(25)), 3)
 
 
-@pytest.mark.part_of("CONTRACT-07", rest="over each door")
+@pytest.mark.proves("CONTRACT-07")
 async def test_a_cursor_is_good_for_its_own_caller_and_tool_only(paged: Interlock) -> None:
     first = await paged.call("p.rows", prefix="a", secret="hush")
     token: Any = first.metadata["pagination"]["cursor"]

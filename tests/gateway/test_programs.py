@@ -23,7 +23,6 @@ from tests.cli.conftest import Cli
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 
-ADAPTERS = "the adapters for LangChain tools and function-call schemas, and the exports"
 TEXT: Json = {"type": "string", "description": "any text", "examples": ["hello"]}
 MANY: Json = {"type": "array", "items": {"type": "string"}, "description": "texts", "examples": [["a", "b"]]}
 NUMBER: Json = {"type": "integer", "description": "a number", "examples": [3]}
@@ -117,7 +116,7 @@ async def lock(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 HOSTILE = ("a b", "'\"", "$(id)", "`id`", "-rf", "--help", "line\nline", "*", ";id", "", "é\u2028🙂", "{text}", "\\x")
 
 
-@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+@pytest.mark.proves("EXEC-12")
 async def test_arguments_reach_a_program_as_single_literal_words(lock: Interlock) -> None:
     for text in HOSTILE:
         assert (await lock.call("prog.echo", text=text)).unwrap() == [text]
@@ -127,7 +126,7 @@ async def test_arguments_reach_a_program_as_single_literal_words(lock: Interlock
     assert (await lock.call("prog.option", text="-x y")).unwrap() == "--name=-x y"
 
 
-@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+@pytest.mark.proves("EXEC-12")
 async def test_an_argument_cannot_become_an_option(lock: Interlock) -> None:
     assert (await lock.call("prog.bare", text="x -v")).unwrap() == "x -v"
     for text in ("-v", "--help", "-"):
@@ -139,7 +138,7 @@ async def test_an_argument_cannot_become_an_option(lock: Interlock) -> None:
     assert code(await lock.call("prog.echo", text="x" * 200_000)) == "E3308"
 
 
-@pytest.mark.part_of("EXEC-05", rest="asynchronous mode")
+@pytest.mark.proves("EXEC-05")
 async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
     failed = await lock.call("prog.exits", status=3)
     assert failed.error is not None
@@ -151,7 +150,7 @@ async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
     assert code(await lock.call("prog.missing")) == "E3108"
 
 
-@pytest.mark.part_of("EXEC-05", rest="asynchronous mode")
+@pytest.mark.proves("EXEC-05")
 async def test_a_program_that_hangs_is_ended_with_everything_it_started(lock: Interlock) -> None:
     assert code(await lock.call("prog.hang", timeout_s=0.5)) == "E3402"
     async with asyncio.timeout(10):
@@ -169,7 +168,7 @@ def _command_lines() -> list[bytes]:
     return found
 
 
-@pytest.mark.part_of("EXEC-05", rest="asynchronous mode")
+@pytest.mark.proves("EXEC-05")
 async def test_output_that_is_not_what_was_promised_is_no_result(lock: Interlock) -> None:
     torn = await lock.call("prog.torn")
     assert torn.error is not None
@@ -179,7 +178,7 @@ async def test_output_that_is_not_what_was_promised_is_no_result(lock: Interlock
     assert code(await lock.call("prog.misfit")) == "E3303"
 
 
-@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+@pytest.mark.proves("EXEC-12")
 async def test_parameters_come_by_stdin_where_the_manifest_says_so(lock: Interlock) -> None:
     arguments = {"text": 'a "quoted"\n$(id)', "more": ["é"]}
     assert (await lock.call("prog.stdin", arguments)).unwrap() == arguments
@@ -187,7 +186,7 @@ async def test_parameters_come_by_stdin_where_the_manifest_says_so(lock: Interlo
 
 
 @pytest.mark.proves("OBS-02")
-@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+@pytest.mark.proves("EXEC-12")
 async def test_directory_and_environment_are_what_the_manifest_says(lock: Interlock) -> None:
     called = await lock.call("prog.env")
     seen = dict(line.split("=", 1) for line in called.unwrap())
@@ -252,7 +251,7 @@ async def test_a_program_that_changes_something_runs_once_agreed_to(lock: Interl
     assert "previewDifferences" not in first.metadata
 
 
-@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+@pytest.mark.proves("EXEC-12")
 async def test_a_program_is_admitted_by_its_examples_like_any_tool(home: Path, tmp_path: Path) -> None:
     wrong = manifest("wrong", ["false"], version="1.0.1")
     target = written(tmp_path / "programs.json", NAMED["echo"], NAMED["post"], wrong)
@@ -347,7 +346,7 @@ def test_what_is_not_text_is_one_word_of_json() -> None:
     assert program.words({"value": [1, 2], "many": [1, "a"]}) == ("p", "--", "[1,2]", "1", "a")
 
 
-@pytest.mark.part_of("EXEC-12", rest=ADAPTERS)
+@pytest.mark.proves("EXEC-12")
 def test_a_program_is_added_and_called_from_the_command_line(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     written(tmp_path / "words.json", NAMED["words"])

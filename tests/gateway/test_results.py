@@ -221,7 +221,7 @@ async def test_the_envelope_of_an_expired_payload_stays_readable(results: Interl
     assert records(results, result.invocation_id)[0]["outputSummary"] == {"type": "string", "bytes": 502}
 
 
-@pytest.mark.part_of("LIFE-19", rest="spans, which come with telemetry")
+@pytest.mark.proves("LIFE-19")
 @pytest.mark.parametrize("lie", ["none", "hash", "rows", "verify"])
 async def test_a_tool_that_lies_about_its_effect_fails_before_anyone_hears_of_success(
     results: Interlock, tmp_path: Path, lie: str
@@ -242,8 +242,8 @@ async def test_a_tool_that_lies_about_its_effect_fails_before_anyone_hears_of_su
         assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
 
 
-@pytest.mark.part_of("AUDIT-07", rest="doors, checkpoints and Postgres")
-@pytest.mark.part_of("AUDIT-06", rest="tickets, notifications, traces and metric labels, which do not exist yet")
+@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+@pytest.mark.proves("AUDIT-06")
 async def test_credentials_appear_nowhere(results: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     results.listen(lambda event: said.append(str(event.document())))
@@ -268,7 +268,7 @@ async def test_credentials_appear_nowhere(results: Interlock, home: Path, caplog
     assert "storing [REDACTED] under a" in caplog.text
 
 
-@pytest.mark.part_of("EFFECT-05", rest="approver and preview digest of irreversible calls")
+@pytest.mark.proves("EFFECT-05")
 async def test_every_reported_change_is_a_record_with_private_values_only_as_hashes(results: Interlock) -> None:
     result = await results.call("r.keep", slot="a", api_key="sk-secret123456", password="p", key="k")
     (mutation,) = records(results, result.invocation_id, kind="mutation")
@@ -295,7 +295,38 @@ async def _(result: str) -> None:
     return None
 
 
-@pytest.mark.part_of("EFFECT-05", rest="approver and preview digest of irreversible calls")
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("row:{table}", "UPDATE")])
+async def thrice(ctx: Context, table: Text) -> int:
+    """Three changes in one call."""
+    for row in range(3):
+        ctx.effect(f"row:{table}", "UPDATE", before=row, after=row + 1)
+    return 3
+
+
+@thrice.preview
+def _(table: str) -> Preview:
+    return Preview()
+
+
+@thrice.compensate
+async def _(result: int) -> None:
+    return None
+
+
+@pytest.mark.proves("EFFECT-05")
+async def test_three_changes_are_three_records_that_name_their_call(results: Interlock) -> None:
+    await results.journal.commit(_publish(thrice))
+    results.catalog.attach(thrice)
+    result = await results.call("r.thrice", table="t", key="k")
+    changes = records(results, result.invocation_id, kind="mutation")
+    assert [(one["previousValue"], one["newValue"]) for one in changes] == [(0, 1), (1, 2), (2, 3)]
+    assert {(one["call"], one["traceId"], one["idempotencyKey"]) for one in changes} == {
+        (result.invocation_id, result.trace_id, "k")
+    }
+    assert not any("approvedBy" in one for one in changes)
+
+
+@pytest.mark.proves("EFFECT-05")
 async def test_a_write_that_changes_nothing_succeeds_with_a_warning(results: Interlock) -> None:
     await results.journal.commit(_publish(idle))
     results.catalog.attach(idle)
@@ -304,7 +335,7 @@ async def test_a_write_that_changes_nothing_succeeds_with_a_warning(results: Int
     assert result.metadata["warnings"] == ["WRITE_TOOL_NO_MUTATION"]
 
 
-@pytest.mark.part_of("EFFECT-01", rest="caches; approval that is given")
+@pytest.mark.proves("EFFECT-01")
 async def test_each_mutation_class_shows_its_own_governance(results: Interlock) -> None:
     read = await results.call("demo.add", a=1, b=1)
     assert read.ok
@@ -340,7 +371,7 @@ async def routed(
     return Internal(seen=f"{text} {tenant_hint}")
 
 
-@pytest.mark.part_of("CONTRACT-12", rest="every discovery door")
+@pytest.mark.proves("CONTRACT-12")
 async def test_a_field_of_the_runtimes_own_is_invisible_and_cannot_be_sent(results: Interlock) -> None:
     from interlock import Hook, HookResult
 

@@ -36,8 +36,8 @@ ARGUMENTS: dict[str, Any] = {"api_key": API_KEY, "password": PASSWORD}
 NAME = "github/token"
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
-DOORS = pytest.mark.part_of("AUDIT-07", rest="doors, checkpoints and Postgres")
-LENDING = pytest.mark.part_of("EXEC-07", rest="children in a sandbox, their arguments and core dumps")
+DOORS = pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+LENDING = pytest.mark.proves("EXEC-07")
 
 Key = Annotated[str, Field(description="a key of some service", examples=["k"])]
 Which = Annotated[str, Field(description="what to do", examples=["nothing"])]

@@ -166,7 +166,7 @@ async def test_evidence_of_failed_tests_does_not_admit(tmp_path: Path) -> None:
         assert "the ledger does not answer" in answer.verdict.refused["contract_tests_passing"][0]
 
 
-@pytest.mark.part_of("CONTRACT-10", rest="closed enumerations and the table of lifecycle states")
+@pytest.mark.proves("CONTRACT-10")
 async def test_the_fallback_kind_is_admitted_with_a_warning(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         answer = await offer(lock, made(declared(tool_kind="custom")))
@@ -178,7 +178,7 @@ async def test_the_fallback_kind_is_admitted_with_a_warning(tmp_path: Path) -> N
 EFFECTS: list[Json] = [{"resource": "account:{account}", "operation": "UPDATE"}]
 
 
-@pytest.mark.part_of("EFFECT-02", rest="prediction before the call, and what shipped write tools change")
+@pytest.mark.proves("EFFECT-02")
 @pytest.mark.parametrize(
     ("edits", "words"),
     [
@@ -262,7 +262,7 @@ async def test_many_versions_live_side_by_side_and_an_older_one_never_becomes_cu
 
 # The bump must hold the change
 
-PART_OF_06 = pytest.mark.part_of("REG-06", rest="one change per rule and the class of random edits")
+BUMPS = pytest.mark.proves("REG-06")
 TIGHTER: Json = {
     "type": "object",
     "properties": {"account": {"type": "string", "description": "account", "examples": ["cash"], "maxLength": 9}},
@@ -270,7 +270,7 @@ TIGHTER: Json = {
 }
 
 
-@PART_OF_06
+@BUMPS
 @pytest.mark.parametrize(
     ("version", "says_breaking", "admitted"),
     [
@@ -291,7 +291,18 @@ async def test_a_breaking_change_needs_a_major_bump_that_says_so(
         assert ("version_registered" in answer.verdict.refused) == (not admitted)
 
 
-@PART_OF_06
+@BUMPS
+@pytest.mark.parametrize(("version", "admitted"), [("1.0.1", False), ("1.1.0", True), ("2.0.0", True)])
+async def test_a_change_that_breaks_nobody_needs_a_minor_bump(tmp_path: Path, version: str, admitted: bool) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(made(declared(parameters=TIGHTER)))
+        answer = await offer(lock, made(declared(version=version)))
+        assert answer.admitted == admitted
+        assert ("version_registered" in answer.verdict.refused) == (not admitted)
+        assert (await offer(lock, made(declared(version="1.0.2", parameters=TIGHTER, changelog="words")))).admitted
+
+
+@BUMPS
 async def test_a_patch_is_measured_against_its_own_line_and_not_the_highest_version(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         await lock.add(made(declared()))
@@ -300,7 +311,7 @@ async def test_a_patch_is_measured_against_its_own_line_and_not_the_highest_vers
         assert not (await offer(lock, made(declared(version="1.0.2", parameters=TIGHTER)))).admitted
 
 
-@PART_OF_06
+@BUMPS
 async def test_functions_are_held_to_the_same_rule(tmp_path: Path) -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="demo", name="quote")
     async def first(account: Account) -> int:

@@ -28,8 +28,8 @@ from interlock.registry.compat import (
 
 Schema = Any
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
-PART_OF_06 = pytest.mark.part_of("REG-06", rest="refusal at registration")
-PART_OF_13 = pytest.mark.part_of("REG-13", rest="incompatible tools are kept off the surface")
+CLASSES = pytest.mark.proves("REG-06")
+NEGOTIATED = pytest.mark.proves("REG-13")
 
 
 def spelt(schema: Schema) -> TypeGuard[dict[str, Any]]:
@@ -322,7 +322,7 @@ def same(old: Schema, new: Schema) -> bool:
 
 @settings(max_examples=400, deadline=None)
 @given(pairs(objects), st.booleans())
-@PART_OF_06
+@CLASSES
 def test_no_edit_receives_a_smaller_class_than_its_instances_show(pair: tuple[Schema, Schema], tolerant: bool) -> None:
     old, new = pair
     on_input = classify(Surface(input=old), Surface(input=new)).level
@@ -496,7 +496,7 @@ OUTPUT_RULES: list[tuple[str, Schema, Schema, bool, str]] = [
 ]
 
 
-@PART_OF_06
+@CLASSES
 @pytest.mark.parametrize(
     ("old", "new", "level"), [rule[1:] for rule in INPUT_RULES], ids=[rule[0] for rule in INPUT_RULES]
 )
@@ -508,7 +508,7 @@ def test_an_input_change_has_its_class(old: Schema, new: Schema, level: str) -> 
         assert input_compatible(old, new) == (level != "major")
 
 
-@PART_OF_06
+@CLASSES
 @pytest.mark.parametrize(
     ("old", "new", "tolerant", "level"), [rule[1:] for rule in OUTPUT_RULES], ids=[rule[0] for rule in OUTPUT_RULES]
 )
@@ -518,7 +518,7 @@ def test_an_output_change_has_its_class(old: Schema, new: Schema, tolerant: bool
     assert output_compatible(old, new, tolerant=tolerant) == (level != "major")
 
 
-@PART_OF_06
+@CLASSES
 @pytest.mark.parametrize(("kind", "keyword", "narrow", "wide"), CONSTRAINTS)
 def test_a_constraint_tightens_one_way_and_relaxes_the_other(kind: str, keyword: str, narrow: Any, wide: Any) -> None:
     tight, loose = (
@@ -535,7 +535,7 @@ def test_a_constraint_tightens_one_way_and_relaxes_the_other(kind: str, keyword:
     assert classify(Surface(output=tight), Surface(output=loose)).level == expected
 
 
-@PART_OF_06
+@CLASSES
 def test_a_declared_change_of_behaviour_or_of_the_duties_of_consumers_is_breaking() -> None:
     same_schemas = Surface(input=TWO, output=TWO)
     assert classify(same_schemas, same_schemas).level == "patch"
@@ -554,7 +554,7 @@ def test_changes_are_told_in_words_with_the_gravest_first() -> None:
     assert [str(change) for change in classify(*optional).changes] == ["minor: input `/p/q` is new"]
 
 
-@PART_OF_06
+@CLASSES
 @pytest.mark.parametrize(
     ("old", "new", "level", "breaking_changes", "allowed"),
     [
@@ -604,7 +604,7 @@ def test_a_schema_that_is_none_is_refused_and_a_huge_one_is_compared_whole() -> 
 
 @settings(max_examples=250, deadline=None)
 @given(flat, flat)
-@PART_OF_13
+@NEGOTIATED
 def test_negotiation_agrees_with_the_inclusion_of_sets(expected: Schema, offered: Schema) -> None:
     wanted, given_parts = expected["properties"], offered["properties"]
     required = set(expected.get("required", ()))
@@ -625,7 +625,7 @@ def test_negotiation_agrees_with_the_inclusion_of_sets(expected: Schema, offered
     assert [outcome for outcome, holds in outcomes.items() if holds] == [found.outcome]
 
 
-@PART_OF_13
+@NEGOTIATED
 @pytest.mark.parametrize(
     ("offered", "outcome", "missing"),
     [
@@ -644,7 +644,7 @@ def test_the_missing_parts_are_listed_exactly(offered: Schema, outcome: str, mis
     assert (found.outcome, found.missing) == (outcome, missing)
 
 
-@PART_OF_13
+@NEGOTIATED
 def test_what_an_agent_expects_without_naming_fields_is_offered_whole_or_not_at_all() -> None:
     union = {"anyOf": [takes(TEXT, required=["p"]), takes(COUNT, required=["p"])]}
     assert negotiate(union, union).outcome == "FULL_MATCH"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from interlock import Interlock, Tool
+from interlock import Context, Field, Interlock, Tool, tool
+from interlock.authority.dids import make_did_key
+from interlock.authority.identities import Identity
+from interlock.authority.keys import make_private
+from interlock.core.capability import ToolGrant
 from interlock.core.declare import from_manifest
 from interlock.core.errors import Failure
 from interlock.core.manifest import parse_manifest
+from interlock.service.tools import Tools
 
 
 def named(namespace: str, tool_id: str, *aliases: str, version: str = "1.0.0") -> Tool[..., Any]:
@@ -35,6 +40,12 @@ def named(namespace: str, tool_id: str, *aliases: str, version: str = "1.0.0") -
         }
     )
     return from_manifest(manifest, lambda: f"{namespace}.{tool_id}", {})
+
+
+def which(version: str) -> Tool[..., Any]:
+    """A tool that answers with its own version."""
+    manifest = named("demo", "which", version=version).manifest
+    return from_manifest(manifest, lambda: version, {})
 
 
 async def refused(lock: Interlock, candidate: Tool[..., Any]) -> Failure:
@@ -119,7 +130,7 @@ async def test_versions_of_one_tool_share_their_alias(tmp_path: Path) -> None:
 
 # Versions through the catalog
 
-PART_OF_04 = pytest.mark.part_of("REG-04", rest="the property against an oracle")
+PART_OF_04 = pytest.mark.part_of("REG-04", rest="the pin of a composite, of which there are none yet")
 
 
 async def add_seed(lock: Interlock) -> None:
@@ -168,21 +179,83 @@ async def test_unknown_tools_versions_and_ranges_each_have_their_error(tmp_path:
         assert "`demo.answer`" in unknown.message
 
 
+AGENT = make_did_key(make_private("EdDSA").public_key())
+
+
+async def token_for(lock: Interlock, *ranges: str, tool: str = "demo.answer") -> str:
+    """A token whose links allow one tool, each in a range of versions; all but the first are delegated."""
+    if lock.identities.find(AGENT) is None:
+        await lock.identities.register(Identity(did=AGENT, trust=90), by="test")
+        lock.issuer_keys.init("EdDSA")
+    first, *others = ([ToolGrant(tool, within)] for within in ranges)
+    token = await lock.tokens.issue(subject=AGENT, by=lock.caller, tools=first)
+    for narrower in others:
+        token = await lock.tokens.delegate(token, subject=AGENT, by=lock.caller, tools=narrower)
+    return token
+
+
 @PART_OF_04
-async def test_ranges_of_request_token_and_pin_meet_in_the_highest_common_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranges", "spec", "expected"),
+    [
+        (("*",), None, "2.0.0"),
+        (("^1.0.0",), None, "1.2.0"),
+        (("^1.0.0",), "LATEST", "1.2.0"),
+        (("^1.0.0",), "<1.2.0", "1.1.0"),
+        (("*", "<2.0.0", "<1.2.0"), None, "1.1.0"),
+        (("*", "^1.0.0"), "1.x", "1.2.0"),
+        (("^1.0.0",), "2.x", "E3103"),
+        (("^1.0.0", "1.1.0"), ">1.1.0", "E3103"),
+        (("^3.0.0",), None, "E3103"),
+        # Asked for to the letter, it is the token that is refused.
+        (("^1.0.0",), "2.0.0", "E3204"),
+    ],
+)
+async def test_ranges_of_request_and_token_meet_in_the_highest_common_version(
+    tmp_path: Path, ranges: tuple[str, ...], spec: str | None, expected: str
+) -> None:
     async with Interlock.open(tmp_path) as lock:
         await add_seed(lock)
-        within = lock.catalog.resolve_within
-        assert within("demo.answer", [None, "^1.0.0", "<1.2.0"]).contract.version == "1.1.0"
-        assert within("answer", ["LATEST", None]).contract.version == "2.0.0"
-        with pytest.raises(Failure) as caught:
-            within("demo.answer", ["^1.0.0", "2.x"])
-        assert caught.value.code == "E3103"
+        result = await lock.call("demo.answer", version=spec, token=await token_for(lock, *ranges))
+        if result.error is None:
+            assert result.tool == f"demo.answer@{expected}"
+        else:
+            assert result.error.code == expected
+
+
+async def test_what_is_listed_is_what_the_token_calls(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as lock:
+        await add_seed(lock)
+        await lock.add(named("demo", "other"))
+        caller = await lock.caller_of(await token_for(lock, "<1.2.0"))
+        tools = Tools(lock)
+        assert [one.contract.ref for one in tools.visible(caller)] == ["demo.answer@1.1.0"]
+        assert tools.find("answer", "^1.0.0", caller).contract.version == "1.1.0"
+
+
+@PART_OF_04
+async def test_a_range_below_a_call_meets_the_token_of_the_call_above(tmp_path: Path) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+    async def ask(ctx: Context, within: Annotated[str, Field(description="a range", examples=["*"])]) -> str:
+        """Ask another tool in a range of versions, and say which it was or what was wrong."""
+        try:
+            return str(await ctx.call("demo.which", version=within))
+        except Failure as failure:
+            return failure.code
+
+    async with Interlock.open(tmp_path) as lock:
+        for version in ("1.0.0", "1.1.0", "2.0.0"):
+            await lock.add(which(version))
+        await lock.add(ask)
+        lower, other = await token_for(lock, "<1.1.0", tool="demo.*"), await token_for(lock, "^1.0.0", tool="demo.*")
+        assert (await lock.call("demo.ask", within="^1.0.0", token=lower)).unwrap() == "1.0.0"
+        assert (await lock.call("demo.ask", within="2.x", token=other)).unwrap() == "E3103"
 
 
 @PART_OF_04
 async def test_ranges_for_a_tool_that_does_not_exist_are_an_unknown_tool(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
-        with pytest.raises(Failure) as caught:
-            lock.catalog.resolve_within("demo.nothing", ["^1.0.0"])
-        assert caught.value.code == "E3101"
+        token = await token_for(lock, "^1.0.0", tool="demo.nothing")
+        error = (await lock.call("demo.nothing", version="1.x", token=token)).error
+        assert error is not None
+        assert error.code == "E3101"

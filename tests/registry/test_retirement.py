@@ -112,10 +112,10 @@ def time() -> FakeTime:
 
 # Callers are told, and later refused
 
-PART_OF_05 = pytest.mark.part_of("REG-05", rest="over REST and MCP")
+ENDS = pytest.mark.proves("REG-05")
 
 
-@PART_OF_05
+@ENDS
 async def test_a_pinned_deprecated_version_runs_and_says_until_when(tmp_path: Path, time: FakeTime) -> None:
     async with opened(tmp_path, time, "1.0.0", "2.0.0") as lock:
         assert "deprecation" not in (await lock.call("demo.answer", version="1.0.0")).metadata
@@ -132,7 +132,7 @@ async def test_a_pinned_deprecated_version_runs_and_says_until_when(tmp_path: Pa
         assert "deprecation" not in (await lock.call("demo.answer")).metadata
 
 
-@PART_OF_05
+@ENDS
 async def test_from_its_removal_date_a_version_is_refused_with_its_successor(tmp_path: Path, time: FakeTime) -> None:
     async with opened(tmp_path, time, "1.0.0", "2.0.0") as lock:
         notice = await announce(lock, time)
@@ -146,7 +146,7 @@ async def test_from_its_removal_date_a_version_is_refused_with_its_successor(tmp
         assert error.details == {"deprecation": notice.document()}
 
 
-@PART_OF_05
+@ENDS
 async def test_latest_and_ranges_pass_over_a_deprecated_version_throughout(tmp_path: Path, time: FakeTime) -> None:
     async with opened(tmp_path, time, "1.0.0", "1.1.0", "2.0.0") as lock:
         await announce(lock, time, "2.0.0", successor=None)
@@ -161,7 +161,7 @@ async def test_latest_and_ranges_pass_over_a_deprecated_version_throughout(tmp_p
         assert seen == ["deprecated", "deprecated", "removed", "removed"]
 
 
-@PART_OF_05
+@ENDS
 async def test_where_every_version_is_deprecated_the_highest_runs(tmp_path: Path, time: FakeTime) -> None:
     async with opened(tmp_path, time, "1.0.0", "2.0.0") as lock:
         await announce(lock, time, "1.0.0")

@@ -32,6 +32,7 @@ class Ledger:
     """What really happened."""
 
     posted: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    undone: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     previewed: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     open_fixtures: int = 0
 
@@ -48,7 +49,7 @@ def posting(ledger: Ledger, version: str = "1.0.0") -> AnyTool:
 
     @post.compensate
     async def undo(entry: dict[str, int]) -> None:
-        ledger.posted.pop()
+        ledger.undone.append(ledger.posted.pop())
 
     return post
 
@@ -168,8 +169,9 @@ async def test_in_a_fixture_a_write_tool_really_runs_and_the_same_key_runs_it_on
         assert answer.trial is not None
         assert answer.trial.passed
         assert answer.trial.mode == "fixture"
-        assert [outcome.case for outcome in answer.trial.outcomes[-2:]] == ["fixture", "fixture again under its key"]
-        assert ledger.posted == [("test", 5)]
+        cases = [outcome.case for outcome in answer.trial.outcomes[-3:]]
+        assert cases == ["fixture", "fixture again under its key", "fixture undone"]
+        assert (ledger.posted, ledger.undone) == ([], [("test", 5)])
         assert ledger.open_fixtures == 0
         assert answer.admitted
 
@@ -198,12 +200,61 @@ async def test_a_write_tool_with_neither_is_refused_until_it_was_tried_for_real(
         assert ledger.posted == []
         trial = await lock.try_out(post, live=True)
         assert (trial.passed, trial.mode) == (True, "live")
-        # Each example ran once: its second call under the same key was a replay.
-        assert ledger.posted == [("cash", 250), ("bank", 250)]
+        # Each example ran once, for its second call under the same key was a replay; then it was undone.
+        assert (ledger.posted, ledger.undone) == ([], [("cash", 250), ("bank", 250)])
         cases = [outcome.case for outcome in trial.outcomes]
         assert cases.count("example 1 again under its key") == 1
         assert (await offer(lock, post)).admitted
-        assert ledger.posted == [("cash", 250), ("bank", 250)]
+        assert len(ledger.undone) == 2
+
+
+@pytest.mark.proves("EFFECT-08")
+async def test_a_reversible_tool_that_yields_nothing_to_undo_it_with_fails(tmp_path: Path) -> None:
+    def undo(account: str, entry: int, cents: int) -> None:
+        """Ask for something that nobody told it."""
+
+    @tool(version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=UPDATES)
+    def silent(ctx: Context, account: Account) -> int:
+        """Post to an account, and do not say how much."""
+        return 1
+
+    @silent.fixture
+    def fixture() -> Generator[Json]:
+        yield {"account": "cash"}
+
+    @tool(version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=UPDATES)
+    def mute(account: Account) -> int:
+        """Post to an account, with no way to say how much."""
+        return 1
+
+    @mute.preview
+    def preview(account: str) -> Preview:
+        return Preview()
+
+    silent.compensate(undo)
+    mute.compensate(undo)
+    async with Interlock.open(tmp_path) as lock:
+        assert "nothing is stored that could undo" in reason(await offer(lock, silent))
+        assert "ctx.compensate_with" in reason(await offer(lock, mute)), "it did not even have to run"
+
+
+@pytest.mark.proves("EFFECT-08")
+async def test_a_compensation_that_fails_is_a_refusal_too(tmp_path: Path) -> None:
+    @tool(version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=UPDATES)
+    def post(account: Account) -> int:
+        """Post to an account."""
+        return 1
+
+    @post.fixture
+    def fixture() -> Generator[Json]:
+        yield {"account": "cash"}
+
+    @post.compensate
+    def undo(account: str, entry: int) -> None:
+        raise Failure("E3411", f"{account} is closed, {entry} stays")
+
+    async with Interlock.open(tmp_path) as lock:
+        assert "fixture undone: cash is closed, 1 stays" in reason(await offer(lock, post))
 
 
 async def test_evidence_counts_for_the_exact_content_it_was_gathered_on(tmp_path: Path) -> None:

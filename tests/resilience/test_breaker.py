@@ -297,7 +297,7 @@ def test_other_numbers_count_from_the_next_failure_on(time: FakeClock) -> None:
 COUNT = {"E3001", "E3002", "E3402", "E3502", "E3503", "E3851", "E3853", "E3856", "E3901", "E3907"}
 
 
-@pytest.mark.part_of("RESIL-04", rest="calls through the gateway")
+@pytest.mark.proves("RESIL-04")
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_only_the_service_itself_can_count_against_it(code: str) -> None:
     failure = Failure(code, native_error_ref="http:503")

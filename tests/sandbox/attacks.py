@@ -165,11 +165,11 @@ ATTACKS = (
     Attack(
         "a fork bomb",
         "while True:\n    try:\n        if os.fork() == 0: continue\n    except OSError: time.sleep(60)",
-        ("timeout",),
+        ("limit", "timeout"),
         limits=_short(1.0),
     ),
     Attack("as many as there can be", "while True:\n    if os.fork() == 0: time.sleep(60)", ("limit",)),
-    Attack("a fork bomb in a shell", ("sh", "-c", "f() { f | f & }; (f) & exec sleep 60"), ("timeout",), limits=_short(1.0)),
+    Attack("a fork bomb in a shell", ("sh", "-c", "f() { f | f & }; (f) & exec sleep 60"), ("limit", "timeout"), limits=_short(1.0)),
     Attack(
         "signals to everybody",
         "hit = []\nfor p in (*range(2, 400), os.getppid()):\n    try:\n        os.kill(p, 9); hit.append(p)\n"

@@ -17,15 +17,15 @@ HERE = Path(__file__).parent
 ORDINARY = 1000
 
 
-@pytest.mark.part_of("EXEC-03", rest="the answer at the doors")
-@pytest.mark.part_of("EXEC-04", rest="the latency of other calls")
+@pytest.mark.proves("EXEC-03")
+@pytest.mark.part_of("EXEC-04", rest="the figure of two, which `./dev bench sandbox` takes; ephemeral storage in pods")
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 @pytest.mark.asyncio(loop_scope="session")
 async def test_an_attack_fails(sandbox: Sandbox, attack: Attack) -> None:
     assert await attack.fault(sandbox) is None
 
 
-@pytest.mark.part_of("EXEC-03", rest="the answer at the doors")
+@pytest.mark.proves("EXEC-03")
 @pytest.mark.parametrize("backend", ["zygote", "bubblewrap", "gvisor"])
 @pytest.mark.parametrize("user", [0, ORDINARY], ids=["root", "ordinary"])
 def test_every_attack_fails_on_every_back_end_for_every_user(backend: str, user: int) -> None:

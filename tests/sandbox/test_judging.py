@@ -148,7 +148,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.part_of("EXEC-03", rest="the answer at the doors")
+@pytest.mark.proves("EXEC-03")
 @pytest.mark.parametrize(
     ("denied", "backends"),
     [

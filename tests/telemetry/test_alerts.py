@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import itertools
+import os
 from collections import deque
 from pathlib import Path
 
@@ -12,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Caller, Interlock
+from interlock.core.errors import Failure
+from interlock.doors import connection
+from interlock.doors.server import Listening, serving
+from interlock.registry.retirement import deprecate
+from interlock.service import Service
+from interlock.telemetry import alerts as alerts_module
 from interlock.telemetry.alerts import FULL, SIGNALS, Alert, Alerts, Memory
+from interlock.testing import FakeClock
+from tests import sample
+from tests.telemetry.conftest import traced
+from tests.upstreams.servers import HttpServer
 
 SOURCE = Path(__file__).parents[2] / "src" / "interlock"
 # The clause, as it is written.
@@ -20,7 +32,7 @@ NAMED = (
     "TOOL_OUTPUT_SCHEMA_VIOLATION", "TOOL_OUTPUT_CORRUPTION", "MUTATION_CLASS_VIOLATION", "WRITE_TOOL_NO_MUTATION",
     "RETRY_BUDGET_EXHAUSTED", "INVALID_TOOL_SCHEMA", "saga_compensation_failure",
 )  # fmt: skip
-REST = "a saga, output corruption and the journal's queue, which are told of where they are built"
+REST = "saga_compensation_failure, which nothing fires yet"
 
 
 def fired(path: Path) -> set[str]:
@@ -147,6 +159,90 @@ def test_a_limit_that_cannot_be_read_is_left_out() -> None:
 def test_memory_is_a_share_of_what_this_process_may_have() -> None:
     used = Memory()()
     assert used is None or 0 < used < 1
+
+
+@pytest.mark.part_of("OBS-09", rest=REST)
+async def test_whatever_goes_wrong_in_a_place_is_told_by_its_name_with_its_severity(
+    lock: Interlock, home: Path
+) -> None:
+    heard: list[Alert] = []
+    lock.gateway.telemetry.alerts.listeners.append(heard.append)
+
+    def told() -> list[tuple[str, str]]:
+        found = [(alert.name, alert.severity) for alert in heard]
+        heard.clear()
+        return found
+
+    for call, expected in (
+        (("seen.liar", {"text": "b"}), ("TOOL_OUTPUT_SCHEMA_VIOLATION", "warning")),
+        (("seen.garble", {"text": "b"}), ("TOOL_OUTPUT_CORRUPTION", "critical")),
+        (("seen.sneak", {"text": "b"}), ("MUTATION_CLASS_VIOLATION", "critical")),
+        (("seen.idle", {"name": "b"}), ("WRITE_TOOL_NO_MUTATION", "info")),
+    ):
+        result = await lock.call(*call, key="k")
+        assert {(one.invocation_id, one.trace_id) for one in heard} == {(result.invocation_id, result.trace_id)}
+        assert expected in told()
+
+    sample.flaky.failures = [Failure("E3502", retry_after_ms=1)] * 9
+    assert not (await lock.call_with_retries("demo.unsteady", {"name": "b"}, key="r")).ok
+    assert told() == [("RETRY_BUDGET_EXHAUSTED", "warning")]
+
+    spoilt = {"name": "spoilt", "path": "/", "description": "Cannot be read.", "input_schema": {"type": "nonsense"}}
+    config: dict[str, object] = {"urls": ["http://127.0.0.1:9"], "tools": [spoilt], "allow_private": True}
+    await lock.upstreams.add("far", "http", config, by=lock.caller)
+    assert told() == [("INVALID_TOOL_SCHEMA", "warning")]
+
+    boss = Caller(id="boss", groups=frozenset({"approvers"}))
+    for number, decide in enumerate((lock.approvals.approve, lock.approvals.deny)):
+        pending = await lock.call("demo.send", to="a", key=f"p{number}")
+        await decide(pending.metadata["pending"]["ticketId"], by=boss)
+    assert told() == [("approval.approved", "info"), ("approval.denied", "info")]
+
+
+@pytest.mark.part_of("OBS-09", rest=REST)
+async def test_a_version_that_comes_to_its_end_is_told_of(home: Path) -> None:
+    time = FakeClock()
+    heard: list[Alert] = []
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
+        lock.gateway.telemetry.alerts.listeners.append(heard.append)
+        await lock.journal.commit(deprecate("seen.slow", "1.0.0", by="ann", migration_guide="https://a.example/b"))
+        time.advance(8 * 86_400)
+        await lock.maintain()
+        time.advance(90 * 86_400)
+        await lock.maintain()
+    names = [alert.name for alert in heard if alert.name.startswith(("DEPRECATION", "TOOL_VERSION"))]
+    assert names[0].startswith("DEPRECATION_MIGRATION")
+    assert names[-1] == "TOOL_VERSION_REMOVED"
+
+
+@pytest.mark.part_of("OBS-09", rest=REST)
+async def test_what_this_place_itself_can_run_out_of_is_told_before_it_does(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts_module, "_memory_limit", lambda: int(_resident() / 0.85))
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 5)
+    for name, size in (("MAX_QUEUE_SIZE", 40), ("MAX_EXPORT_BATCH_SIZE", 40), ("SCHEDULE_DELAY", 600_000)):
+        monkeypatch.setenv(f"OTEL_BSP_{name}", str(size))
+    async with HttpServer.open() as collector, traced(home, otlp_endpoint=collector.url) as seen:
+        lock, heard = seen.lock, list[Alert]()
+        lock.gateway.telemetry.alerts.listeners.append(heard.append)
+        async with serving(Service(lock), Listening(port=0)) as server:
+            streams = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]
+            for reader, writer in streams:
+                writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            while lock.gateway.telemetry.alerts.levels()["trace export"] < FULL:
+                assert (await lock.call("demo.add", a=1)).ok
+            lock.gateway.telemetry.alerts.look()
+            for _, writer in streams:
+                writer.close()
+    near = {alert.facts["limit"]: alert.facts["used"] for alert in heard if alert.name == "LIMIT_NEAR"}
+    assert near.keys() == {"memory", "connections", "trace export"}
+    assert min(near.values()) >= FULL
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def test_limits_are_looked_at_as_calls_go_by(lock: Interlock) -> None:

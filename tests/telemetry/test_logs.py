@@ -44,7 +44,7 @@ def log() -> Iterator[Log]:
     opened.undo()
 
 
-@pytest.mark.part_of("OBS-09", rest="a saga, output corruption and the journal's queue")
+@pytest.mark.part_of("OBS-09", rest="saga_compensation_failure, which nothing fires yet")
 async def test_every_line_of_a_call_is_json_with_both_ids_and_without_its_secrets(lock: Interlock, log: Log) -> None:
     broken = await lock.call("seen.crash", how="raise")
     wrong = await lock.call("seen.liar", text="b")

@@ -152,7 +152,7 @@ async def test_a_call_that_waits_for_a_person_ends_its_span_and_goes_on_in_the_s
     assert one.tracer.open == 0
 
 
-@pytest.mark.proves("OBS-01")
+@pytest.mark.proves("OBS-01", "LIFE-19")
 async def test_no_span_is_open_after_a_thousand_calls_of_every_kind(home: Path) -> None:
     dice = random.Random(5)
     async with traced(home) as one:

@@ -96,7 +96,37 @@ async def crash(how: Text) -> str:
     return how
 
 
-TOOLS = (slow, liar, boast, slip, worker, outer, crash)
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def garble(text: Text) -> bytes:
+    """Return text, or what is none in any encoding that JSON knows."""
+    return b"\xff\xfe" if text == "b" else text.encode()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def sneak(ctx: Context, text: Text) -> str:
+    """Change something, though it says that it only reads."""
+    if text == "b":
+        ctx.effect("n:b", "UPDATE")
+    return text
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="seen", effects=[Effect("n:{name}", "UPDATE")])
+async def idle(ctx: Context, name: Text) -> str:
+    """Could change something, and does not."""
+    return name
+
+
+@idle.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@idle.compensate
+async def _(name: str) -> None:
+    return None
+
+
+TOOLS = (slow, liar, boast, slip, worker, outer, crash, garble, sneak, idle)
 
 
 def reset() -> None:

@@ -11,7 +11,7 @@ import pytest
 from interlock.core.connector import Definition
 from interlock.core.contract import contract_of
 from interlock.registry.admission import Evidence, examine
-from interlock.upstreams.overlay import Imported, import_all
+from interlock.upstreams.manifests import Imported, import_all
 
 CATALOGS = sorted((Path(__file__).parent / "data" / "catalogs").glob("*.json"))
 
@@ -40,7 +40,7 @@ def test_the_catalogs_are_those_of_22_servers_with_231_tools() -> None:
     assert (len(CATALOGS), sum(len(definitions(path)) for path in CATALOGS)) == (22, 231)
 
 
-@pytest.mark.part_of("REG-10", rest="a server that is connected to, its pages and its protocol version")
+@pytest.mark.proves("REG-10")
 @pytest.mark.parametrize("path", CATALOGS, ids=lambda path: path.stem)
 def test_every_tool_of_a_catalog_is_admitted_as_irreversible_and_under_a_name_of_its_own(path: Path) -> None:
     done = imported(path)

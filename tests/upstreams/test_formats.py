@@ -18,7 +18,8 @@ from interlock.core.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
-from interlock.upstreams.overlay import import_all, parse_overlay
+from interlock.upstreams.manifests import import_all
+from interlock.upstreams.overlay import parse_overlay
 from tests.upstreams.servers import HttpServer, json_answer
 
 PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
@@ -59,7 +60,7 @@ def contract(parameters: Json = TAKES, address: str = "weather.forecast") -> Con
 # ── out ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.part_of("EXEC-12", rest="LangChain tools and programs")
+@pytest.mark.proves("EXEC-12")
 def test_a_contract_is_declared_in_each_providers_form_with_strict_and_deferred_loading_kept() -> None:
     strict: Json = {
         "type": "object",
@@ -208,7 +209,7 @@ def payload(provider: Provider, name: str, arguments: Json) -> Json:
             return {"functionCall": {"id": "c1", "name": name, "args": arguments}}
 
 
-@pytest.mark.part_of("EXEC-12", rest="LangChain tools and programs")
+@pytest.mark.proves("EXEC-12")
 async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: Interlock) -> None:
     answers: dict[str, Json] = {}
     for provider in PROVIDERS:
@@ -264,7 +265,7 @@ def test_a_call_without_arguments_has_none() -> None:
 # ── in ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.part_of("EXEC-12", rest="LangChain tools and programs")
+@pytest.mark.proves("EXEC-12")
 def test_every_providers_declarations_become_contracts_once_the_overlay_says_what_they_give_back() -> None:
     gemini: Json = {
         "name": "gem",
@@ -306,7 +307,7 @@ def test_every_providers_declarations_become_contracts_once_the_overlay_says_wha
         assert examine(one.manifest, digest, {}, Evidence(digest, True, "trial", "")).admitted
 
 
-@pytest.mark.part_of("EXEC-12", rest="LangChain tools and programs")
+@pytest.mark.proves("EXEC-12")
 async def test_a_function_that_a_provider_declared_is_registered_and_called_like_any_tool(tmp_path: Path) -> None:
     declared: Json = {"name": "forecast", "description": "Says what the weather will be", "input_schema": TAKES}
     served = [

@@ -23,6 +23,7 @@ from interlock.core.clock import Clock
 from interlock.core.connector import Connector, Definition, UpstreamKind, secret_of
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.upstreams import wire
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.http import HttpConfig, HttpUpstream
 from interlock.upstreams.manager import MAX_TOOLS
@@ -596,6 +597,14 @@ async def test_killed_in_the_middle_nothing_is_half_registered(tmp_path: Path) -
 # Failing over
 
 
+@pytest.mark.proves("EFFECT-01")
+def test_only_what_changes_nothing_is_ever_answered_from_a_cache() -> None:
+    kept = {"stale_s": 60}
+    assert wire._cached_as(remote_call(kept))[0] is not None  # pyright: ignore[reportPrivateUsage] - the one place that decides it
+    assert wire._cached_as(remote_call(kept, writes=True))[0] is None  # pyright: ignore[reportPrivateUsage] - as above
+
+
+@pytest.mark.proves("EFFECT-01")
 @pytest.mark.proves("RESIL-09")
 async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_answer(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:

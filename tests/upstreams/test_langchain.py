@@ -18,7 +18,7 @@ from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.schema import Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
-from interlock.upstreams.overlay import import_all
+from interlock.upstreams.manifests import import_all
 
 MODULE = "tests.upstreams.langchain_tools"
 
@@ -46,7 +46,7 @@ async def called(tool: str, *, seconds: float = 60.0, **arguments: Any) -> Any:
     return await upstream(credentials={"token": "maps"}).call(call)
 
 
-@pytest.mark.part_of("EXEC-12", rest="programs and provider functions")
+@pytest.mark.proves("EXEC-12")
 async def test_every_tool_of_a_module_becomes_a_contract_that_admission_takes() -> None:
     found = await upstream().discover()
     assert [tool.name for tool in found.tools] == [
@@ -60,7 +60,7 @@ async def test_every_tool_of_a_module_becomes_a_contract_that_admission_takes() 
         assert one.manifest.protocol == "langchain"
 
 
-@pytest.mark.part_of("EXEC-12", rest="programs and provider functions")
+@pytest.mark.proves("EXEC-12")
 async def test_a_tool_is_added_and_called_like_any_other(tmp_path: Path) -> None:
     overlay = {"tools": {"shout": {"mutation_class": "read_only"}, "crash": {"mutation_class": "read_only"}}}
     async with Interlock.open(tmp_path) as lock:

@@ -85,7 +85,7 @@ def states(upstreams: Upstreams) -> dict[str, str]:
     return {one.name: one.state for one in upstreams.offers("far")}
 
 
-@pytest.mark.part_of("REG-10", rest="a real MCP server")
+@pytest.mark.proves("REG-10")
 async def test_what_an_upstream_says_of_itself_gives_its_tools_no_privilege(tmp_path: Path) -> None:
     server = Scripted()
     server.refused = [("broken", "INVALID_TOOL_SCHEMA: its schema is not an object")]
@@ -174,7 +174,7 @@ async def test_tools_that_go_are_sunset_and_come_back_as_they_were(tmp_path: Pat
         assert upstreams.list() == []
 
 
-@pytest.mark.part_of("REG-11", rest="a real MCP server; the schedule")
+@pytest.mark.proves("REG-11")
 async def test_an_upstream_that_does_not_answer_is_not_asked_until_it_does(tmp_path: Path) -> None:
     server = Scripted()
     async with opened(tmp_path, server) as (lock, upstreams):
@@ -193,7 +193,7 @@ async def test_an_upstream_that_does_not_answer_is_not_asked_until_it_does(tmp_p
         assert upstreams.get("far").discovered_ms == since
 
 
-@pytest.mark.part_of("REG-12", rest="a real MCP server; affordance blocks and result caches")
+@pytest.mark.part_of("REG-12", rest="affordance blocks, which nothing compiles yet")
 async def test_a_reader_sees_the_old_set_or_the_new_one(tmp_path: Path) -> None:
     server = Scripted()
     old = [definition(f"old_{n}") for n in range(50)]
@@ -240,7 +240,7 @@ async def test_a_write_that_may_have_arrived_is_never_sent_again(tmp_path: Path,
         assert len(server.calls) == 1
 
 
-@pytest.mark.part_of("RESIL-04", rest="the doors")
+@pytest.mark.proves("RESIL-04")
 async def test_a_service_that_keeps_failing_is_left_alone_and_tried_again(tmp_path: Path) -> None:
     server, clock = Scripted(), FakeClock()
     async with opened(tmp_path, server, clock) as (lock, upstreams):

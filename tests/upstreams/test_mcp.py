@@ -22,10 +22,10 @@ from interlock.core.connector import Connector, Interaction
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.testing import FakeClock
-from interlock.upstreams import mcp, mcp_session
 from interlock.upstreams.children import Restarts
-from interlock.upstreams.mcp import IDLE_S, McpConfig, McpUpstream
-from interlock.upstreams.mcp_session import Session
+from interlock.upstreams.mcp import McpConfig, McpUpstream, negotiation, sessions
+from interlock.upstreams.mcp.session import Session
+from interlock.upstreams.mcp.sessions import IDLE_S
 from tests.upstreams.servers import (
     TRACEPARENT,
     Answer,
@@ -112,7 +112,7 @@ def test_it_is_a_connector() -> None:
 # Discovery
 
 
-@pytest.mark.part_of("REG-10", rest="registering what was found")
+@pytest.mark.proves("REG-10")
 @ERAS
 async def test_every_page_is_read_and_a_bad_descriptor_does_not_stop_the_others(era: tuple[str, ...]) -> None:
     async with scripted(*era) as one:
@@ -171,7 +171,7 @@ async def test_what_cannot_be_understood_is_refused_by_itself_with_the_reason(de
     assert told.startswith(f"INVALID_TOOL_SCHEMA: {reason}")
 
 
-@pytest.mark.part_of("REG-10", rest="registering what was found")
+@pytest.mark.proves("REG-10")
 @pytest.mark.parametrize(
     ("options", "said", "theirs"),
     [
@@ -196,7 +196,7 @@ async def test_a_server_that_ends_at_the_first_unknown_word_is_greeted_the_old_w
         assert len((await one.discover()).tools) == 6
 
 
-@pytest.mark.part_of("REG-12", rest="what the registry makes of it")
+@pytest.mark.part_of("REG-12", rest="affordance blocks, which nothing compiles yet")
 @ERAS
 async def test_a_change_of_the_list_is_announced_and_then_found(era: tuple[str, ...]) -> None:
     changes = Changes()
@@ -497,7 +497,7 @@ async def test_each_set_of_credentials_has_a_process_of_its_own_and_the_log_has_
 
 
 async def test_conversations_are_bounded_and_closed_when_nobody_used_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
     time = FakeClock()
     async with scripted(said={"credentials": {"TOKEN": "t"}}, clock=time.clock) as one:
         first = (await state(one, credentials={"t": "1"}))["pid"]
@@ -522,7 +522,7 @@ async def test_conversations_are_bounded_and_closed_when_nobody_used_them(monkey
 # Supervision
 
 
-@pytest.mark.part_of("OPS-10", rest="readiness of the store")
+@pytest.mark.part_of("OPS-10", rest="a cache, of which there is none yet")
 async def test_a_killed_child_is_restarted_and_greeted_and_the_next_call_works() -> None:
     changes = Changes()
     async with scripted(on_change=changes) as one:
@@ -535,7 +535,7 @@ async def test_a_killed_child_is_restarted_and_greeted_and_the_next_call_works()
         assert changes.count == 1  # it may offer something else now
 
 
-@pytest.mark.part_of("OPS-10", rest="readiness of the store")
+@pytest.mark.part_of("OPS-10", rest="a cache, of which there is none yet")
 async def test_a_child_that_always_dies_is_left_alone_after_ten_restarts_with_an_alert() -> None:
     alerts: list[str] = []
     async with scripted("--die", alert=alerts.append) as one:
@@ -553,7 +553,7 @@ async def test_a_child_that_always_dies_is_left_alone_after_ten_restarts_with_an
             await one.replace()
 
 
-@pytest.mark.part_of("OPS-10", rest="readiness of the store")
+@pytest.mark.part_of("OPS-10", rest="a cache, of which there is none yet")
 async def test_a_child_is_replaced_under_load_without_losing_a_call(tmp_path: Path) -> None:
     until_gone = tmp_path / "wait"
     until_gone.touch()
@@ -573,7 +573,7 @@ async def test_a_child_is_replaced_under_load_without_losing_a_call(tmp_path: Pa
         assert (await state(one))["pid"] == new
 
 
-@pytest.mark.part_of("OPS-10", rest="readiness of the store")
+@pytest.mark.part_of("OPS-10", rest="a cache, of which there is none yet")
 async def test_replacement_after_replacement_loses_no_call_of_many_at_once() -> None:
     over = False
 
@@ -596,11 +596,11 @@ async def test_replacement_after_replacement_loses_no_call_of_many_at_once() -> 
         assert one.health()["restarts"] == 0
 
 
-@pytest.mark.part_of("OPS-10", rest="readiness of the store")
+@pytest.mark.part_of("OPS-10", rest="a cache, of which there is none yet")
 async def test_a_child_that_does_not_answer_a_health_request_is_ended_and_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(mcp, "PROBE_S", 0.2)
+    monkeypatch.setattr(sessions, "PROBE_S", 0.2)
     until_gone = tmp_path / "wait"
     async with scripted() as one:
         pid = (await state(one))["pid"]
@@ -620,8 +620,8 @@ async def test_a_child_that_does_not_answer_a_health_request_is_ended_and_starte
 async def test_a_server_that_says_nothing_is_asked_the_old_way_and_then_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp_session, "DISCOVER_S", 0.05)
-    monkeypatch.setattr(mcp_session, "START_S", 0.2)
+    monkeypatch.setattr(negotiation, "DISCOVER_S", 0.05)
+    monkeypatch.setattr(negotiation, "START_S", 0.2)
     async with scripted("--dumb") as one:
         with pytest.raises(Failure) as caught:
             await one.discover()
@@ -838,7 +838,7 @@ async def test_a_server_is_trusted_by_the_authority_it_was_given(tmp_path: Path)
 async def test_a_modern_server_that_is_slow_to_start_is_not_taken_for_an_old_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp_session, "DISCOVER_S", 0.0)
+    monkeypatch.setattr(negotiation, "DISCOVER_S", 0.0)
     async with scripted("--modern") as one:
         assert (await one.discover()).about["protocol"] == "2026-07-28"
     async with scripted() as one:

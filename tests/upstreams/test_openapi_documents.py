@@ -21,7 +21,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams import openapi
-from interlock.upstreams.overlay import import_all
+from interlock.upstreams.manifests import import_all
 from tests.upstreams.servers import HttpServer, json_answer
 
 DOCUMENTS = sorted((Path(__file__).parent / "data" / "openapi").glob("*.json.gz"))

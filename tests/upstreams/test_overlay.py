@@ -14,18 +14,9 @@ from interlock.core.errors import Failure
 from interlock.core.manifest import Manifest
 from interlock.core.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
-from interlock.upstreams.overlay import (
-    NO_OVERLAY,
-    Imported,
-    Overlay,
-    classify,
-    clean_id,
-    definition_digest,
-    import_all,
-    parse_overlay,
-    to_manifest,
-    tool_ids,
-)
+from interlock.upstreams.manifests import Imported, definition_digest, import_all, to_manifest
+from interlock.upstreams.names import clean_id, tool_ids
+from interlock.upstreams.overlay import NO_OVERLAY, Overlay, classify, parse_overlay
 
 TAKES: Json = {"type": "object", "properties": {"path": {"type": "string", "description": "Which file."}}}
 
@@ -60,7 +51,8 @@ HINTS = st.dictionaries(
 )
 
 
-@pytest.mark.part_of("REG-10", rest="a server that is connected to, its pages and its protocol version")
+@pytest.mark.proves("EFFECT-01")
+@pytest.mark.proves("REG-10")
 @given(hints=HINTS)
 def test_no_hint_makes_a_tool_less_than_irreversible_unless_the_operator_accepts_hints(hints: dict[str, Any]) -> None:
     done = imported(defined(hints=hints))

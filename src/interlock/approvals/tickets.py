@@ -5,7 +5,7 @@
        │          └─────► VOID             agreed, but something else is asked for now, or it may not run any more
        ├─────► DENIED                      a person said no
        ├─────► AUTO_DENIED                 nobody said anything in time
-       └─────► VOID                        what was asked for is not what is asked for now
+       └─────► VOID                        something else is asked for now, or its caller has taken it back
 
 A ticket is bound to one caller, one tool version, one digest of the input that the reviewer saw, one policy and one
 expiry. It is used at most once, in the very transaction that makes the call's intent durable.
@@ -25,9 +25,10 @@ import orjson
 
 from interlock.core.clock import iso, new_id
 from interlock.core.context import Caller
-from interlock.core.errors import Failure
+from interlock.core.errors import CODES, Failure
 from interlock.core.manifest import Approval
 from interlock.core.schema import Json
+from interlock.core.states import State
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
 
@@ -253,13 +254,6 @@ def load(read: Read, ticket_id: str) -> Ticket:
     return _ticket(rows[0])
 
 
-def waiting_of(read: Read, tool: str, version: str, tenant: str, requester: str) -> list[Ticket]:
-    """What one requester waits for from one version of a tool."""
-    which = "state IN ('PENDING', 'APPROVED') AND tool = ? AND version = ? AND tenant = ? AND requester = ?"
-    rows = read(f"SELECT {_COLUMNS} FROM ticket WHERE {which}", (tool, version, tenant, requester))  # noqa: S608 - constant
-    return [_ticket(row) for row in rows]
-
-
 def listing(read: Read, *, every: bool = False) -> list[Ticket]:
     """Tickets that wait, oldest first; or all there are, newest first."""
     which = "ORDER BY created_ms DESC LIMIT 500" if every else "WHERE state = 'PENDING' ORDER BY created_ms"
@@ -369,7 +363,10 @@ def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
     if ticket.state == "PENDING":
         return None
     when = "" if ticket.resolved_ms is None else f" at {iso(ticket.resolved_ms)}"
-    words = {"AUTO_DENIED": "nobody decided in time, so it was denied", "VOID": "it is void: the call was changed"}
+    words = {
+        "AUTO_DENIED": "nobody decided in time, so it was denied",
+        "VOID": "it is void: the call was changed or taken back",
+    }
     told = words.get(ticket.state, f"it is {ticket.state} already")
     return Failure("E3411", f"ticket {ticket.id} cannot be decided on any more: {told}{when}")
 
@@ -398,6 +395,25 @@ def give_up(ticket_id: str, failure: Failure) -> Unit[None]:
         _move(transaction, ticket, "VOID", act="voided", why=f"{failure.code} {failure.message}")
         if transaction.one("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed'", (ticket.call,)) is None:
             _close(transaction, ticket, failure.message)
+
+    return unit
+
+
+def withdraw(call: str, by: str) -> Unit[Ticket | None]:
+    """A unit that takes back a call which waits for a person, or was agreed to and has not run. None if none does."""
+
+    def unit(transaction: Transaction) -> Ticket | None:
+        row = transaction.one(
+            f"SELECT {_COLUMNS} FROM ticket WHERE call = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
+            (call,),
+        )
+        ticket = None if row is None else _aged(transaction, _ticket(row))
+        if ticket is None or ticket.state not in _OPEN:
+            return None
+        _move(transaction, ticket, "VOID", act="withdrawn", by=by)
+        transaction.append("cancel", call, records.plain("cancel", call, transaction.now_ms, answer="canceled", by=by))
+        _close(transaction, ticket, f"{by} took it back", "E3703", "canceled")
+        return load(transaction.all, ticket.id)
 
     return unit
 
@@ -493,12 +509,14 @@ def _record(transaction: Transaction, ticket: Ticket, act: str, **facts: Any) ->
     transaction.append("approval", ticket.call, body)
 
 
-def _close(transaction: Transaction, ticket: Ticket, why: str) -> None:
+def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E3209", state: State = "denied") -> None:
     """The closing record of a call that will not run."""
+    row = CODES[code]
     body = {
         **ticket.head, "kind": "closed", "timestamp": iso(transaction.now_ms), "approvalTicketId": ticket.id,
-        "authDecision": "DENY", "status": "ERROR", "errorCode": "AUTHORIZATION_DENIED", "error_code": "E3209",
-        "error_class": "approval_rejected", "states": [*ticket.head.get("states", ()), "awaiting_approval", "denied"],
+        "authDecision": "DENY" if state == "denied" else "REQUIRES_APPROVAL", "status": "ERROR",
+        "errorCode": row.error_code.value, "error_code": code, "error_class": row.error_class.value,
+        "states": [*ticket.head.get("states", ()), "awaiting_approval", state],
         "source": "synthetic", "outputSummary": None, "sideEffects": [], "reason": why,
     }  # fmt: skip
     transaction.append("closed", ticket.call, records.encode(body))

@@ -29,7 +29,9 @@ from urllib.parse import quote
 
 import orjson
 
+from interlock.core.clock import iso
 from interlock.core.errors import Failure
+from interlock.core.schema import Json
 from interlock.store.home import APPLICATION_ID, Home
 from interlock.store.journal import GENESIS
 from interlock.store.signing import signed_by
@@ -64,6 +66,20 @@ class Verdict:
     last_anchor_ms: int | None
     faults: tuple[ChainFault, ...]
     seconds: float
+
+    def document(self) -> Json:
+        seq, digest = self.head
+        return {
+            "intact": self.intact,
+            "records": self.records,
+            "purged_through": self.purged_through,
+            "head": {"seq": seq, "hash": digest},
+            "anchors": self.anchors,
+            "anchored_through": self.anchored_through,
+            "last_anchor_at": None if self.last_anchor_ms is None else iso(self.last_anchor_ms),
+            "faults": [{"seq": fault.seq, "what": fault.what} for fault in self.faults],
+            "seconds": self.seconds,
+        }
 
 
 def verify(

@@ -273,9 +273,12 @@ class IssuerKeys:
         """A new key that signs from now on. Tokens of the older ones stay good until their keys are retired."""
         keys = self.all()
         chosen: Algorithm = algorithm or (keys[-1].algorithm if keys else "RS256")
-        private = make_private(chosen)
         made = max(self._clock.now_ms(), keys[-1].created_ms + 1 if keys else 0)
-        kid = thumbprint(private.public_key())
+        while True:
+            private = make_private(chosen)
+            kid = thumbprint(private.public_key())
+            if not kid.startswith("-"):  # which a command line would take for an option
+                break
         keep_private(self._directory / f"{made:015d}.{kid}.pem", private)
         return SigningKey(kid, chosen, private, made)
 

@@ -333,7 +333,7 @@ def _entities(question: Question, environment: str) -> tuple[Json, Entities]:
         "version": contract.version,
         "namespace": contract.id.namespace,
         "mutation_class": contract.mutation.mutation_class,
-        "tier": 0 if manifest.sandbox is None else manifest.sandbox.tier,
+        "tier": 0 if manifest.sandbox is None else manifest.tier,
         "tags": sorted(manifest.tags),
         "environment": environment,
         "permissions": sorted(contract.auth.required_permissions),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
 
 Json = dict[str, Any]
-PAGE = 1000
 
 
 @click.group()
@@ -66,23 +65,10 @@ def verify(out: Output, /, public_key: bytes | None, known_head: tuple[int, byte
     interlock audit verify --json
     """
     from interlock.audit.chain import verify as check
-    from interlock.core.clock import iso
     from interlock.store.home import Home
 
     verdict = check(Home(out.session.path), public_key=public_key, known_head=known_head)
-    seq, digest = verdict.head
-    document = {
-        "intact": verdict.intact,
-        "records": verdict.records,
-        "purged_through": verdict.purged_through,
-        "head": {"seq": seq, "hash": digest},
-        "anchors": verdict.anchors,
-        "anchored_through": verdict.anchored_through,
-        "last_anchor_at": None if verdict.last_anchor_ms is None else iso(verdict.last_anchor_ms),
-        "faults": [{"seq": fault.seq, "what": fault.what} for fault in verdict.faults],
-        "seconds": verdict.seconds,
-    }
-    out.answer(document, lambda page: _show_verdict(page, verdict))
+    out.answer(verdict.document(), lambda page: _show_verdict(page, verdict))
     return 0 if verdict.intact else 1
 
 
@@ -122,7 +108,7 @@ async def export(lock: Interlock, out: Output, /, target: Path | None) -> int:
     interlock audit export > journal.jsonl
     interlock audit export --out journal.jsonl
     """
-    upto = await _note_reading(lock, "export")
+    upto = await _note_reading(lock, "export", {})
     if target is None:
         _export(lock, out.stdout, upto)
         out.stdout.flush()
@@ -136,21 +122,12 @@ async def export(lock: Interlock, out: Output, /, target: Path | None) -> int:
     return 0
 
 
-async def _note_reading(lock: Interlock, what: str, **facts: Any) -> int:
+async def _note_reading(lock: Interlock, what: str, facts: Json) -> int:
     """Put on record that the journal is read, before anything of it is shown. Returns the record's place."""
-    from interlock.core.clock import new_id
-    from interlock.store import records
-    from interlock.store.journal import Transaction
+    from interlock.service.audit import Audit
 
     require(lock.caller.scopes, "audit:read", "reading the audit journal")
-    by, read_id = lock.caller.id, new_id(lock.clock.now_ms(), lock.clock.random_bytes(10))
-
-    def unit(transaction: Transaction) -> int:
-        body = records.plain("audit.read", read_id, transaction.now_ms, by=by, what=what, door="cli", **facts)
-        transaction.append("audit.read", read_id, body)
-        return transaction.head[0]
-
-    return await lock.journal.commit(unit)
+    return await Audit(lock).note(what, facts, by=lock.caller, door="cli")
 
 
 def _export_to(lock: Interlock, target: Path, upto: int) -> int:
@@ -171,19 +148,13 @@ def _export_to(lock: Interlock, target: Path, upto: int) -> int:
 
 
 def _export(lock: Interlock, file: IO[bytes], upto: int) -> int:
-    import orjson
+    from interlock.service.audit import lines_of
 
-    count, after = 0, -1
-    while True:
-        rows = lock.journal.read(
-            "SELECT seq, hash, body FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?", (after, upto, PAGE)
-        )
-        for seq, digest, body in rows:
-            # The body goes out byte for byte: its hash must still fit.
-            file.write(b'{"seq":%d,"hash":%b,"record":%b}\n' % (seq, orjson.dumps(digest.hex()), body))
-        if not rows:
-            return count
-        count, after = count + len(rows), rows[-1][0]
+    count = 0
+    for records, lines in lines_of(lock.journal, upto):
+        file.write(lines)
+        count += records
+    return count
 
 
 # explain
@@ -202,7 +173,7 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
     from interlock.cli.history import find
 
     history = find(lock.journal, call_id)
-    await _note_reading(lock, "explain", subject=history.call)
+    await _note_reading(lock, "explain", {"subject": history.call})
     sentences = [with_names(lock, sentence) for sentence in tell(history)]
 
     def show(page: Page) -> None:

@@ -55,7 +55,7 @@ async def add(
     require(lock.caller.scopes, "tokens:issue", "registering an identity")
     told: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
     if did is None:
-        identity = await make_identity(lock, **told)
+        identity = await _make_identity(lock, **told)
     else:
         identity = await lock.identities.register(Identity(did=did, **told), by=lock.caller.id)
 
@@ -66,16 +66,10 @@ async def add(
     return 0
 
 
-async def make_identity(lock: Interlock, **told: Any) -> Identity:
-    """Register somebody under a fresh did:key and keep its private key in the home."""
-    from interlock.authority.dids import make_did_key
-    from interlock.authority.identities import Identity
-    from interlock.authority.keys import keep_private, make_private
+async def _make_identity(lock: Interlock, **told: Any) -> Identity:
+    from interlock.service.tokens import make_identity
 
-    private = make_private("EdDSA")
-    did = make_did_key(private.public_key())
-    keep_private(lock.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
-    return await lock.identities.register(Identity(did=did, **told), by=lock.caller.id)
+    return await make_identity(lock, by=lock.caller, **told)
 
 
 async def somebody(lock: Interlock, who: str, kind: CallerKind) -> Identity:
@@ -88,7 +82,7 @@ async def somebody(lock: Interlock, who: str, kind: CallerKind) -> Identity:
         return known
     if is_did(who):
         raise Failure("E3207", f"`{who}` is not registered; interlock identities add {who}")
-    return await make_identity(lock, name=who, kind=kind)
+    return await _make_identity(lock, name=who, kind=kind)
 
 
 @identities.command("list")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,12 +14,9 @@ if TYPE_CHECKING:
 
     from interlock.app import Interlock
     from interlock.authority.cedar import Fault
-    from interlock.authority.identities import LocalIdentities
     from interlock.authority.policy import Explanation
     from interlock.authority.questions import Question
     from interlock.cli.render import Page
-    from interlock.core.context import Caller
-    from interlock.core.contract import Contract
     from interlock.core.phases import Decision
 
 Json = dict[str, Any]
@@ -74,29 +70,14 @@ async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     interlock policy check
     interlock policy check new.cedar
     """
+    from interlock.service.policy import fault_document, faults_of
+
     path = file or lock.policy.path
-    faults = _faults(lock, _read(path))
+    faults = faults_of(lock, _read(path))
     grave = [fault for fault in faults if fault.grave]
-    document = {"file": str(path), "usable": not grave, "faults": [_fault_document(fault) for fault in faults]}
+    document = {"file": str(path), "usable": not grave, "faults": [fault_document(fault) for fault in faults]}
     out.answer(document, lambda page: _show_faults(page, path.name, faults))
     return 1 if grave else 0
-
-
-def _faults(lock: Interlock, text: str) -> list[Fault]:
-    from interlock.authority.cedar import check as examine
-
-    groups = lock.policy.groups | {group for identity in _identities(lock).all() for group in identity.groups}
-    return examine(text, _contracts(lock), groups)
-
-
-def _contracts(lock: Interlock) -> list[Contract]:
-    now_ms = lock.clock.now_ms()
-    versions = [version for address in lock.catalog.addresses() for version in lock.catalog.versions(address).values()]
-    return [version.contract for version in versions if not version.gone(now_ms)]
-
-
-def _fault_document(fault: Fault) -> Json:
-    return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
 
 
 def _show_faults(page: Page, name: str, faults: Sequence[Fault]) -> None:
@@ -269,32 +250,10 @@ def _show_explanation(page: Page, question: Question, explanation: Explanation, 
 
 
 def _question(lock: Interlock, who: str, tool: str, arguments: Json, operation: str) -> Question:
-    from interlock.authority.questions import Question
+    from interlock.service.policy import question_of, somebody
 
-    name, _, spec = tool.partition("@")
-    version = lock.catalog.resolve(name, spec or None)
-    filled = {**dict(version.contract.input.defaults), **arguments}
-    return Question(
-        _caller(lock, who), version.contract, version.row.digest, filled, operation, "", "cli", None, (0, 0),
-        lock.clock.now_ms(),
-    )  # fmt: skip
-
-
-def _caller(lock: Interlock, who: str) -> Caller:
-    from interlock.core.context import Caller
-
-    if who == "me":
-        return lock.caller
-    known = _identities(lock).find(who)
-    if known is None:
-        return lock.policy.principal(who)
-    return Caller(id=known.did, tenant=known.tenant, kind=known.kind, trust=known.trust, groups=known.groups)
-
-
-def _identities(lock: Interlock) -> LocalIdentities:
-    from interlock.authority.identities import LocalIdentities
-
-    return LocalIdentities(lock.journal)
+    caller = lock.caller if who == "me" else somebody(lock, who)
+    return question_of(lock, caller, tool, arguments, operation, "cli")
 
 
 # apply
@@ -309,16 +268,18 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
     \b
     interlock policy apply new.cedar
     """
+    from interlock.service.policy import Policy, fault_document, faults_of
+
     require(lock.caller.scopes, "policy:admin", "changing the policy")
     text, before = _read(file), _former(lock.policy.path)
-    faults = _faults(lock, text)
+    faults = faults_of(lock, text)
+    told = [fault_document(fault) for fault in faults]
     if any(fault.grave for fault in faults):
-        document = {"applied": False, "faults": [_fault_document(fault) for fault in faults]}
+        document = {"applied": False, "faults": told}
         out.answer(document, lambda page: _show_faults(page, file.name, faults))
         return 1
     changes = _diff(before, text)
-    await _put_on_record(lock, before, text)
-    _replace(lock.policy.path, before, text)
+    await Policy(lock).apply(text, by=lock.caller)
 
     def show_changes(page: Page) -> None:
         from interlock.cli.render import GOOD, Text
@@ -329,7 +290,7 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
             GOOD, " applied; the former policy is kept in policy.cedar.previous" if changes else " nothing to change"
         )
 
-    out.answer({"applied": True, "diff": changes, "faults": [_fault_document(fault) for fault in faults]}, show_changes)
+    out.answer({"applied": True, "diff": changes, "faults": told}, show_changes)
     return 0
 
 
@@ -337,44 +298,6 @@ def _diff(before: str, after: str) -> list[str]:
     import difflib
 
     return list(difflib.unified_diff(before.splitlines(), after.splitlines(), "in force", "new", lineterm=""))
-
-
-async def _put_on_record(lock: Interlock, before: str, after: str) -> None:
-    """The record comes first: a policy in force that nobody can be named for must not happen."""
-    import hashlib
-
-    from interlock.core.clock import new_id
-    from interlock.store import records
-    from interlock.store.journal import Transaction
-
-    ref, by = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8)), lock.caller.id
-    digests = [hashlib.sha256(text.encode()).hexdigest() for text in (before, after)]
-
-    def unit(transaction: Transaction) -> None:
-        body = records.plain(
-            "authority", ref, transaction.now_ms, act="policy.applied", by=by, before=digests[0], after=digests[1]
-        )
-        transaction.append("authority", ref, body)
-
-    await lock.journal.commit(unit)
-
-
-def _replace(path: Path, before: str, after: str) -> None:
-    _write(path.with_name(f"{path.name}.previous"), before)
-    _write(path, after)
-
-
-def _write(path: Path, text: str) -> None:
-    """A file that is the old or the new one at every moment, also after a power cut."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
 
 
 def _former(path: Path) -> str:

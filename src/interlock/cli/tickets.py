@@ -142,10 +142,9 @@ def _people(lock: Interlock, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
 
 
 def _sent(lock: Interlock, ticket: Ticket) -> list[str]:
-    rows = lock.journal.read(
-        "SELECT DISTINCT channel FROM notification WHERE ticket = ? AND state = 'sent' ORDER BY 1", (ticket.id,)
-    )
-    return [channel for (channel,) in rows]
+    from interlock.service.approvals import told
+
+    return told(lock.journal, ticket)
 
 
 def _undelivered(lock: Interlock, ticket: Ticket) -> list[Json]:
@@ -176,7 +175,9 @@ def document(lock: Interlock, ticket: Ticket) -> Json:
 
 def concerns(ticket: Ticket, who: Caller) -> bool:
     """Whether a ticket is somebody's affair: they asked for it, or may decide on it."""
-    return ticket.requester == who.acting or ticket.caller == who.acting or bool(who.groups & {*ticket.approvers})
+    from interlock.service.approvals import concerns
+
+    return concerns(ticket, who)
 
 
 # Deciding

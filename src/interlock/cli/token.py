@@ -42,10 +42,9 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 def _grants(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[ToolGrant] | None:
-    from interlock.core.capability import ToolGrant
+    from interlock.service.tokens import tool_grants
 
-    pairs = [value.partition("@") for value in values]
-    return [ToolGrant(name, within if at else "*") for name, at, within in pairs] or None
+    return tool_grants(values) or None
 
 
 _NARROWING = (

@@ -234,7 +234,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     interlock tools show demo.post
     interlock tools show demo.post@^1
     """
-    from interlock.core.export import declaration
+    from interlock.core.export import declaration, execution_profile
 
     name, _, spec = tool.partition("@")
     version = _version(lock, name, spec or None)
@@ -250,6 +250,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "output_schema": contract.output.document,
         "manifest": contract.document(),
         "declaration": declaration(contract, row.state).document(),
+        "execution_profile": execution_profile(contract).document(),
     }
     out.answer(document, lambda page: _show_version(page, version))
     return 0

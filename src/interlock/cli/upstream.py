@@ -269,7 +269,8 @@ def _changes(lock: Interlock, found: Upstream, one: Offered) -> dict[str, list[A
     """What would be otherwise if the definition were accepted: each part as it was admitted, and as it is offered."""
     import orjson
 
-    from interlock.upstreams.overlay import parse_overlay, to_manifest
+    from interlock.upstreams.manifests import to_manifest
+    from interlock.upstreams.overlay import parse_overlay
 
     if one.definition is None or one.version is None:
         return {}

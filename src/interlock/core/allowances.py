@@ -85,16 +85,19 @@ class RateLimit(_Rule):
 
 
 class Prices(_Rule):
-    """What metered use costs: a second of CPU, a second of running, a person's decision on a call."""
+    """What metered use costs: a second of CPU, a second of running, the most memory of an isolated call as GiB for as
+    long as it ran, a person's decision on a call.
+    """
 
     cpu_s: float = pydantic.Field(default=0.0, ge=0, le=MAX_AMOUNT)
     wall_s: float = pydantic.Field(default=0.0, ge=0, le=MAX_AMOUNT)
+    memory_gib_s: float = pydantic.Field(default=0.0, ge=0, le=MAX_AMOUNT)
     human_review: float = pydantic.Field(default=0.0, ge=0, le=MAX_AMOUNT)
 
     @property
     def metered(self) -> bool:
         """Whether anything a meter measures has a price."""
-        return bool(self.cpu_s or self.wall_s)
+        return bool(self.cpu_s or self.wall_s or self.memory_gib_s)
 
 
 class LoopLimits(_Rule):

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -98,6 +98,14 @@ class Capability:
     issuer: str
     links: tuple[Link, ...]
     keys: tuple[str, ...] = ()
+    # Whether any link bounds more than tools and resources, and whether one bounds what calls may cost.
+    constrained: bool = field(init=False, repr=False, compare=False)
+    capped: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        bounds = [link.constraints for link in self.links]
+        object.__setattr__(self, "constrained", any(bounds))
+        object.__setattr__(self, "capped", any("max_cost" in one for one in bounds))
 
     @property
     def leaf(self) -> Link:
@@ -106,6 +114,19 @@ class Capability:
     @property
     def root(self) -> Link:
         return self.links[0]
+
+    @property
+    def narrows(self) -> bool:
+        """Whether some link allows a tool in some of its versions only."""
+        for link in self.links:
+            for grant in link.tools:
+                if grant.versions != "*":
+                    return True
+        return False
+
+    def names(self, tool: str) -> bool:
+        """Whether every link of the chain allows this tool, in whatever versions."""
+        return all(any(grant.names(tool) for grant in link.tools) for link in self.links)
 
     def covers(self, tool: str, version: str) -> bool:
         """Whether every link of the chain allows this version of this tool."""

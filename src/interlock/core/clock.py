@@ -53,14 +53,15 @@ def new_id(now_ms: int, random: bytes) -> str:
     The random part uses sixteen of the thirty-two letters a ULID may use: 64 random bits a millisecond are plenty, and
     writing them is one call.
     """
-    return _time_part(now_ms) + random.hex().upper()
+    return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + random.hex().upper()
 
 
 @lru_cache(maxsize=4)
-def _time_part(now_ms: int) -> str:
-    return "".join([_PAIRS[now_ms >> shift & 1023] for shift in range(40, -1, -10)])
+def _seconds_part(seconds: int) -> str:
+    return "".join([_PAIRS[seconds >> shift & 1023] for shift in range(30, -1, -10)])
 
 
+@lru_cache(maxsize=4)
 def iso(now_ms: int) -> str:
     """ISO 8601 in UTC with milliseconds."""
     return f"{_to_the_second(now_ms // 1000)}.{now_ms % 1000:03d}Z"

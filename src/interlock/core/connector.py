@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.context import Caller
 from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
+from interlock.core.record import record
 from interlock.core.schema import Json
 
 UpstreamKind = Literal["mcp", "openapi", "http", "grpc", "websocket", "langchain"]
@@ -36,7 +37,7 @@ class Interaction:
 ALONE = Interaction()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RemoteCall:
     """One granted call, in terms that a connector needs. `deadline` is on the clock of `monotonic`."""
 
@@ -56,12 +57,15 @@ class RemoteCall:
     credentials: Mapping[str, str] = field(default_factory=dict[str, str])
     progress: Callable[[Json], None] | None = None
     interaction: Interaction = ALONE
+    # The ids that the upstream has for this call, by their names in the standard's external mappings; for the record.
+    reported: Json = field(default_factory=dict[str, Any])
 
     @property
     def trace(self) -> dict[str, str]:
         """The place in its trace, under the names that the W3C gives it."""
-        state = {"tracestate": self.tracestate} if self.tracestate else {}
-        return {"traceparent": self.traceparent, **state}
+        if self.tracestate:
+            return {"traceparent": self.traceparent, "tracestate": self.tracestate}
+        return {"traceparent": self.traceparent}
 
     @property
     def left_s(self) -> float:

@@ -154,7 +154,7 @@ class Context:
         self.changes.append(Change(resource=resource, operation=operation, before=before, after=after))
 
     def compensate_with(self, **arguments: Any) -> None:
-        """State what undoing this call needs to know; without it, the result is what the compensation gets."""
+        """State what undoing this call needs to know; without it, that is the call's own arguments and its result."""
         self.compensation = arguments
 
     def attest(self, what: str, claimed: Any, observe: Callable[[], Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from interlock.core.canonical import digest
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
 from interlock.core.manifest import Effect, Manifest, MutationClass, TimeoutClass, parse_manifest
-from interlock.core.schema import Json, Schema
+from interlock.core.schema import Json, Schema, properties_of, resolve_ref
 
 # The longest a call of each class may take. Async work is bounded by the tool's own timeout_max.
 CLASS_MAX_S: Mapping[TimeoutClass, float] = {
@@ -123,6 +123,15 @@ class Contract:
     def ref(self) -> str:
         return f"{self.id}@{self.version}"
 
+    @cached_property
+    def delivers(self) -> Json:
+        """The schema of what callers get: of a paged tool the items, for the rest of a page is told beside them."""
+        document = self.output.document
+        if not self.manifest.paged:
+            return document
+        shared = {name: document[name] for name in ("$schema", "$defs", "definitions") if name in document}
+        return {**shared, **properties_of(resolve_ref(document, document)).get("items", {})}
+
     def document(self) -> Json:
         return self.manifest.document()
 
@@ -184,10 +193,13 @@ def contract_of(manifest: Manifest) -> Contract:
     assert manifest.idempotency is not None
     assert manifest.observability is not None
     writes = manifest.mutation_class != "read_only"
+    takes = Schema(manifest.parameters, closed=manifest.protocol == "native")
+    if not takes.can_hide:
+        raise Failure("E3105", "/parameters: a field that is x-internal is named by a condition, where it would show")
     return Contract(
         id=ToolId(manifest.namespace, manifest.tool_id),
         version=manifest.version,
-        input=Schema(manifest.parameters, closed=manifest.protocol == "native"),
+        input=takes,
         output=Schema(manifest.result_schema),
         error=Schema(manifest.error_schema or ERROR_SCHEMA),
         auth=AuthContract(required_permissions=manifest.required_permissions, required_scopes=manifest.required_scopes),

@@ -4,9 +4,9 @@ A call's cost is its own: what a nested call costs is in the nested call's row a
 task is a plain sum over its calls, plus what was charged to the task itself.
 
 The meter sits where the tool is run. An awaitable shares its thread with everybody else's, so its CPU time is the sum
-over the steps in which the event loop resumes it; a function in a worker thread has that thread to itself. Memory is
-not metered here: what one call holds of a shared process cannot be told, so that is for an executor that gives a call
-a process of its own.
+over the steps in which the event loop resumes it; a function in a worker thread has that thread to itself. What one
+call holds of a shared process cannot be told, so memory is metered where a call has a process of its own: the executor
+that gave it one says how much it used, and of the processor too.
 
 INVARIANT: no stretch of CPU or wall time is counted by two meters that are nested in one another.
 """
@@ -30,6 +30,7 @@ T = TypeVar("T")
 CALL_PARTS = ("compute", "external_api", "storage_io", "network", "token", "human_review")
 TASK_PARTS = ("llm_inference", "retrieval")
 PARTS = CALL_PARTS + TASK_PARTS
+GIB = 1 << 30
 
 
 @record
@@ -79,9 +80,10 @@ def reported(parts: Mapping[str, float]) -> Cost:
     return Cost(**{part: millionths(amount) for part, amount in parts.items()})
 
 
-def compute_cost(cpu_ns: int, wall_ns: int, prices: Prices) -> int:
-    """Millionths for the time used, to the nearest."""
-    return millionths((cpu_ns * prices.cpu_s + wall_ns * prices.wall_s) / 1e9)
+def compute_cost(cpu_ns: int, wall_ns: int, prices: Prices, memory_bytes: int = 0) -> int:
+    """Millionths for the time used, and for the memory held so long, to the nearest."""
+    held = memory_bytes / GIB * prices.memory_gib_s
+    return millionths((cpu_ns * prices.cpu_s + wall_ns * (prices.wall_s + held)) / 1e9)
 
 
 # Within whose metered code we are. Tasks and threads inherit it from whoever starts them.
@@ -92,11 +94,15 @@ _nesting = threading.Lock()
 class Meter:
     """The CPU and wall time of one call, over all attempts and however many steps. It measures one thing at a time."""
 
-    __slots__ = ("_inner_cpu_ns", "_inner_running", "_inner_since_ns", "_inner_wall_ns", "_thread", "cpu_ns", "wall_ns")
+    __slots__ = (
+        "_inner_cpu_ns", "_inner_running", "_inner_since_ns", "_inner_wall_ns", "_thread", "cpu_ns", "memory_bytes",
+        "wall_ns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.cpu_ns = 0
         self.wall_ns = 0
+        self.memory_bytes = 0  # the most that was held at once, where that can be told
         self._thread = 0  # the thread that is in a step of this meter now
         self._inner_cpu_ns = 0  # what nested meters counted during the present step
         # Nested calls may overlap; from the first that starts to the last that ends, the time is theirs.
@@ -152,7 +158,11 @@ class Meter:
 
     def cost(self, prices: Prices) -> Cost:
         """What has been used so far, at these prices."""
-        return Cost(compute=compute_cost(self.cpu_ns, self.wall_ns, prices))
+        return Cost(compute=compute_cost(self.cpu_ns, self.wall_ns, prices, self.memory_bytes))
+
+    def told(self, cpu_ns: int, wall_ns: int, memory_bytes: int) -> None:
+        """What a process that had the call to itself used."""
+        self.cpu_ns, self.wall_ns, self.memory_bytes = cpu_ns, wall_ns, memory_bytes
 
     # A step: a stretch without a pause, on one thread.
 

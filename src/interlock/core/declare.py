@@ -32,6 +32,7 @@ from interlock.core.manifest import (
     Manifest,
     MutationClass,
     NetworkPolicy,
+    Precondition,
     Sandboxing,
     TimeoutClass,
     ToolKind,
@@ -83,6 +84,7 @@ class Tool(Generic[P, R]):
                     **self._facts,
                     "compensable": "compensate" in self.handlers,
                     "previews": "preview" in self.handlers,
+                    **({"versioned": True} if "version_of" in self.handlers else {}),
                     "has_fixture": "fixture" in self.handlers,
                     "execution": {
                         "kind": "function",
@@ -98,7 +100,7 @@ class Tool(Generic[P, R]):
         return self._handle("preview", handler)
 
     def compensate(self, handler: Handler) -> Handler:
-        """Undo a call. Takes the tool's result (or what `ctx.compensate_with` was given)."""
+        """Undo a call. Takes what `ctx.compensate_with` was given, or else the call's own arguments and its result."""
         return self._handle("compensate", handler)
 
     def check(self, handler: Handler) -> Handler:
@@ -108,6 +110,10 @@ class Tool(Generic[P, R]):
     def preflight(self, handler: Handler) -> Handler:
         """Look before acting: is what the call needs there? Takes the arguments, returns a list of faults in words."""
         return self._handle("preflight", handler)
+
+    def version_of(self, handler: Handler) -> Handler:
+        """Say which version a resource has now. Takes its name, returns a text or number, None where there is none."""
+        return self._handle("version_of", handler)
 
     def verify(self, handler: Handler) -> Handler:
         """Confirm that the change happened. Takes `arguments` and `result`, returns a list of faults in words."""
@@ -121,10 +127,25 @@ class Tool(Generic[P, R]):
         """Say for which arguments calls may overlap others. Takes the arguments, returns true or false."""
         return self._handle("concurrent", handler)
 
-    def undo_arguments(self, result: Any) -> Json:
-        """What the compensation gets when the tool said nothing of it: the result, under the name it gives it."""
-        names = list(inspect.signature(self.handlers["compensate"]).parameters)[self.undo_takes_context :]
-        return {names[0]: result} if names else {}
+    def undo_arguments(self, given: Mapping[str, Any], result: Any) -> Json | None:
+        """What the compensation gets when the tool said nothing of it; None where that is not all that it asks for.
+
+        A parameter that is called like one of the tool's own gets what the call was given, another one the result.
+        """
+        found: Json = {}
+        told = False
+        parameters = list(inspect.signature(self.handlers["compensate"]).parameters.values())
+        for parameter in parameters[self.undo_takes_context :]:
+            name, optional = parameter.name, parameter.default is not parameter.empty
+            if name in given and name != "result":
+                found[name] = given[name]
+            elif parameter.kind in _ANYTHING or (optional and name != "result"):
+                continue
+            elif told:
+                return None
+            else:
+                found[name], told = result, True
+        return found
 
     @property
     def undo_takes_context(self) -> bool:
@@ -139,6 +160,9 @@ class Tool(Generic[P, R]):
         return handler
 
 
+_ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def tool(
     *,
     version: str,
@@ -148,6 +172,7 @@ def tool(
     title: str | None = None,
     description: str | None = None,
     effects: Sequence[Effect] = (),
+    preconditions: Sequence[Precondition] = (),
     timeout_class: TimeoutClass | None = None,
     timeout_s: int | None = None,
     permissions: Sequence[str] = (),
@@ -217,8 +242,10 @@ def tool(
             "tags": list(tags),
         }
         facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+        if preconditions:
+            facts["preconditions"] = [one.model_dump() for one in preconditions]
         if sandbox:
-            facts["sandbox"] = {} if sandbox is True else sandbox.model_dump()
+            facts["sandbox"] = {} if sandbox is True else sandbox.model_dump(exclude_unset=True)
         if memory is not None:
             facts["resource_limits"] = {"memory": memory}
         if network is not None:

@@ -1,17 +1,19 @@
 """Side-effect manifests: which resources a call would touch, said before it runs.
 
 A write tool lists its effects as templates over its input, `account:{account}`. From the manifest and the input alone
-the affected resources follow; nothing is asked of the tool.
+the affected resources follow; nothing is asked of the tool. What must hold of resources before they are changed is
+written the same way.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from interlock.core.context import Change
-from interlock.core.manifest import Effect, Manifest
+from interlock.core.manifest import Effect, Manifest, Precondition
+from interlock.core.schema import Json
 
 _FIELD = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_.]*)\}")
 
@@ -32,7 +34,23 @@ def manifest_faults(manifest: Manifest) -> list[str]:
     for effect in manifest.effects:
         unknown = [name for name in _FIELD.findall(effect.resource) if name.split(".")[0] not in known]
         faults.extend(f"effect `{effect.resource}` names `{name}`, which is not a parameter" for name in unknown)
-    return faults
+    return [*faults, *_precondition_faults(manifest, known)] if manifest.preconditions else faults
+
+
+def _precondition_faults(manifest: Manifest, known: Json) -> Iterator[str]:
+    if manifest.mutation_class == "read_only":
+        yield "a read_only tool changes nothing that could have a precondition; remove them or choose a write class"
+    if manifest.sandbox is not None:
+        yield "a sandboxed tool has no preconditions: what says whether they hold would run outside"
+    if not manifest.versioned:
+        yield "preconditions are checked against what there is: add a @tool.version_of handler"
+    filled = {*manifest.parameters.get("required", ()), *(name for name, one in known.items() if "default" in one)}
+    for one in manifest.preconditions:
+        # INVARIANT: a caller can leave out the version they saw, never what it was the version of.
+        absent = [name for name in _FIELD.findall(one.resource) if name.split(".")[0] not in filled]
+        yield from (f"precondition `{one.resource}` names `{name}`, which may be absent" for name in absent)
+        unknown = [name for name in _FIELD.findall(one.version) if name.split(".")[0] not in known]
+        yield from (f"precondition `{one.resource}` names `{name}`, which is not a parameter" for name in unknown)
 
 
 def predict(effects: Iterable[Effect], arguments: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -40,12 +58,26 @@ def predict(effects: Iterable[Effect], arguments: Mapping[str, Any]) -> tuple[Ch
     return tuple(Change(resource=_fill(effect.resource, arguments), operation=effect.operation) for effect in effects)
 
 
+def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The resources, and the version of each, with which a call with these arguments stands or falls."""
+    return tuple(
+        (_fill(one.resource, arguments), _fill(one.version, arguments))
+        for one in preconditions
+        if all(_argument(name, arguments) is not None for name in _FIELD.findall(one.version))
+    )
+
+
 def _fill(template: str, arguments: Mapping[str, Any]) -> str:
     def value(match: re.Match[str]) -> str:
-        found: Any = arguments
-        for step in match.group(1).split("."):
-            found = found.get(step) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - arguments are JSON
+        found = _argument(match.group(1), arguments)
         # An absent argument may name any resource, and says so.
-        return "*" if found is None else str(found)  # pyright: ignore[reportUnknownArgumentType] - arguments are JSON
+        return "*" if found is None else str(found)
 
     return _FIELD.sub(value, template)
+
+
+def _argument(path: str, arguments: Mapping[str, Any]) -> Any:
+    found: Any = arguments
+    for step in path.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - arguments are JSON
+    return found  # pyright: ignore[reportUnknownVariableType] - as above

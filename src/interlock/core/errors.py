@@ -132,7 +132,8 @@ class Code:
 
     @property
     def retryable(self) -> bool | None:
-        return RETRYABLE[self.error_code]
+        # A tool that breaks its contract breaks it again.
+        return False if self.code == "E3303" else RETRYABLE[self.error_code]
 
     @property
     def jsonrpc(self) -> int:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from interlock.core.fragments import LANGUAGES
 from interlock.core.schema import MASK, Fault, Json, Schema, pointer, properties_of, resolve_ref
 
 SENSITIVITIES = frozenset({"pii", "secret", "credential", "confidential"})
@@ -40,6 +41,9 @@ def _explain(schema: Schema, error: Any) -> Iterator[Fault]:
     if kind in {"additionalProperties", "unevaluatedProperties"}:
         for name in error.kind.unexpected:
             yield Fault(pointer([*where, name]), _unknown(schema, part, name))
+    elif kind == "falseSchema" and where:
+        # Not named: callers are not told which fields the runtime keeps to itself.
+        yield Fault(pointer(where[:-1]), "a field that callers may not set was sent")
     elif kind == "required":
         path = [*where, error.kind.property]
         yield Fault(pointer(path), f"missing; {_hint(schema.part(path))}")
@@ -130,5 +134,7 @@ def _extension_faults(name: str, part: Json, at: str) -> Iterator[Fault]:
     cost = part.get("x-token-cost", 0)
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 0:
         yield Fault(f"{at}/x-token-cost", f"x-token-cost of `{name}` must be a whole number of tokens")
+    if part.get("x-fragment", "sql") not in LANGUAGES:
+        yield Fault(f"{at}/x-fragment", f"x-fragment of `{name}` must be one of {', '.join(sorted(LANGUAGES))}")
     if not isinstance(part.get("x-internal", False), bool):
         yield Fault(f"{at}/x-internal", f"x-internal of `{name}` must be true or false")

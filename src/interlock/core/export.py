@@ -2,20 +2,93 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from interlock.core.contract import Contract
-from interlock.core.manifest import LifecycleState
+from interlock.core.manifest import LifecycleState, ToolKind
 from interlock.core.objects import (
     LIFECYCLE_OF_REGISTRY_STATE,
     Execution,
+    ExecutionKind,
     Identity,
     Persistence,
     Safety,
     Schemas,
     ToolDeclaration,
+    ToolExecutionProfile,
     ToolInputContract,
     ToolInterface,
     ToolOutputContract,
 )
+from interlock.core.schema import Json
+
+# What runs a tool and where it came from is its operator's affair.
+_OF_OPERATORS = ("execution", "sandbox", "lifecycle_state")
+
+
+def shown(contract: Contract) -> Json:
+    """The manifest for those who call the tool: fields that they may not set are not in it, nor what runs it."""
+    told, hidden = contract.document(), contract.input.hidden
+    for name in _OF_OPERATORS:
+        told.pop(name, None)
+    told |= {"parameters": contract.input.model_facing, "result_schema": contract.delivers}
+    if hidden and "examples" in told:
+        told["examples"] = [{name: one[name] for name in one if name not in hidden} for one in told["examples"]]
+    if hidden:
+        named = re.compile("|".join(rf"\{{{re.escape(name)}\}}" for name in sorted(hidden)))
+        for part in {"effects", "preconditions"} & told.keys():
+            told[part] = [{name: named.sub("{}", said) for name, said in one.items()} for one in told[part]]
+    told["execution_profile"] = execution_profile(contract).document()
+    return told
+
+
+# Tools whose kind says where they are executed, whatever runs them here.
+_KIND_OF_TOOL: Mapping[ToolKind, ExecutionKind] = {
+    "browser_action": "browser",
+    "model_task": "model",
+    "peer_agent_tool": "peer_agent",
+    "native_tool": "native",
+}
+
+
+def execution_profile(contract: Contract) -> ToolExecutionProfile:
+    """The tool_execution_profile of a version: how it is run, and what can be done with a call of it meanwhile.
+
+    What is not stated is not offered: such an operation is answered as unsupported, and never ignored.
+    """
+    manifest = contract.manifest
+    sandbox = manifest.sandbox
+    return ToolExecutionProfile.model_validate(
+        {
+            "profile_id": f"profile:{contract.ref}",
+            "kind": _execution_kind(contract),
+            **({} if sandbox is None else {"sandbox_profile": f"tier-{manifest.tier}"}),
+            "timeout_ms": round(contract.timeout.default_s * 1000),
+            # What is isolated is ended from outside; a function is told, and may not listen.
+            "supports_abort": sandbox is not None or manifest.cancellable,
+            "supports_progress": manifest.reports_progress,
+            "supports_cancellation": manifest.cancellable,
+            "supports_resume": False,
+        }
+    )
+
+
+def _stated(profile: ToolExecutionProfile) -> Json:
+    return profile.model_dump(include={"timeout_ms", "supports_abort", "supports_progress"})
+
+
+def _execution_kind(contract: Contract) -> ExecutionKind:
+    manifest = contract.manifest
+    if manifest.tool_kind in _KIND_OF_TOOL:
+        return _KIND_OF_TOOL[manifest.tool_kind]
+    match "function" if manifest.execution is None else manifest.execution.kind:
+        case "program":
+            return "shell"
+        case "upstream":
+            return "mcp" if manifest.protocol == "mcp" else "api" if manifest.protocol == "openapi" else "remote"
+        case "function":  # one that names a service does its work partly there
+            return "local" if manifest.external_service is None else "hybrid"
 
 
 def declaration(contract: Contract, state: LifecycleState = "active") -> ToolDeclaration:
@@ -32,7 +105,7 @@ def declaration(contract: Contract, state: LifecycleState = "active") -> ToolDec
         "aliases": manifest.aliases,
         "search_hint": manifest.search_hint,
         "input_contract": input_contract(contract),
-        "output_contract": ToolOutputContract.model_validate({"output_schema": contract.output.document}),
+        "output_contract": output_contract(contract),
         "interface_ref": f"interface:{contract.ref}",
         "execution_profile_ref": f"profile:{contract.ref}",
         "permission_profile_ref": f"permissions:{contract.ref}",
@@ -48,8 +121,26 @@ def input_contract(contract: Contract) -> ToolInputContract:
         {
             "model_input_schema": schema.model_facing,
             "strict": True,
-            "examples": list(contract.manifest.examples),
-            "sensitive_fields": sorted(schema.sensitive - schema.internal),
+            "defaults": {name: value for name, value in schema.defaults if name not in schema.internal},
+            "examples": shown(contract).get("examples", []),
+            "sensitive_fields": sorted(schema.sensitive - schema.hidden),
+            "mutation_policy": "recorded",  # conversion, defaults and hooks; each difference is in the call's record
+        }
+    )
+
+
+def output_contract(contract: Contract) -> ToolOutputContract:
+    """The tool_output_contract as callers see it."""
+    manifest = contract.manifest
+    kept = manifest.persist_output
+    return ToolOutputContract.model_validate(
+        {
+            "output_schema": contract.delivers,
+            "content_types": ["text", *(["persisted_ref"] if kept else [])],
+            "media_modes": ["text"],
+            "max_inline_chars": manifest.max_inline_chars if kept else None,
+            "result_size_policy": "persist" if kept else "inline",
+            "rendering_boundary": "model_facing_content",
         }
     )
 
@@ -85,7 +176,7 @@ def interface(contract: Contract) -> ToolInterface:
                     "requires_user_interaction": False,
                 }
             ),
-            "execution": Execution.model_validate({}),
+            "execution": Execution.model_validate(_stated(execution_profile(contract))),
             "persistence": Persistence.model_validate({"max_inline_chars": manifest.max_inline_chars}),
         }
     )

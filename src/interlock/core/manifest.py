@@ -22,15 +22,27 @@ from interlock.core.schema import Fault, Json, Schema, compile_validator, pointe
 from interlock.core.versions import parse_version
 
 MutationClass = Literal["read_only", "write_reversible", "write_irreversible"]
+CompensationClass = Literal[
+    "fully_reversible", "semantically_reversible", "compensable_with_side_effects", "irreversible"
+]  # fmt: skip
 TimeoutClass = Literal["interactive", "standard", "long_running", "async"]
 LifecycleState = Literal["active", "deprecated", "sunset", "removed"]
 Operation = Literal["CREATE", "UPDATE", "DELETE"]
-HandlerName = Literal["preview", "compensate", "check", "preflight", "verify", "fixture", "concurrent"]
+Tier = Literal[0, 1, 2, 3]
+HandlerName = Literal["preview", "compensate", "check", "preflight", "version_of", "verify", "fixture", "concurrent"]
 ToolKind = Literal[
     "function", "mcp_tool", "openapi_operation", "native_tool", "browser_action", "shell_command", "code_execution",
     "file_operation", "web_search", "retrieval", "model_task", "skill_tool", "peer_agent_tool", "policy_check",
     "artifact_operation", "evidence_export", "custom",
 ]  # fmt: skip
+
+# How well an effect can be taken back, and what it counts as. What leaves traces behind was not undone.
+CLASS_OF_COMPENSATION: Mapping[CompensationClass, MutationClass] = {
+    "fully_reversible": "write_reversible",
+    "semantically_reversible": "write_reversible",
+    "compensable_with_side_effects": "write_irreversible",
+    "irreversible": "write_irreversible",
+}
 
 _URI = compile_validator({"type": "string", "format": "uri"})
 _EMAIL = compile_validator({"type": "string", "format": "email"})
@@ -169,6 +181,26 @@ class Effect(Part):
             super().__init__(**dict(zip(("resource", "operation", "scope"), said, strict=False)), **facts)
 
 
+class Precondition(Part):
+    """What must hold of a resource right before a call changes anything; both parts are templates over its input.
+
+    The version is the one the caller saw, `*` where any will do, or empty where there must be none. A version that
+    names an argument is stated by the caller, and not asked for where they leave it out.
+    """
+
+    resource: str = Field(min_length=1, max_length=1000)
+    version: str = Field("*", max_length=1000)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, resource: str, version: str = "*") -> None: ...
+
+    else:
+
+        def __init__(self, *said, **facts):
+            super().__init__(**dict(zip(("resource", "version"), said, strict=False)), **facts)
+
+
 class IdempotencyPart(Part):
     """Keys come from the caller; the window defaults to max(2 x class maximum, the configured minimum)."""
 
@@ -209,10 +241,11 @@ class Sandboxing(Part):
     """That the tool runs isolated, and what it finds there.
 
     Tier 0 has neither files nor network, tier 1 reads what `reads` names (as /in/NAME), tier 2 also reaches the hosts
-    of its network policy, tier 3 has the host's files and network and is asked for at every call.
+    of its network policy, tier 3 has the host's files and network and is asked for at every call. Only that one has to
+    be said; of the others a tool gets the lowest that will do.
     """
 
-    tier: Literal[0, 1, 2, 3] = 0
+    tier: Tier = 0
     imports: tuple[str, ...] = Field(default=(), strict=False)
     reads: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")], str] = Field(
         default_factory=dict[str, str]
@@ -371,8 +404,10 @@ class Manifest(Part):
     # Beyond the published schema: what the ten-part contract needs.
     namespace: NamespaceText = "default"
     mutation_class: MutationClass | None = None
+    compensation_class: CompensationClass | None = None
     timeout_class: TimeoutClass | None = None
     effects: tuple[Effect, ...] = Field((), strict=False)
+    preconditions: tuple[Precondition, ...] = Field((), strict=False)
     idempotency: IdempotencyPart | None = None
     observability: ObservabilityPart | None = None
     error_schema: SchemaDocument | None = None
@@ -385,6 +420,7 @@ class Manifest(Part):
     annotations: dict[str, Any] = Field(default_factory=dict)
     compensable: bool = False
     previews: bool = False
+    versioned: bool = False
     has_fixture: bool = False
     concurrency_safe: bool = False
     restart_safe: bool = False
@@ -407,6 +443,21 @@ class Manifest(Part):
         """The global name: namespace plus tool_id."""
         return f"{self.namespace}.{self.tool_id}"
 
+    @property
+    def tier(self) -> Tier:
+        """The lowest tier that covers what the tool asks for."""
+        sandbox, network = self.sandbox, self.network_policy
+        if sandbox is not None and sandbox.tier == 3:
+            return 3
+        if network.allowed_domains and not network.deny_all_egress:
+            return 2
+        return 1 if (sandbox and sandbox.reads) or (self.execution and self.execution.env) else 0
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether a call can say how far it is: functions can, and MCP servers; programs and other services cannot."""
+        return self.execution is None or self.execution.kind == "function" or self.protocol == "mcp"
+
     def document(self) -> Json:
         """The manifest as JSON, only what was said."""
         return self.model_dump(mode="json", exclude_unset=True)
@@ -427,6 +478,15 @@ def parse_manifest(document: Any) -> Manifest:
         raise _refused([Fault("", "nested too deeply")]) from None
     if manifest.timeout_max is not None and manifest.timeout_max < manifest.timeout_default:
         raise _refused([Fault("/timeout_max", "timeout_max is below timeout_default")])
+    if manifest.compensation_class is not None:
+        counts_as = CLASS_OF_COMPENSATION[manifest.compensation_class]
+        if manifest.mutation_class not in (None, counts_as):
+            raise _refused([Fault("/compensation_class", f"{manifest.compensation_class} is {counts_as}")])
+        manifest = manifest.model_copy(update={"mutation_class": counts_as})
+    sandbox = manifest.sandbox
+    if sandbox is not None and "tier" in sandbox.model_fields_set and sandbox.tier < manifest.tier:
+        words = f"files, an environment or hosts are had at tier {manifest.tier}; say that one, or none"
+        raise _refused([Fault("/sandbox/tier", words)])
     unfit = [fault for name in ("annotations", "examples", *_SCHEMAS) for fault in _unfit(manifest, name)]
     if unfit:
         raise _refused(unfit)

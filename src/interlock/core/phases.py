@@ -67,11 +67,11 @@ class Call(Trail):
     """The running account of one call: where it stands, and all that its record is written from."""
 
     __slots__ = (
-        "additional_context", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
-        "detected", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "meter", "mutations",
-        "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised", "recorded",
-        "request", "returned", "runs_on", "scope", "span", "started", "started_ms", "task", "tool", "trace_id",
-        "waiter", "warnings", "why",
+        "additional_context", "agreed", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
+        "detected", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "mappings", "meter",
+        "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised",
+        "recorded", "request", "returned", "runs_on", "scope", "span", "started", "started_ms", "task", "tool",
+        "trace_id", "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -96,12 +96,16 @@ class Call(Trail):
         self.parts: list[Any] = []
         self.pagination: Json | None = None
         self.progress = 0
+        # By which ids whoever carried it out knows it, as external mappings of the standard.
+        self.mappings: tuple[Json, ...] = ()
         # What allows it and what it uses up: an approval and what its giver was promised, claims to be made with its
         # intent, credentials on loan, and a meter.
         # What it will change by its manifest, and what an executor saw it change.
         self.predicted: tuple[Change, ...] = ()
         self.detected: tuple[Change, ...] = ()
         self.approval: str | None = None
+        # Who agreed to it, and the digest of the preview they saw.
+        self.agreed: Json | None = None
         self.promised: Json | None = None
         self.claims: list[Callable[[Any], None]] | None = None
         self.claimed = False

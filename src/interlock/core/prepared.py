@@ -7,6 +7,7 @@ from typing import Any
 
 from interlock.core.contract import Contract
 from interlock.core.declare import Tool
+from interlock.core.fragments import declares_fragments
 from interlock.core.redact import SchemaRedactor, property_names
 from interlock.core.schema import Json, Schema
 
@@ -25,6 +26,7 @@ class Prepared:
         "fits_input",
         "fits_output",
         "has_checks",
+        "has_fragments",
         "has_verifier",
         "isolated",
         "key_required",
@@ -52,8 +54,8 @@ class Prepared:
         self.notice = notice
         self.paged = manifest.paged
         self.ref = contract.ref
-        # The input schema as callers see it; without internal fields the two are one.
-        self.facing = Schema(schema.model_facing) if schema.internal else schema
+        # The input schema as callers are held to it; without internal fields the two are one.
+        self.facing = Schema(schema.caller_facing) if schema.hidden else schema
         self.fits_input: Callable[[Any], bool] = self.facing.fits
         self.fits_output: Callable[[Any], bool] = contract.output.fits
         self.defaults = schema.defaults
@@ -70,10 +72,11 @@ class Prepared:
         # Names that its results have by contract.
         self.members = frozenset(property_names(contract.output.document))
         self.isolated = manifest.sandbox is not None
-        self.tier = 0 if manifest.sandbox is None else manifest.sandbox.tier
+        self.tier = 0 if manifest.sandbox is None else manifest.tier
         self.remote = manifest.execution is not None and manifest.execution.kind == "upstream"
         self.service = manifest.external_service
-        self.has_checks = "check" in bound.handlers or "preflight" in bound.handlers
+        self.has_fragments = declares_fragments(schema)
+        self.has_checks = self.has_fragments or "check" in bound.handlers or "preflight" in bound.handlers
         self.has_verifier = "verify" in bound.handlers
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
         # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.

@@ -111,11 +111,11 @@ class Redactor:
         texts: list[str] = []
         plain = self._glance((data,), texts.append)
         # No pattern of ours reaches over a NUL; one that was configured might.
-        clean = plain and not self._patterns.extra and self._change("\0".join(texts)) is None
-        if plain and not graph.guarded and (clean or not patterns):
+        clean = not patterns or (plain and not self._patterns.extra and self._change("\0".join(texts)) is None)
+        if plain and not graph.guarded and clean:
             return Redacted(data, ())
         walk = Walk(
-            change=_keep if clean or not patterns else self._change,
+            change=_keep if clean else self._change,
             hide=self._hide,
             is_secret=self._is_secret,
             disclose=disclose,

@@ -40,6 +40,55 @@ class Persistence:
 
 INLINE = Persistence(decision="inline")
 
+_TIME: Json = {"type": "string", "format": "date-time"}
+# What every success says beside its data; the doors put the sections where their wires have room for them.
+ENVELOPE_SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "data": True,
+        "pagination": {
+            "anyOf": [
+                {"type": "null"},
+                {
+                    "type": "object",
+                    "properties": {
+                        "cursor": {"type": ["string", "null"]},
+                        "hasMore": {"type": "boolean"},
+                        "totalCount": {"type": ["integer", "null"], "minimum": 0},
+                    },
+                    "required": ["cursor", "hasMore", "totalCount"],
+                },
+            ]
+        },
+        "provenance": {
+            "type": "object",
+            "properties": {
+                "source": {"type": "string"},
+                "version": {"type": "string"},
+                "executedAt": _TIME,
+                "retrievedAt": _TIME,
+                "dataVersion": {"type": ["string", "null"]},
+                "invocationId": {"type": "string"},
+                "timestamp": _TIME,
+                "freshness": {"enum": ["compute", "replay", "preview", "cache", "synthetic"]},
+                "confidence": {"type": "number", "minimum": 0, "maximum": 1},
+            },
+            "required": [
+                "source", "retrievedAt", "dataVersion", "invocationId", "timestamp", "freshness", "confidence",
+            ],
+        },
+        "execution": {
+            "type": "object",
+            "properties": {
+                "executionDurationMs": {"type": "number", "minimum": 0},
+                "resourceCost": {"type": "number", "minimum": 0},
+            },
+            "required": ["executionDurationMs", "resourceCost"],
+        },
+    },
+    "required": ["data", "pagination", "provenance", "execution"],
+}  # fmt: skip
+
 
 @step
 class Result:
@@ -95,27 +144,30 @@ class Result:
     def envelope(self) -> Json:
         """The success envelope: data apart from pagination, provenance and execution metadata."""
         page: Mapping[str, Any] = self.metadata.get("pagination") or {}
-        at = iso(self.created_ms)
         return {
             "data": self.value,
             "pagination": {key: page[key] for key in ("cursor", "hasMore", "totalCount") if key in page} or None,
+            **self.about(),
+        }
+
+    def about(self) -> Json:
+        """Where a success comes from, and what it took."""
+        source, _, version = self.tool.partition("@")
+        metadata, at = self.metadata, iso(self.created_ms)
+        took, cost = metadata.get("latency_ms", 0), metadata.get("cost", 0)
+        return {
             "provenance": {
-                "source": self.tool.partition("@")[0],
-                "version": self.tool.partition("@")[2],
-                "executedAt": self.metadata.get("executed_at", at),
+                "source": source,
+                "version": version,
+                "executedAt": metadata.get("executed_at", at),
                 "retrievedAt": at,
-                "dataVersion": self.metadata.get("data_version"),
+                "dataVersion": metadata.get("data_version"),
                 "invocationId": self.invocation_id,
                 "timestamp": at,
                 "freshness": self.source,
-                "confidence": self.metadata.get("confidence", 1.0),
+                "confidence": metadata.get("confidence", 1.0),
             },
-            "execution": {
-                "executionDurationMs": self.metadata.get("latency_ms", 0),
-                "latencyMs": self.metadata.get("latency_ms", 0),
-                "resourceCost": self.metadata.get("cost", 0),
-                "cost": self.metadata.get("cost", 0),
-            },
+            "execution": {"executionDurationMs": took, "latencyMs": took, "resourceCost": cost, "cost": cost},
         }
 
     def document(self) -> Json:

@@ -121,10 +121,28 @@ class Schema:
         """The schema as discovery shows it: without the fields that callers may not set, however deep they lie."""
         shown = copy.deepcopy(self.document)
         for node in walk(shown):
-            hidden = _internal(shown, node)
-            if hidden:
-                _hide(node, hidden)
+            for name in _unlisted(node, _internal(shown, node)):
+                del node["properties"][name]
         return shown
+
+    @cached_property
+    def caller_facing(self) -> Json:
+        """The schema that callers are held to: nothing fits such a field, not even where any other name may come."""
+        held = copy.deepcopy(self.document)
+        for node in walk(held):
+            for name in _unlisted(node, _internal(held, node)):
+                node["properties"][name] = False
+        return held
+
+    @cached_property
+    def hidden(self) -> frozenset[str]:
+        """Names of the fields that callers may neither see nor set, at any depth."""
+        return frozenset(name for node in walk(self.document) for name in _internal(self.document, node))
+
+    @property
+    def can_hide(self) -> bool:
+        """Whether no condition or alternative names what callers may not see."""
+        return not any(_betrays(self.document, node) for node in walk(self.document))
 
     def valid(self, value: Any) -> bool:
         """Whether the value fits; a value JSON cannot hold does not."""
@@ -194,9 +212,26 @@ def _internal(root: Json, node: Json) -> frozenset[str]:
     return frozenset(name for name, part in parts if resolve_ref(root, part).get("x-internal") is True)
 
 
-def _hide(node: Json, hidden: frozenset[str]) -> None:
-    for name in hidden:
-        del node["properties"][name]
+def _betrays(root: Json, node: Json, above: frozenset[str] = frozenset()) -> bool:
+    """Whether a schema's branches name a field that callers may not see, or hold one where `walk` does not come."""
+    hidden = above | _internal(root, node)
+    for word in ("allOf", "anyOf", "oneOf", "if", "then", "else", "not"):
+        said: Any = node.get(word)
+        for branch in cast("list[Any]", said if isinstance(said, list) else [said]):
+            if not isinstance(branch, dict):
+                continue
+            one = cast("Json", branch)
+            named = {*one.get("required", ()), *one.get("properties", ())}
+            apart = word not in _CHILD_LISTS and any(_internal(root, inner) for inner in walk(one))
+            if apart or not hidden.isdisjoint(named) or _betrays(root, one, hidden):
+                return True
+    return False
+
+
+def _unlisted(node: Json, hidden: frozenset[str]) -> frozenset[str]:
+    """The hidden fields of a schema, once no rule of it names them any more."""
+    if not hidden:
+        return hidden
     if isinstance(node.get("required"), list):
         node["required"] = [name for name in node["required"] if name not in hidden]
     for rule in ("dependentRequired", "dependentSchemas"):
@@ -206,6 +241,7 @@ def _hide(node: Json, hidden: frozenset[str]) -> None:
                 name: [one for one in cast("list[Any]", then) if one not in hidden] if isinstance(then, list) else then
                 for name, then in kept.items()
             }
+    return hidden
 
 
 def _refuse_remote(uri: str) -> Any:

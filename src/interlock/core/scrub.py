@@ -15,6 +15,7 @@ from urllib.parse import quote, quote_plus
 
 from interlock.core.errors import Failure
 from interlock.core.patterns import REDACTED
+from interlock.core.schema import pointer
 
 SHORT = 4
 
@@ -35,6 +36,22 @@ def scrub(value: Any, secrets: Sequence[str], keep: Collection[str] = ()) -> tup
     except RecursionError:
         raise Failure("E3304") from None
     return (scrubbed, True) if scrubber.found else (value, False)
+
+
+def scrubbed_at(before: Any, after: Any, at: tuple[str | int, ...] = ()) -> Iterator[str]:
+    """The JSON pointers of what scrubbing changed."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        members = zip(cast("dict[Any, Any]", before).items(), cast("dict[Any, Any]", after).items(), strict=True)
+        for (name, old), (shown, new) in members:
+            if name != shown:
+                yield pointer((*at, shown))
+            else:
+                yield from scrubbed_at(old, new, (*at, shown))
+    elif isinstance(before, list | tuple) and isinstance(after, list):
+        for index, (old, new) in enumerate(zip(cast("list[Any]", before), cast("list[Any]", after), strict=True)):
+            yield from scrubbed_at(old, new, (*at, index))
+    elif before != after:
+        yield pointer(at)
 
 
 class _Scrubber:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
+import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
@@ -23,7 +23,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY = 4 << 20
 MOST_COMING = 256 << 20
-BODY_S = 30.0
 _JSON = (b"content-type", b"application/json")
 
 
@@ -39,16 +38,25 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+def headers(scope: Scope) -> dict[bytes, bytes]:
+    """All headers; of one that was sent twice, the first value."""
+    return dict(reversed(scope["headers"]))
+
+
+def text(sent: Mapping[bytes, bytes], name: bytes) -> str | None:
+    """A header's value as text; None if it was not sent."""
+    value = sent.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
 async def read_body(receive: Receive, *, most: int = MAX_BODY) -> bytes:
-    """The whole body. E3004 if it is too large, E3002 if it does not come, E3001 if too much comes at once."""
-    within_s = BODY_S
-    message = await _next(receive, within_s)
+    """The whole body. E3004 if it is too large, E3001 if too much comes at once; the connection bounds its time."""
+    message = await _next(receive)
     body: bytes = message.get("body", b"")
     if not message.get("more_body", False):
         if len(body) > most:
             raise too_large(most)
         return body
-    deadline = asyncio.get_running_loop().time() + within_s
     parts, size = [body], len(body)
     try:
         _coming.size += size
@@ -57,7 +65,7 @@ async def read_body(receive: Receive, *, most: int = MAX_BODY) -> bytes:
                 raise too_large(most)
             if _coming.size > MOST_COMING:
                 raise Failure("E3001", "too much is being sent to this server at once", retry_after_ms=1000)
-            message = await _next(receive, deadline - asyncio.get_running_loop().time())
+            message = await _next(receive)
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             _coming.size += len(parts[-1])
@@ -77,26 +85,8 @@ class _Coming:
 _coming = _Coming()
 
 
-async def _next(receive: Receive, within_s: float) -> Message:
-    # asyncio.timeout by hand: nearly every body is there already, and a timer that is not needed should cost little.
-    task = asyncio.current_task()
-    assert task is not None
-    cancelling, late = task.cancelling(), False
-
-    def end() -> None:
-        nonlocal late
-        late = True
-        task.cancel()
-
-    timer = asyncio.get_running_loop().call_later(within_s, end)
-    try:
-        message = await receive()
-    except asyncio.CancelledError:
-        if not late or task.uncancel() > cancelling:
-            raise
-        raise Failure("E3002", "the request's body did not come in time") from None
-    finally:
-        timer.cancel()
+async def _next(receive: Receive) -> Message:
+    message = await receive()
     if message["type"] == "http.disconnect":
         raise Disconnected
     return message
@@ -147,7 +137,8 @@ async def answer(
 
 async def refuse(send: Send, failure: Failure, trace_id: str = "") -> None:
     """A failure that no call was made for."""
-    await answer(send, failure.row.http, orjson.dumps(refusal(failure, trace_id)), retry_after(failure))
+    told = refusal(failure, trace_id or os.urandom(16).hex())
+    await answer(send, failure.row.http, orjson.dumps(told), retry_after(failure))
 
 
 def refusal(failure: Failure, trace_id: str) -> Json:

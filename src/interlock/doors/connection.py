@@ -1,157 +1,343 @@
-"""One HTTP connection: uvicorn's, with bounds on what a client may make it wait for, keep or leave open.
+"""One HTTP connection: requests in, each handed to the application (ASGI), answers out, and a bound on every wait.
 
-    head ──► body ──► answer          a bound on the size and time of a head, here; of a body, where it is read
+    head ──► body ──► answer ──► idle
+      │        │         │         └─ no next request comes: KEEP_ALIVE_S
       │        │         └─ not read by the client: STALLED_S, then the connection is cut
-      │        └─ still coming when the answer is out: LINGER_S
-      └─ never comes: HEAD_S
+      │        └─ does not come: BODY_S; still coming when the answer is out: LINGER_S
+      └─ does not come: HEAD_S; too long: MAX_HEAD
 
 A client that sends nothing, sends its request byte by byte or without end, or asks and never reads would otherwise hold
 a connection, and what waits to be sent on it, for ever.
+
+uvicorn listens, accepts and drains; httptools parses; between the two this class replaces uvicorn's own, which is made
+for any application: ours answer a small request with a small document, so an answer's head waits for its body and both
+leave in one piece, and nothing is set up for a wait that does not happen. One clock serves all waits of a connection.
+It is not wound for each: it looks, when it rings, whether something is due by now.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import httptools
+
+from interlock.doors.asgi import App, Scope
+from interlock.doors.exchange import Exchange
+
+if TYPE_CHECKING:
+    from uvicorn import Config
+    from uvicorn.server import ServerState
 
 MAX_HEAD = 64 << 10
 HEAD_S = 15.0
+BODY_S = 30.0
 LINGER_S = 5.0
 STALLED_S = 60.0
+KEEP_ALIVE_S = 75.0
 MAX_CONNECTIONS = 4096
+_NEVER = math.inf
 
 
-class Connection(HttpToolsProtocol):
-    """Counts what comes before a request's headers are complete, and how long everything takes."""
+class Connection(asyncio.Protocol):
+    """Reads requests, and answers them one after another."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._app = cast("App", config.loaded_app)  # pyright: ignore[reportUnknownMemberType] - uvicorn leaves it open
+        self._loop = _loop or asyncio.get_running_loop()
+        self._server = server_state
+        self._parser = httptools.HttpRequestParser(self)
+        self._common: Scope = {}
+        self.transport: asyncio.Transport = _UNBORN
+        # The request that is being read, the one that is being answered, and those that wait for their turn.
+        self._reading: Exchange | None = None
+        self._answering: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
-        self._in_body = False
         self._head = 0
-        self._refused = False
-        self._answering: RequestResponseCycle | None = None
-        self._hurry: asyncio.TimerHandle | None = None
+        self._deaf = False
+        self._paused = False
+        # When the present wait has lasted too long, what is done then, and when the clock rings next.
+        self._due = _NEVER
+        self._when_due: Callable[[], None] = self._late_head
+        self._clock: asyncio.TimerHandle | None = None
+        self._writable: asyncio.Event | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in uvicorn
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+    # The connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._server.connections.add(self)  # pyright: ignore[reportArgumentType] - what uvicorn asks of it, it has
+        self._common = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "server": _address(transport, "sockname"),
+            "client": _address(transport, "peername"),
+            "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
+            "root_path": "",
+        }
+        if len(self._server.connections) > MAX_CONNECTIONS:
             self._end(b"503 Service Unavailable")
-            return
-        self._watch_head()
+        else:
+            self._expect(HEAD_S, self._late_head)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calm()
+        self._server.connections.discard(self)  # pyright: ignore[reportArgumentType] - as above
+        if self._clock is not None:
+            self._clock.cancel()
         self.resume_writing()
-        # uvicorn tells the newest request only, and one that came before it may still be answered.
-        if self._answering is not None and self._answering is not self.cycle:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
-        super().connection_lost(exc)
+        for exchange in (self._answering, self._reading, *self._waiting):
+            if exchange is not None:
+                exchange.lose()
+        self._waiting.clear()
+
+    def eof_received(self) -> None:
+        """Nothing more comes, so we close; there is nobody who only listens."""
+
+    def shutdown(self) -> None:
+        """Begin to end: at once where nobody waits for an answer, or for one that is not about to come."""
+        exchange = self._answering
+        if exchange is None or exchange.done or not exchange.whole or is_news(exchange.scope):
+            self.transport.close()
+        else:
+            exchange.keep_alive = False
 
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._deaf:
             return
         if self._in_head:
             self._head += len(data)
-            if self._hurry is None:
-                self._watch_head()
-        super().data_received(data)
-        if self._in_head and self._head > MAX_HEAD:
-            self._refused = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # We speak nothing but HTTP, and what follows cannot be read as that any more, not even this request's body.
+            self._deaf = True
+            if self._reading is not None:
+                self._reading.end()
+            return
+        except httptools.HttpParserError:
+            self._misread()
+            return
+        if not self._in_head:
+            return
+        if self._head > MAX_HEAD:
+            self._deaf = True
             self._end(b"431 Request Header Fields Too Large")
+        elif self._head and self._when_due != self._late_head:
+            self._expect(HEAD_S, self._late_head)
+
+    def _misread(self) -> None:
+        """What comes is not HTTP. An answer that is under way is still given."""
+        self._deaf = True
+        exchange = self._answering
+        if exchange is not None and exchange.whole and not exchange.done:
+            exchange.keep_alive = False
+            self._waiting.clear()
+        else:
+            self._end(b"400 Bad Request")
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # What follows a body is no header: it would come after everybody has looked, and without a bound.
         if self._in_head:
-            super().on_header(name, value)
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
-        self._calm()
-        super().on_headers_complete()
-        # We speak nothing but HTTP, and what follows cannot be read as that any more, not even this request's body.
-        if self._upgrades():
-            self.cycle.keep_alive = False
-        # Behind a stream without end nothing would be answered, nor would anybody see that the client has gone.
-        if self._answering is not None and self._answering is not self.cycle and is_news(self._answering.scope):
+        self._in_head, self._head, parser = False, 0, self._parser
+        url = httptools.parse_url(self._url)
+        raw: bytes = url.path
+        path = raw.decode("ascii")
+        version = parser.get_http_version()
+        scope: Scope = {
+            **self._common,
+            "http_version": version,
+            "method": parser.get_method().decode("ascii"),
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+            "state": {},
+        }
+        keep_alive = version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
+        exchange = self._reading = Exchange(self, scope, keep_alive=keep_alive)
+        answering = self._answering
+        if answering is None:
+            self._answer(exchange)
+        elif is_news(answering.scope):
+            # Behind a stream without end nothing would be answered, nor would anybody see that the client has gone.
             self.transport.close()
+        else:
+            self._waiting.append(exchange)
+            self.pause_reading()
+        self._expect(BODY_S, self._late_body)
 
-    def _upgrades(self) -> bool:
-        return cast("Any", self.parser).should_upgrade()
+    def on_body(self, body: bytes) -> None:
+        exchange = self._reading
+        if exchange is not None and not exchange.done:
+            exchange.feed(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        # Idle between requests is uvicorn's affair (timeout_keep_alive); the next byte starts our clock.
-        self._in_head, self._in_body, self._head = True, False, 0
-        if self._answering is None or self._answering.response_complete:
-            self._calm()
+        exchange, self._reading = self._reading, None
+        self._in_head = True
+        if exchange is not None:
+            exchange.end()
+        # What one waits for now is the answer; or, if that is out already, the next request.
+        self._due = _NEVER if self._answering is not None else self._loop.time() + KEEP_ALIVE_S
+        self._when_due = self._end_idle
+
+    def pause_reading(self) -> None:
+        if not self._paused and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._paused and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
 
     # Answering
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+    def _answer(self, exchange: Exchange) -> None:
+        self._answering = exchange
+        task = self._loop.create_task(exchange.run(self._app))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self._in_body and self.cycle.response_complete and not self.transport.is_closing():
-            self._calm()
-            self._hurry = self.loop.call_later(LINGER_S, self.transport.abort)
+    def answered(self, exchange: Exchange) -> None:
+        """An answer is out: on to the next request, if it may be made on this connection."""
+        self._server.total_requests += 1
+        self._answering = None
+        if not exchange.keep_alive:
+            self._close(still_sends=not exchange.whole)
+            return
+        if self._waiting:
+            self._answer(self._waiting.popleft())
+        elif self._reading is not None:
+            self._expect(LINGER_S, self.transport.abort)
+        elif not self._head:
+            self._expect(KEEP_ALIVE_S, self._end_idle)
+        if not self._waiting:
+            self.resume_reading()
+
+    def common_headers(self) -> bytes:
+        return _encoded.of(self._server.default_headers)
 
     def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
+        self._writable = asyncio.Event()
+        self._stalled = self._loop.call_later(STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
 
-    # Ending
+    def full(self) -> asyncio.Event | None:
+        """What to wait for before more is written, while the client has not read enough."""
+        return self._writable
 
-    def shutdown(self) -> None:
-        """Begin to end: at once where nobody waits for an answer, or for one that is not about to come."""
-        cycle = self._answering
-        if cycle is None or cycle.response_complete or cycle.more_body or is_news(cycle.scope):
-            self.transport.close()
-        else:
-            cycle.keep_alive = False
+    # Waiting
 
-    def _watch_head(self) -> None:
-        self._hurry = self.loop.call_later(HEAD_S, self._late)
+    def _expect(self, within_s: float, otherwise: Callable[[], None]) -> None:
+        due = self._loop.time() + within_s
+        self._due, self._when_due = due, otherwise
+        if self._clock is None or self._clock.when() > due:
+            self._wind(due)
 
-    def _late(self) -> None:
-        if self._answering is not None and not self._answering.response_complete:
-            self._watch_head()  # the next request may wait while this one is answered, and we may not be reading it
-        else:
+    def _wind(self, at: float) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        self._clock = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._clock = None
+        if self.transport.is_closing():
+            return
+        if self._loop.time() >= self._due:
+            self._due, otherwise = _NEVER, self._when_due
+            otherwise()
+        elif self._due < _NEVER:
+            self._wind(self._due)
+
+    def _late_head(self) -> None:
+        if self._answering is None:
             self._end(b"408 Request Timeout")
+        else:
+            self._expect(HEAD_S, self._late_head)  # it may wait while another is answered, and we may not be reading it
 
-    def _calm(self) -> None:
-        if self._hurry is not None:
-            self._hurry.cancel()
-            self._hurry = None
+    def _late_body(self) -> None:
+        if self._paused:
+            self._expect(BODY_S, self._late_body)  # it is we who do not read
+        elif self._reading is not None:
+            self._reading.give_up()
+
+    def _end_idle(self) -> None:
+        if self._answering is None:
+            self.transport.close()
 
     def _end(self, status: bytes) -> None:
-        self._calm()
         if self.transport.is_closing():
             return
         self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        if self._refused and self.transport.can_write_eof():
+        self._close(still_sends=self._deaf)
+
+    def _close(self, *, still_sends: bool) -> None:
+        if still_sends and self.transport.can_write_eof():
             # To close on a client that still sends would take the answer from it.
+            self._deaf = True
             self.transport.write_eof()
-            self._hurry = self.loop.call_later(LINGER_S, self.transport.abort)
+            self._expect(LINGER_S, self.transport.abort)
         else:
             self.transport.close()
 
 
-def is_news(scope: Any) -> bool:
+class _Encoded:
+    """The headers that every answer has, as they are sent. uvicorn makes new ones each second, for the date."""
+
+    def __init__(self) -> None:
+        self._headers: object = None
+        self._encoded = b""
+
+    def of(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        if headers is not self._headers:
+            self._encoded = b"".join(b"%b: %b\r\n" % one for one in headers)
+            self._headers = headers
+        return self._encoded
+
+
+_encoded = _Encoded()
+_UNBORN: Any = None
+
+
+def _address(transport: asyncio.BaseTransport, which: str) -> tuple[str, int] | None:
+    address: Any = transport.get_extra_info(which)
+    return (address[0], address[1]) if address else None
+
+
+def is_news(scope: Scope) -> bool:
     """Whether a request asks to be told of things for as long as they happen: no call hangs on it."""
     path: str = scope["path"]
     return (scope["method"] == "GET" and (path == "/mcp" or path.endswith("/events"))) or (

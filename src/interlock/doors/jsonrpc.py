@@ -3,7 +3,7 @@
     POST /rpc   {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": {"tool_id": …, "parameters": {…}}}
 
 The reserved codes are for faults of the protocol; whatever Interlock itself refuses has its own code from the one error
-table, with the envelope in `error.data`. A call that waits for a person is a result that says so.
+table. The envelope is in `error.data` of both. A call that waits for a person is a result that says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, Receive, Scope, Send, answer, document, header, read_body, refuse
+from interlock.doors.asgi import (
+    Disconnected,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    document,
+    header,
+    read_body,
+    refusal,
+    refuse,
+)
 from interlock.service import Ask, Service
 from interlock.telemetry.w3c import joined
 
@@ -49,6 +60,7 @@ class JsonRpcDoor:
         self._methods: Mapping[str, Method] = {
             "tools.list": self._tools,
             "tools.describe": self._tool,
+            "tools.negotiate": self._negotiate,
             "tools.invoke": self._invoke,
             "calls.status": self._status,
             "calls.cancel": self._cancel,
@@ -62,7 +74,8 @@ class JsonRpcDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            await answer(send, 405, b'{"detail":"E3004: JSON-RPC is spoken by POST"}', [(b"allow", b"POST")])
+            failure = Failure("E3004", "JSON-RPC is spoken by POST")
+            await answer(send, 405, encode(refusal(failure, self._trace_id(None))), [(b"allow", b"POST")])
             return
         try:
             body = await read_body(receive)
@@ -84,14 +97,14 @@ class JsonRpcDoor:
         try:
             sent: Any = document(body)
         except Failure:
-            return encode(_error(None, _PARSE, "parse error: the body is not JSON"))
+            return encode(_error(None, _PARSE, "parse error: the body is not JSON", self._trace_id(trace)))
         if not isinstance(sent, list):
             answered = await self._one(sent, authorization, trace)
             return None if answered is None else encode(answered)
         batch = cast("list[Any]", sent)
         if not batch or len(batch) > MAX_BATCH:
             words = f"a batch has 1 to {MAX_BATCH} requests"
-            return encode(_error(None, _INVALID, f"invalid request: {words}"))
+            return encode(_error(None, _INVALID, f"invalid request: {words}", self._trace_id(trace)))
         answers = await asyncio.gather(*(self._one(one, authorization, trace) for one in batch))
         kept = [one for one in answers if one is not None]
         return encode(kept) if kept else None
@@ -104,7 +117,8 @@ class JsonRpcDoor:
             request_id = _id(request)
             method, parameters = self._method(request)
         except _Fault as fault:
-            return _error(None if request_id is _ABSENT else request_id, fault.code, str(fault))
+            known = None if request_id is _ABSENT else request_id
+            return _error(known, fault.code, str(fault), self._trace_id(trace))
         quiet = request_id is _ABSENT
         try:
             service = self._service
@@ -113,19 +127,23 @@ class JsonRpcDoor:
                 parameters = {**parameters, "trace": trace}
             result = await self._methods[method](caller, **parameters)
         except Failure as failure:
-            trace_id = "" if trace is None else trace[3:35]
-            return None if quiet else _failed(request_id, failure, trace_id)
+            return None if quiet else _failed(request_id, failure, self._trace_id(trace))
         except _Fault as fault:
-            return None if quiet else _error(request_id, fault.code, str(fault))
+            return None if quiet else _error(request_id, fault.code, str(fault), self._trace_id(trace))
         except Exception:  # noqa: BLE001 - a broken door still answers, and tells nobody why
-            _log.exception("a JSON-RPC request failed")
+            trace_id = self._trace_id(trace)
+            _log.exception("a JSON-RPC request failed", extra={"trace_id": trace_id})
             failure = Failure("E3000", "something went wrong inside Interlock")
-            return None if quiet else _failed(request_id, failure, "")
+            return None if quiet else _failed(request_id, failure, trace_id)
         if isinstance(result, Result):
             if result.error is not None and not result.pending:
                 return None if quiet else _failed(request_id, result.error, result.trace_id)
             result = result.document()
         return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+    def _trace_id(self, trace: str | None) -> str:
+        """The id under which a failure is told that no call came about for."""
+        return self._service.lock.clock.random_bytes(16).hex() if trace is None else trace[3:35]
 
     def _method(self, request: Json) -> tuple[str, Json]:
         method: Any = request.get("method")
@@ -153,11 +171,17 @@ class JsonRpcDoor:
 
     # Tools
 
-    async def _tools(self, caller: Caller, cursor: str | None = None, limit: int = 100) -> Json:
+    async def _tools(
+        self, caller: Caller, cursor: str | None = None, limit: int = 100, expected: Json | None = None
+    ) -> Json:
         if limit.__class__ is not int or not 1 <= limit <= 1000:
             raise _Fault(_PARAMS, "invalid params: `limit` is a number from 1 to 1000")
-        page = self._service.tools.page(caller, _text(cursor, "cursor"), limit)
+        page = self._service.tools.page(caller, _text(cursor, "cursor"), limit, _expected(expected))
         return {"tools": [_brief(one) for one in page.versions], "cursor": page.cursor}
+
+    async def _negotiate(self, caller: Caller, expected: Json) -> Json:
+        matches = self._service.tools.negotiate(_expected(expected) or {}, caller)
+        return {"matches": [one.document() for one in matches]}
 
     async def _tool(self, caller: Caller, tool_id: str, tool_version: str | None = None) -> Json:
         found = self._service.tools.find(_text(tool_id, "tool_id") or "", _text(tool_version, "tool_version"), caller)
@@ -165,7 +189,7 @@ class JsonRpcDoor:
         return {
             **_brief(found),
             "input_schema": contract.input.model_facing,
-            "output_schema": contract.output.document,
+            "output_schema": contract.delivers,
         }
 
     async def _invoke(
@@ -210,7 +234,7 @@ class JsonRpcDoor:
         return self._service.calls.status(_text(invocation_id, "invocation_id") or "", caller)
 
     async def _cancel(self, caller: Caller, invocation_id: str) -> Json:
-        return {"answer": self._service.calls.cancel(_text(invocation_id, "invocation_id") or "", caller)}
+        return {"answer": await self._service.calls.cancel(_text(invocation_id, "invocation_id") or "", caller)}
 
     async def _resume(self, caller: Caller, invocation_id: str) -> Result:
         return await self._service.calls.resume(_text(invocation_id, "invocation_id") or "", caller)
@@ -218,20 +242,27 @@ class JsonRpcDoor:
     # Approvals
 
     async def _approvals(self, caller: Caller) -> Json:
-        return {"approvals": self._service.admin.tickets(by=caller)}
+        return {"approvals": self._service.approvals.tickets(by=caller)}
 
     async def _approval(self, caller: Caller, ticket_id: str) -> Json:
-        return await self._service.admin.ticket(_text(ticket_id, "ticket_id") or "", by=caller)
+        return await self._service.approvals.ticket(_text(ticket_id, "ticket_id") or "", by=caller)
 
     async def _approve(self, caller: Caller, ticket_id: str, comment: str = "", edit: Json | None = None) -> Json:
         ticket = _text(ticket_id, "ticket_id") or ""
         if edit is not None and not isinstance(edit, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
             raise _Fault(_PARAMS, "invalid params: `edit` is an object")
-        return await self._service.admin.approve(ticket, by=caller, comment=_text(comment, "comment") or "", edit=edit)
+        approvals = self._service.approvals
+        return await approvals.approve(ticket, by=caller, comment=_text(comment, "comment") or "", edit=edit)
 
     async def _deny(self, caller: Caller, ticket_id: str, comment: str = "") -> Json:
         ticket = _text(ticket_id, "ticket_id") or ""
-        return await self._service.admin.deny(ticket, by=caller, comment=_text(comment, "comment") or "")
+        return await self._service.approvals.deny(ticket, by=caller, comment=_text(comment, "comment") or "")
+
+
+def _expected(sent: Any) -> Json | None:
+    if sent is None or isinstance(sent, dict):
+        return cast("Json | None", sent)
+    raise _Fault(_PARAMS, "invalid params: `expected` is an object, a schema for each tool")
 
 
 def _parameters(method: Method) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -279,5 +310,6 @@ def _failed(request_id: Any, failure: Failure, trace_id: str) -> Json:
     return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
 
-def _error(request_id: Any, code: int, message: str) -> Json:
-    return {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}
+def _error(request_id: Any, code: int, message: str, trace_id: str) -> Json:
+    data = Failure("E3004", message).envelope(trace_id)
+    return {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message, "data": data}}

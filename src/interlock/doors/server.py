@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import os
 import re
 import resource
 import socket
@@ -39,7 +40,6 @@ _log = logging.getLogger("interlock.doors")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DRAIN_S = 30
-KEEP_ALIVE_S = 75
 # Requests leave next to no cycles behind, and with many in flight the usual 700 objects are those of a few of them:
 # the collector would walk them all the time and find nothing.
 COLLECT = (20_000, 20, 50)
@@ -102,17 +102,20 @@ class Gate:
             await refuse(send, Failure("E3210", "pages of that origin may not call this server"))
             return
         app = self._hot.get((scope["method"], scope["path"]))
-        if app is not None:
-            try:
+        try:
+            if app is not None:
                 await app(scope, receive, send)
-            except Exception:  # noqa: BLE001 - a door answers whatever happens
-                _log.exception("a request failed")
-                # Where an answer has begun this raises too, and the connection is cut.
-                await refuse(send, Failure("E3000", "something went wrong inside Interlock"))
-        elif scope["method"] in _WITH_BODY:
-            await self._with_body(scope, receive, send)
-        else:
-            await self._wide(scope, receive, send)
+            elif scope["method"] in _WITH_BODY:
+                await self._with_body(scope, receive, send)
+            else:
+                await self._wide(scope, receive, send)
+        except Failure as failure:
+            await refuse(send, failure)
+        except Exception:  # noqa: BLE001 - a door answers whatever happens
+            trace_id = os.urandom(16).hex()
+            _log.exception("a request failed", extra={"trace_id": trace_id})
+            # Where an answer has begun this raises too, and the connection is cut.
+            await refuse(send, Failure("E3000", "something went wrong inside Interlock"), trace_id)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -186,7 +189,6 @@ class Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=listening.drain_s,
             ssl_certfile=listening.certificate,
             ssl_keyfile=listening.key,
@@ -194,6 +196,9 @@ class Server:
         bound = _bind(listening)
         self.port = bound.getsockname()[1]
         self._http = _quiet(config)
+        connections = self._http.server_state.connections
+        alerts = self._service.lock.gateway.telemetry.alerts
+        alerts.watch("connections", lambda: len(connections) / MAX_CONNECTIONS)
         self._serving = asyncio.create_task(self._http.serve(sockets=[bound]))
         while not self._http.started:
             if self._serving.done():
@@ -212,10 +217,13 @@ class Server:
         scheme = "https" if listening.secure else "http"
         door = mcp.McpDoor(service, hosts=hosts, origins=[*(f"{scheme}://{one}" for one in hosts), *listening.origins])
 
+        mcp_routes = [(method, mcp.PATH) for method in ("GET", "POST", "DELETE")]
+
         async def load_mcp() -> App:
             await asyncio.to_thread(importlib.import_module, "interlock.doors.mcp.sdk")
             await self._stack.enter_async_context(door.lifespan())
-            return door.asgi_app()
+            hot.update(dict.fromkeys(mcp_routes, door.serve))
+            return door.serve
 
         async def load_rest() -> App:
             return await asyncio.to_thread(rest.rest_app, service)
@@ -231,7 +239,7 @@ class Server:
             ("GET", mcp.METADATA_PATH + mcp.PATH): resource,
         }
         slow, wide = self._later(load_mcp), self._later(load_rest)
-        hot |= {(method, mcp.PATH): slow for method in ("GET", "POST", "DELETE")}
+        hot |= dict.fromkeys(mcp_routes, slow)
         hot |= {(method, "/rpc"): JsonRpcDoor(service) for method in ("GET", "POST")}
         return Gate(listening, hot, wide)
 

@@ -36,7 +36,7 @@ import logging
 import os
 import struct
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
@@ -128,20 +128,19 @@ def covers(wide: str, narrow: str) -> bool:
 ANY, NONE = "*", ""
 
 
-def check_preconditions(expected: Mapping[str, str], current: Callable[[str], str | None]) -> None:
-    """Compare what a caller states of resources with what is.
+def check_preconditions(expected: Sequence[tuple[str, str]], now: Mapping[str, str | None]) -> None:
+    """Compare what a call states of resources with what is.
 
     `expected` gives a version (an ETag, a number) for each resource, `*` for any, or nothing where the resource must
-    not exist; `current` tells its version now, None where there is none. E3411 where a resource is missing or in the
-    way, E3410 where it has another version than the caller saw.
+    not exist; `now` has the version each of them has, None where there is none. E3411 where a resource is missing or in
+    the way, E3410 where it has another version than the caller saw.
     """
-    now = {resource: current(resource) for resource in expected}
-    missing = [resource for resource, version in expected.items() if version == ANY and now[resource] is None]
-    present = [resource for resource, version in expected.items() if version == NONE and now[resource] is not None]
+    missing = [resource for resource, version in expected if version == ANY and now[resource] is None]
+    present = [resource for resource, version in expected if version == NONE and now[resource] is not None]
     if missing or present:
         words = f"{_names(missing)} must exist" if missing else f"{_names(present)} must not exist"
         raise Failure("E3411", words, details={"missing": missing, "present": present})
-    stale = [name for name, version in expected.items() if version not in (ANY, NONE) and now[name] != version]
+    stale = [name for name, version in expected if version not in (ANY, NONE) and now[name] != version]
     if stale:
         details = {"stale": stale, "current": {resource: now[resource] for resource in stale}}
         raise Failure("E3410", f"{_names(stale)} changed since it was read", details=details)

@@ -8,6 +8,7 @@ ended is not the tool's word but the sandbox's.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import re
 import socket
@@ -78,6 +79,7 @@ class IsolatedExecutor:
             raise violation(refused)
         program = _program_of(tool.contract)
         if program is not None:
+            call.mappings = (*call.mappings, _mapping(program, granted, outcome))
             return _printed(program, outcome, tool.ref)
         if outcome.status != "ok":
             raise failure_of(outcome, tool.ref)
@@ -96,15 +98,15 @@ class IsolatedExecutor:
     def _job(self, granted: Granted, context: Context | None, refused: list[Refusal]) -> Job:
         requested = granted.checked.requested
         call, contract, given = requested.call, requested.tool.contract, granted.checked.call_input
-        sandboxing = contract.manifest.sandbox
+        sandboxing, tier = contract.manifest.sandbox, contract.manifest.tier
         assert sandboxing is not None
         left_s = requested.deadline - self._clock.monotonic()
         lent = _lent(call, requested.tool.credentials)
         confined: Json = {
-            "tier": sandboxing.tier,
+            "tier": tier,
             "limits": _limits(contract, sandboxing, max(MIN_WALL_S, left_s)),
             "mounts": tuple(Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items()),
-            "egress": self._egress(call, contract, refused) if sandboxing.tier == 2 else None,
+            "egress": self._egress(call, contract, refused) if tier == 2 else None,
             "ticket": call.approval,
         }
         program = _program_of(contract)
@@ -113,7 +115,7 @@ class IsolatedExecutor:
                 argv=program.words(given),
                 stdin=program.fed(given),
                 cwd=program.cwd,
-                env=self._environment(program, call) if sandboxing.tier else program.env,
+                env=self._environment(program, call) if tier else program.env,
                 # Files of one directory: the name of a credential may have slashes in it.
                 secrets={name.replace("/", "."): value for name, value in lent.items()},
                 **confined,
@@ -137,7 +139,8 @@ class IsolatedExecutor:
         return {"TRACEPARENT": trace, **program.env}
 
     def _egress(self, call: Call, contract: Contract, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
-        policy = EgressPolicy(agent=self._network, manifest=contract.manifest.network_policy)
+        token = None if call.request.caller is None else call.request.caller.capability
+        policy = EgressPolicy(agent=self._network, manifest=contract.manifest.network_policy, token=token)
 
         @asynccontextmanager
         async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:
@@ -182,6 +185,23 @@ def source_of(tool: Tool[..., Any]) -> str:
 def _program_of(contract: Contract) -> Execution | None:
     execution = contract.manifest.execution
     return execution if execution is not None and execution.kind == "program" else None
+
+
+def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
+    """The ids of a program that was run: which, with which words by their digest, where, and how it ended."""
+    contract = granted.checked.requested.tool.contract
+    words = "\0".join(program.words(granted.checked.call_input))
+    return {
+        "schema_version": "0.2.0",
+        "kind": "cli",
+        "command_id": program.target,
+        "argv_ref": f"sha256:{hashlib.sha256(words.encode(errors='surrogatepass')).hexdigest()}",
+        "cwd_ref": program.cwd,
+        "env_policy_ref": f"profile:{contract.ref}",
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "sandbox_ref": f"tier-{contract.manifest.tier}",
+    }
 
 
 def _printed(program: Execution, outcome: Outcome, ref: str) -> Any:

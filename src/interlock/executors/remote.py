@@ -9,6 +9,7 @@ from interlock.core.clock import Clock
 from interlock.core.connector import ALONE, Connector, RemoteCall, secret_of
 from interlock.core.context import Context
 from interlock.core.errors import Failure
+from interlock.core.manifest import Execution
 from interlock.core.phases import Granted
 from interlock.core.schema import Json
 from interlock.telemetry.w3c import unrecorded
@@ -63,7 +64,29 @@ class RemoteExecutor:
             progress=None if context is None else _reporter(context),
             interaction=call.request.interaction or ALONE,
         )
-        return await self._connect(execution.target).call(remote)
+        try:
+            return await self._connect(execution.target).call(remote)
+        finally:
+            mapping = _mapping(execution, remote.reported)
+            if mapping is not None:
+                call.mappings = (*call.mappings, mapping)
+
+
+def _mapping(execution: Execution, reported: Json) -> Json | None:
+    """The ids that an upstream has for what it was asked: those that were pinned, and those it reported."""
+    native = execution.native
+    match native.get("protocol"):
+        case "mcp":
+            pinned = {"kind": "mcp", "server_id": execution.target, "method": "tools/call", "tool_name": native["name"]}
+        case "openapi":
+            pinned = {"kind": "openapi", "operation_id": native.get("operation_id"), "method": native["method"]}
+            schemes = {str(one["id"]) for every in native.get("security", ()) for one in every}
+            pinned |= {"path": native["path"], "security_scheme_refs": sorted(schemes)}
+        case "langchain":
+            pinned = {"kind": "function_calling", "function_name": native["tool"]}
+        case _:
+            return None
+    return {"schema_version": "0.2.0", **pinned, **reported}
 
 
 def _reporter(context: Context) -> Callable[[Json], None]:

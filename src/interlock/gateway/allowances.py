@@ -46,9 +46,9 @@ class Allowances:
 
     def needed(self, checked: Checked, caller: Caller) -> bool:
         """Whether a call uses anything up at all."""
-        if self.active or checked.requested.tool.service is not None:
+        if self.active or _heeds_suspension(checked):
             return True
-        return caller.capability is not None and any(link.constraints for link in caller.capability.links)
+        return caller.capability is not None and caller.capability.constrained
 
     def claim(self, checked: Checked, caller: Caller) -> None:
         """Note what the call will use up; it is claimed with its intent, or refused there."""
@@ -60,7 +60,7 @@ class Allowances:
         buckets = limits.buckets(self._settings.rate_limits, caller=caller, tool=tool, services=services)
         if buckets:
             claims.append(lambda transaction: limits.admit(transaction, buckets))
-        if services:
+        if _heeds_suspension(checked):
             claims.append(lambda transaction: limits.check_suspended(transaction, services))
         if not call.request.dry_run:
             if caller.capability is not None:
@@ -104,7 +104,7 @@ class Allowances:
             return True
         caller = call.request.caller
         capability = None if caller is None else caller.capability
-        return capability is not None and any("max_cost" in link.constraints for link in capability.links)
+        return capability is not None and capability.capped
 
     def cost(self, call: Call) -> Cost:
         """What a call has cost so far: what its tool reported, and what was metered."""
@@ -135,6 +135,15 @@ class Allowances:
         """Alert when a call cost more than a budget had left."""
         for one in overrun:
             self._observer.alert("BUDGET_OVERRUN", call, **one.document())
+
+
+def _heeds_suspension(checked: Checked) -> bool:
+    """Whether the call asks, together with its intent, if its service wants to be left alone.
+
+    A read has no intent to write; it asks when it is let through to the service (`resilience.services`).
+    """
+    requested = checked.requested
+    return requested.tool.service is not None and (requested.tool.writes or requested.call.request.dry_run)
 
 
 def task_of(call: Call) -> str:

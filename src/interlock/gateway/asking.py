@@ -28,6 +28,7 @@ from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import Box
+from interlock.telemetry.trace import Recording
 
 _FOREVER_MS = 2**53
 _PURPOSE = "ticket"
@@ -85,10 +86,13 @@ class Asking:
         if ticket.state == "PENDING":
             # INVARIANT: a call has one id, however often it is sent while a person decides.
             call.id = ticket.call
+            if isinstance(call.span, Recording):
+                call.span.event("approval_requested", ticketId=ticket.id, group=ticket.approvers[-1])
             self._observer.emit("tool.permission.requested", call, **ticket.pending())
             return Found(ticket)
         call.move("approved")
         call.approval = ticket.id
+        call.agreed = {"approvedBy": ticket.resolved_by, "previewDigest": digest(ticket.preview)}
         if ticket.state == "USED":
             # It ran: what came of it is under its key. If the key is free by now, there is no agreement any more.
             self._claim(call, _refuse_used)
@@ -119,6 +123,7 @@ class Asking:
         if found is None:
             return False
         call.approval = found.id
+        call.agreed = {"approvedBy": found.granted_by, "previewDigest": None}  # agreed in advance, to bounds
         self._claim(call, lambda transaction: standing.use(transaction, found, call.id))
         return True
 

@@ -89,15 +89,15 @@ class Authorizer:
         return Granted(checked, decision, self._seal, call.request.dry_run)
 
     def _plainly(self, checked: Checked, caller: Caller) -> Decision | None:
-        """An allow that nothing about this very call can change. Nearly all reads by a local caller end here."""
+        """An allow that nothing about this very call can change. Nearly all reads end here."""
         requested = checked.requested
         call, tool = requested.call, requested.tool
         if tool.writes or tool.tier or tool.required_scopes:
             return None
-        if caller.capability is not None or call.decision is not None:
+        if call.decision is not None or self._observer.listeners:
             return None
-        if self._observer.listeners:
-            return None
+        if caller.capability is not None:
+            self._check_token(checked, caller.capability)
         decision = self._engine.plain(caller, tool.digest, call.started, call.started_ms)
         if decision is None or decision.behavior != "allow" or decision.obligations:
             return None

@@ -97,7 +97,8 @@ class Batch:
     async def _safe(self, request: Request) -> bool:
         """Whether this call, with this input, may overlap others. What cannot be resolved runs alone."""
         try:
-            tool = self._catalog.resolve(request.tool, request.version).prepared
+            capability = None if request.caller is None else request.caller.capability
+            tool = self._catalog.resolve(request.tool, request.version, capability).prepared
             if tool.contract.mutation.mutation_class == "write_irreversible":
                 return False
             decide = tool.handler("concurrent")

@@ -23,14 +23,14 @@ from interlock.core.clock import Clock, iso
 from interlock.core.context import Caller, Change
 from interlock.core.cost import FREE, Cost
 from interlock.core.errors import ErrorClass, ErrorCode, Failure
-from interlock.core.phases import Call, Granted, Ran, Source, Verified
+from interlock.core.phases import Call, Granted, Ran, Requested, Source, Verified
 from interlock.core.prepared import Prepared
 from interlock.core.redact import Redactor, SchemaRedactor
 from interlock.core.results import INLINE, Persistence, Result
 from interlock.core.schema import Json
 from interlock.core.states import MOVES, State
 from interlock.effects.session import SessionState
-from interlock.gateway import keys, verify
+from interlock.gateway import keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
@@ -111,11 +111,12 @@ class Closer:
         persistence = self._persistence(verified, tool)
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
-        if tool.plain and persistence.ref is None and not self._allowances.counts(call):
+        if tool.plain and persistence.ref is None and not call.noted and not self._allowances.counts(call):
             body = records.closed_read(call, now_ms, metadata["latency_ms"], ran.source, verified)
             if self._batched and not self._journal.crowded:
                 self._journal.record("closed", call.id, body)
             else:
+                call.recorded = True
                 await self._journal.append("closed", call.id, body)
         else:
             await self._record_success(verified, persistence, now_ms, metadata)
@@ -183,6 +184,8 @@ class Closer:
                 _store_session(transaction, session_id(caller, request.session), session)
             if call.scope is not None:
                 keys.settle(transaction, call.scope, call.id, "done", outcome)
+            elif call.noted:
+                reconcile.end(transaction, call.id)
             if persistence.ref is not None:
                 _store_payload(transaction, persistence.ref, call.id, owner, verified.encoded, days.payload_days)
             if undo is not None:
@@ -225,11 +228,11 @@ class Closer:
     async def keep_undo(self, ran: Ran) -> None:
         """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
         requested = ran.granted.checked.requested
-        call, contract = requested.call, requested.tool.contract
+        call = requested.call
         caller, ref = call.request.caller, f"undo:{call.id}"
         assert caller is not None
-        undo = {"tool": str(contract.id), "version": contract.version, "arguments": ran.compensation}
-        content = encode({**undo, "hidden": self._observer.hidden(call)})
+        assert ran.compensation is not None
+        content = encode({**_undo(requested, ran.compensation), "hidden": self._observer.hidden(call)})
         owner, days = f"{caller.tenant}/{caller.id}", self._settings.undo_days
 
         def unit(transaction: Transaction) -> None:
@@ -323,6 +326,7 @@ class Closer:
             call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source="replay", summary=None,
             extra={"replayOf": found.call},
         )  # fmt: skip
+        call.recorded = True
         await self._journal.append("closed", call.id, body)
         call.move("succeeded")
         self._observer.closed(call, metadata, "replay")
@@ -374,6 +378,10 @@ class Closer:
                     keys.settle(transaction, call.scope, call.id, settlement, _stored(failure))
                 elif call.recorded:
                     return
+            elif call.recorded and transaction.has("closed", call.id):
+                return
+            elif call.noted:
+                reconcile.end(transaction, call.id)
             if cost is not None:
                 overrun.extend(self._allowances.settle(transaction, call, cost))
             for mutation in mutations:
@@ -568,8 +576,15 @@ def _compensation(verified: Verified) -> Json | None:
     contract = requested.tool.contract
     if ran.source != "compute" or requested.call.request.operation != "invoke" or not contract.manifest.compensable:
         return None
-    arguments = ran.compensation or requested.tool.bound.undo_arguments(verified.value)
-    return {"tool": str(contract.id), "version": contract.version, "arguments": arguments}
+    arguments = ran.compensation
+    if arguments is None:
+        arguments = requested.tool.bound.undo_arguments(ran.granted.checked.call_input, verified.value)
+    return None if arguments is None else _undo(requested, arguments)
+
+
+def _undo(requested: Requested, arguments: Json) -> Json:
+    contract, session = requested.tool.contract, requested.call.request.session
+    return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
 
 
 def _stored(failure: Failure) -> Json:

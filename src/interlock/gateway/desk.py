@@ -65,23 +65,6 @@ class Desk:
         """One ticket, by its id or the beginning of it."""
         return tickets.load(self._journal.read, ticket_id)
 
-    def waiting_key(self, request: Request, ref: str, *, prefix: str) -> str | None:
-        """The key, if it begins so, of a waiting call that is this very one: for callers who have no keys."""
-        caller = request.caller
-        assert caller is not None
-        tool, _, version = ref.partition("@")
-        for ticket in tickets.waiting_of(self._journal.read, tool, version, caller.tenant, caller.acting):
-            if ticket.sealed is None or ticket.caller != caller.id:
-                continue
-            content = self._asking.unsealed(ticket.sealed, ticket.id)
-            key: str | None = content["key"]
-            same = content["session"] == request.session and canonical(content["arguments"]) == canonical(
-                dict(request.arguments)
-            )
-            if key is not None and key.startswith(prefix) and same:
-                return key
-        return None
-
     # Deciding
 
     async def approve(
@@ -94,6 +77,15 @@ class Desk:
     async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Ticket:
         """Say no."""
         return await self._resolve(ticket_id, by, approve=False, comment=comment, edit=None)
+
+    async def withdraw(self, call_id: str, *, by: Caller) -> bool:
+        """Take back a call that waits for a person, or was agreed to and has not run. False if none of this id does."""
+        ticket = await self._journal.commit(tickets.withdraw(call_id, by.acting))
+        if ticket is None:
+            return False
+        for event, facts in (("cancel_requested", {"answer": "canceled"}), ("canceled", {"error_code": "E3703"})):
+            self._gateway.observer.mention(f"tool.invocation.{event}", call_id, ticket.ref, **facts)
+        return True
 
     async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, comment: str, edit: Edit | None) -> Ticket:
         found = _allowed(

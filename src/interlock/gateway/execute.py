@@ -16,19 +16,20 @@ from typing import Any
 from interlock.core.clock import Clock, Deadline
 from interlock.core.connector import Aged, secret_of
 from interlock.core.context import Caller, Change, Context
-from interlock.core.effects import predict
+from interlock.core.effects import expected, predict
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Granted, Lease, Ran, Request, Requested, Source, Why
 from interlock.core.results import Result
 from interlock.core.schema import Json
-from interlock.effects.locks import Claim, Locks
+from interlock.effects.locks import Claim, Locks, check_preconditions
 from interlock.effects.session import SessionState
 from interlock.executors.function import FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
-from interlock.gateway import keys, running
+from interlock.gateway import keys, reconcile, running
 from interlock.gateway.closing import Closer, session_id
+from interlock.gateway.handlers import consult
 from interlock.gateway.observe import Observer
 from interlock.gateway.running import Floor
 from interlock.gateway.watching import Watching
@@ -78,8 +79,11 @@ class Execution:
         self._isolated_executor = IsolatedExecutor(seal, clock=clock, network=settings.egress, note=self._note_outcome)
         self._remote_executor = RemoteExecutor(seal, clock=clock, connect=connect)
         self._floor = Floor(clock.monotonic, self._note_start)
-        # Calls that were told to stop before they ran, and calls that others wait for under the same key.
+        # Calls that can be stopped by their id before they run, those that were, and by whom they are made.
+        self._entered: dict[str, tuple[Call, asyncio.Task[Any]]] = {}
         self._doomed: dict[str, Why] = {}
+        self._called_off: set[str] = set()
+        # Calls that others wait for under the same key.
         self._holders: dict[str, asyncio.Future[None]] = {}
 
     async def run(self, granted: Granted) -> Ran:
@@ -123,13 +127,19 @@ class Execution:
             await self._lend_to(requested)
         if tool.writes or self._watching.active or call.request.parent is not None:
             claims = [*(self._claim_on(call, change.resource) for change in call.predicted), *self._watching.claims]
+            stated = expected(tool.contract.manifest.preconditions, granted.checked.call_input)
+            claims += [Claim(resource, "read") for resource, _ in stated]
             call.held = await self._locks.hold(call.id, claims, requested.deadline, call.request.parent)
+            if stated and call.request.operation == "invoke":
+                await self._check_preconditions(requested, stated)
         undo = call.request.operation == "compensate"
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         context = self._context(granted) if wanted else None
         call.move("running")
         if self._observer.listeners:
             self._observer.emit("tool.invocation.started", call)
+        if call.request.on_progress is not None and not tool.contract.manifest.reports_progress:
+            call.warnings.append("PROGRESS_UNSUPPORTED")
         if tool.slow:
             self._observer.progress(call, {"message": "started", "percent": 0})
         before = await self._watching.before() if self._watching.active else None
@@ -160,6 +170,19 @@ class Execution:
             context=context,
             source=source,
         )
+
+    async def _check_preconditions(self, requested: Requested, stated: Sequence[tuple[str, str]]) -> None:
+        """Refuse what was decided on a state that is no longer so. Nobody can change it from here on but this call."""
+        look = requested.tool.handler("version_of")
+        assert look is not None
+        now: dict[str, str | None] = {}
+        try:
+            for resource in {resource for resource, _ in stated}:
+                found = await consult(look, requested.deadline - self._clock.monotonic(), resource)
+                now[resource] = None if found is None else str(found)
+            check_preconditions(stated, now)
+        except Failure as failure:
+            raise self._observer.clean(requested.call, failure) from failure
 
     async def _judge(self, call: Call, context: Context | None, before: Sequence[Any] | None) -> None:
         """Hold what a call did against what its tool declares. One that runs on regardless is not done yet."""
@@ -306,6 +329,7 @@ class Execution:
         if call.held is not None and not call.runs_on:
             call.held.release()
         self._doomed.pop(call.id, None)
+        self._entered.pop(call.own_id, None)
         holder = self._holders.pop(call.id, None)
         if holder is not None and not holder.done():
             holder.set_result(None)
@@ -401,18 +425,41 @@ class Execution:
 
     def cancel(self, call_id: str) -> str:
         """Ask for a call to end: `canceled`, `unsupported` by its profile, or `finished` already. Always on record."""
-        call = self._floor.get(call_id)
-        if call is None or call.tool is None:
+        call, task = self._floor.get(call_id), None
+        if call is None:
+            call, task = self._entered.get(call_id, (None, None))
+        if call is None or (task is not None and (call.launched or call.recorded)):
             answer = "finished"
+        elif call.tool is None or call.tool.contract.manifest.cancellable:
+            answer = "canceled"
         else:
-            answer = "canceled" if call.tool.contract.manifest.cancellable else "unsupported"
+            answer = "unsupported"
         body = records.plain("cancel", call_id, self._clock.now_ms(), answer=answer)
         self._journal.post(lambda transaction: transaction.append("cancel", call_id, body))
-        if call is not None:
-            self._observer.emit("tool.invocation.cancel_requested", call, answer=answer)
-            if answer == "canceled":
+        ref = "" if call is None else call.ref
+        self._observer.mention("tool.invocation.cancel_requested", call_id, ref, answer=answer)
+        if call is not None and answer == "canceled":
+            if task is None:
                 running.stop(call, "canceled")
+            else:
+                self._called_off.add(call_id)
+                task.cancel()
         return answer
+
+    def enter(self, call: Call) -> None:
+        """From here on a call that may wait, or whose id others know, can be stopped by it before it runs."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._entered[call.own_id] = call, task
+
+    def was_called_off(self, call: Call) -> bool:
+        """Whether it was `cancel` that interrupted the call; if so, the interruption is over with this answer."""
+        entered = self._entered.get(call.own_id)
+        if entered is None or call.own_id not in self._called_off:
+            return False
+        self._called_off.remove(call.own_id)
+        entered[1].uncancel()
+        return True
 
     def stop(self, call_id: str, why: Why) -> None:
         """Cut a call off, now if it runs, else when it is about to."""
@@ -449,7 +496,7 @@ class Execution:
     def _note_outcome(self, call: Call, outcome: Outcome) -> None:
         """What the sandbox saw: attempts at what is not allowed are alerts, and on record."""
         if call.meter is not None and outcome.cpu_ns is not None:
-            call.meter.cpu_ns, call.meter.wall_ns = outcome.cpu_ns, outcome.wall_ns
+            call.meter.told(outcome.cpu_ns, outcome.wall_ns, outcome.max_rss or 0)
         if not outcome.violations:
             return
         self._observer.alert("SANDBOX_VIOLATION", call, what=list(outcome.violations)[:20])
@@ -464,7 +511,7 @@ class Execution:
 
     def _note_start(self, call: Call) -> None:
         body = records.started(call, self._clock.now_ms())
-        self._journal.post(lambda transaction: transaction.append("started", call.id, body))
+        self._journal.post(reconcile.begin(call.id, self._instance.id, body))
 
     async def close(self) -> None:
         await self._floor.close()

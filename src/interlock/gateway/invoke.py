@@ -27,6 +27,7 @@ from interlock.core.phases import Call, Checked, Lease, Ran, Request, Requested,
 from interlock.core.redact import Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.core.scrub import scrubbed_at
 from interlock.effects.locks import Locks
 from interlock.executors.remote import Connect, nowhere
 from interlock.gateway import validate, verify
@@ -129,6 +130,8 @@ class Gateway:
         call = self._open(request)
         if self._tracer is not None:
             self._tracer.begin(call)
+        if request.key is not None or request.id is not None:
+            self.execution.enter(call)
         try:
             requested = self._request(call)
             checked = await self._validate(requested)
@@ -144,7 +147,11 @@ class Gateway:
         except Failure as failure:
             return await self._refuse(call, failure)
         except asyncio.CancelledError:
-            await asyncio.shield(self._refuse(call, Failure("E3703", f"{call.ref} was cancelled by its caller")))
+            called_off = self.execution.was_called_off(call)
+            words = "was cancelled" if called_off else "was cancelled by its caller"
+            result = await asyncio.shield(self._refuse(call, Failure("E3703", f"{call.ref} {words}")))
+            if called_off:
+                return result
             raise
         except Exception as error:  # noqa: BLE001 - a broken gateway still answers, and still records
             self.observer.log_failure(call, "the gateway failed", error)
@@ -185,12 +192,14 @@ class Gateway:
             # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
             stored = self._closer.load_undo(request.parent or "", request.caller)
             call.hidden = tuple(stored["hidden"])
+            call.request = request = replace(request, session=stored.get("session", ""))
             model_input = canonical(stored["arguments"])
+            call.input_hash = hashlib.sha256(model_input).hexdigest()
             tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
             model_input = canonical(request.arguments)
-            tool = self._catalog.prepared(request.tool, request.version)
-        call.input_hash = hashlib.sha256(model_input).hexdigest()
+            call.input_hash = hashlib.sha256(model_input).hexdigest()
+            tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)
         call.tool = tool
         self.quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
@@ -209,6 +218,7 @@ class Gateway:
         call, tool = requested.call, requested.tool
         call.phases.append("validate")
         if call.request.operation == "compensate":
+            validate.check_key(requested)
             arguments: Json = decode(requested.model_input)
             call.input = arguments
         else:
@@ -255,17 +265,23 @@ class Gateway:
         try:
             value = verify.map_output(tool, ran.output)
         except Failure as failure:
-            self.observer.alert("TOOL_OUTPUT_SCHEMA_VIOLATION", call)
-            raise self.observer.bare(call, failure) from failure
+            bare = self.observer.bare(call, failure)
+            at = [fault["pointer"] for fault in (bare.details or {}).get("faults", ())]
+            self.observer.alert((failure.details or {})["violation"], call, at=at)
+            raise bare from failure
+        removed: tuple[str, ...] = ()
         if self.observer.hides(call):
             # INVARIANT: a credential that was lent or sent never leaves with the result.
-            value = self.observer.without(call, value, keep=tool.members)
+            bare = self.observer.without(call, value, keep=tool.members)
+            removed, value = tuple(scrubbed_at(value, bare)), bare
         if ran.attestations or tool.has_verifier:
             try:
                 await verify.confirm_effects(tool, ran, value, requested.deadline - self._clock.monotonic())
             except Failure as failure:
                 raise self.observer.clean(call, failure) from failure
         verified = self._closer.redact(ran, value)
+        if removed:
+            verified = replace(verified, redacted=tuple(dict.fromkeys((*removed, *verified.redacted))))
         if tool.paged:
             verified = self._cursors.split(verified)
         if self.hooks.registered:

@@ -97,7 +97,7 @@ class Observer:
         """What must not get out: what the call was lent, what it was handed, and what came under a private name."""
         found = [*call.hidden, *(() if call.lease is None else call.lease.values())]
         if call.tool is not None and self.sink(call).guarded:
-            for given in (call.request.arguments, call.input):
+            for given in _given(call):
                 found.extend(self._private_in(call, given, for_people=True))
         return found
 
@@ -116,8 +116,7 @@ class Observer:
     def _private(self, call: Call) -> list[str]:
         if call.tool is None:
             return []
-        given = (call.request.arguments, call.input)
-        return [text for one in given for text in self._private_in(call, one, for_people=False)]
+        return [text for one in _given(call) for text in self._private_in(call, one, for_people=False)]
 
     def sink(self, call: Call) -> SchemaRedactor:
         """What knows which parts of a call's input are private; compiled once for each version."""
@@ -128,13 +127,20 @@ class Observer:
         return self._sinks[digest]
 
     def clean(self, call: Call, failure: Failure) -> Failure:
-        """A failure of other people's making, fit to be shown: no path, no secret, no stack."""
+        """A failure of other people's making, fit to be shown: no path, no secret, no stack. The log has the rest."""
+        message = safe_message(self._redactor, self.hide(call, failure.message))
         details = None if failure.details is None else self.shown(call, dict(failure.details))
+        if isinstance(failure.__cause__, Exception) and not isinstance(failure.__cause__, Failure):
+            self.log_failure(call, f"{call.ref} failed", failure.__cause__)
+        elif message != failure.message or details != failure.details:
+            extra = {"trace_id": call.trace_id, "invocation_id": call.id}
+            told = self.hide(call, f"{failure.message} {'' if failure.details is None else dict(failure.details)}")
+            _log.warning("%s failed in call %s: %s", call.ref, call.id, told, extra=extra)
         if details == REDACTED:
             details = {"withheld": REDACTED}
         return Failure(
             failure.code,
-            safe_message(self._redactor, self.hide(call, failure.message)),
+            message,
             details=details,
             retryable=failure.retryable,
             retry_after_ms=failure.retry_after_ms,
@@ -176,14 +182,18 @@ class Observer:
         return value
 
     def announce(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
+        """Tell of something an operator should see, which no running call of this process is about."""
+        name = str(data.get("alert", kind))
+        self.metrics[name] += 1
+        self._alerts.fire(name, tool=tool, invocation_id=invocation_id, facts=data)
+        self.mention(kind, invocation_id, tool, **data)
+
+    def mention(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
         """Tell of something that happened to a call which no task of this process is running."""
         event_id = f"{invocation_id}:{next(self._numbers)}"
         event = Event(
             id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=self._clock.now_ms(), data=data
         )  # fmt: skip
-        name = str(data.get("alert", kind))
-        self.metrics[name] += 1
-        self._alerts.fire(name, tool=tool, invocation_id=invocation_id, facts=data)
         for listener in self.listeners:
             self._tell(listener, event)
 
@@ -237,6 +247,12 @@ class Observer:
         call.move("partial_result")
         call.parts.append(value)
         self.emit("tool.invocation.partial_result", call, index=len(call.parts), value=value)
+
+
+def _given(call: Call) -> tuple[Any, ...]:
+    """What a call was called with: as it was sent and, where checking has changed it, as it is used."""
+    sent = call.request.arguments
+    return (sent,) if call.input is sent else (sent, call.input)
 
 
 def approvals(read: tickets.Read) -> Approvals:

@@ -1,12 +1,16 @@
-"""Calls whose outcome nobody can know, and the person who settles them.
+"""Calls that their process did not live to close.
 
-A process that dies between intent and outcome leaves a key that is blocked: whether its call took effect cannot be told
-from here. Someone who can look at the world decides. That it happened: the key answers from now on with the result they
+A write that died between intent and outcome leaves a key that is blocked: whether it took effect cannot be told from
+here. Someone who can look at the world decides. That it happened: the key answers from now on with the result they
 state. That it did not: the key is free, and the same call may run. Either way the decision is on record, under a name.
+
+A read that died left the world as it was, so nobody has to look: whichever process opens the home next closes it as
+failed. Reads that take their time are noted as begun for this, and the note goes in the write that closes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,12 +19,14 @@ import orjson
 from interlock.core.canonical import digest
 from interlock.core.clock import iso
 from interlock.core.context import Caller
-from interlock.core.errors import Failure
+from interlock.core.errors import CODES, Failure
 from interlock.core.schema import Json
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
 SCOPE = "calls:reconcile"
+_BEGUN = "begun:"
+_CRASHED = CODES["E3404"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +103,53 @@ def settle(call_id: str, happened: bool, value: Any, by: str) -> Unit[None]:
         transaction.append("settled", call_id, body)
 
     return unit
+
+
+# Reads
+
+
+def begin(call_id: str, owner: str, body: bytes) -> Unit[None]:
+    """A unit that puts a read on record as begun, by a process that may die before it ends."""
+
+    def unit(transaction: Transaction) -> None:
+        transaction.append("started", call_id, body)
+        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (_BEGUN + call_id, owner))
+
+    return unit
+
+
+def end(transaction: Transaction, call_id: str) -> None:
+    """Part of the write that closes a call: it is no longer merely begun."""
+    transaction.execute("DELETE FROM fact WHERE name = ?", (_BEGUN + call_id,))
+
+
+def close_abandoned(alive: Callable[[str], bool]) -> Unit[list[str]]:
+    """A unit that closes the reads of dead processes as failed. Returns their ids."""
+
+    def unit(transaction: Transaction) -> list[str]:
+        rows = transaction.all("SELECT name, value FROM fact WHERE name >= ? AND name < ?", (_BEGUN, "begun;"))
+        dead = [name.removeprefix(_BEGUN) for name, owner in rows if not alive(owner)]
+        return [call_id for call_id in dead if _close(transaction, call_id)]
+
+    return unit
+
+
+def _close(transaction: Transaction, call_id: str) -> bool:
+    """Close one read; False for a call that came to its end, or to a person, after it was noted."""
+    end(transaction, call_id)
+    last = transaction.one(
+        "SELECT kind, body FROM journal WHERE call = ? AND kind IN ('started', 'pending', 'closed')"
+        " ORDER BY seq DESC LIMIT 1",
+        (call_id,),
+    )
+    if last is None or last[0] != "started":
+        return False
+    body: Json = {
+        **orjson.loads(last[1]), "kind": "closed", "timestamp": iso(transaction.now_ms), "status": "ERROR",
+        "errorCode": _CRASHED.error_code.value, "error_code": _CRASHED.code,
+        "error_class": _CRASHED.error_class.value, "states": ["running", "failed"], "source": "synthetic",
+        "outputSummary": None, "sideEffects": [], "approvalTicketId": None, "latencyMs": None,
+        "reason": "the process that ran it died",
+    }  # fmt: skip
+    transaction.append("closed", call_id, records.encode(body))
+    return True

@@ -16,8 +16,9 @@ from interlock.core.phases import Call, Why
 _log = logging.getLogger("interlock.gateway")
 
 SWEEP_S = 0.01
-# A read that ends sooner leaves its closing record only; one that runs longer is on record as begun.
-NOTE_AFTER_S = 0.05
+# A read that ends sooner leaves its closing record only; one that runs longer is on record as begun. Being noted costs
+# as much as all other records of a read, so that a crowd which merely queues for a while must not pay for it.
+NOTE_AFTER_S = 0.25
 # How long a tool that was told to stop may take to say how far it came.
 GRACE_S = 0.05
 

@@ -10,6 +10,7 @@ from typing import Any
 from interlock.core.coerce import coerce
 from interlock.core.errors import Failure
 from interlock.core.explain import input_faults
+from interlock.core.fragments import attacks
 from interlock.core.phases import Mutated, Request, Requested
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json, pointer
@@ -38,11 +39,18 @@ def check_input(requested: Requested, given: Json) -> Json:
     return arguments
 
 
+def check_key(requested: Requested) -> None:
+    """Refuse (E3307) a call whose input needs no check, but whose key does."""
+    faults = _key_faults(requested.tool, requested.call.request)
+    if faults:
+        raise _refusal(requested.tool, faults, "E3307")
+
+
 def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
     """The arguments with their text converted, if that makes them fit."""
     tool = requested.tool
     coerced = coerce(tool.facing, given)
-    wrong = _supplied_internal(tool, given) or input_faults(tool.facing, coerced.value)
+    wrong = input_faults(tool.facing, coerced.value)
     if wrong:
         raise _refusal(tool, wrong + faults, _code(tool.facing.errors(coerced.value)))
     requested.call.mutations.extend(Mutated("coercion", *change) for change in coerced.changes)
@@ -60,12 +68,6 @@ def _key_faults(tool: Prepared, request: Request) -> list[Fault]:
     if _KEY.match(key):
         return []
     return [Fault("/idempotencyKey", "a key has 1 to 255 visible ASCII characters and no spaces")]
-
-
-def _supplied_internal(tool: Prepared, given: Json) -> list[Fault]:
-    # Not named: callers are not told which fields the runtime keeps to itself.
-    internal = tool.contract.input.internal
-    return [Fault("", "a field that callers may not set was sent")] if internal & given.keys() else []
 
 
 def _code(errors: list[Any]) -> str:
@@ -87,7 +89,13 @@ def _refusal(tool: Prepared, faults: list[Fault], code: str) -> Failure:
 
 
 async def check_meaning(tool: Prepared, arguments: Json, left_s: float) -> None:
-    """Run the tool's own checks: semantics first, then what must be there. Nothing has happened yet."""
+    """What a schema cannot say: fragments first, then the tool's own semantics, then what must be there.
+
+    Nothing has happened yet.
+    """
+    wrong = attacks(tool.contract.input, arguments) if tool.has_fragments else []
+    if wrong:
+        raise _refusal(tool, wrong, "E3305")
     for name in ("check", "preflight"):
         handler = tool.handler(name)
         if handler is None:

@@ -14,14 +14,18 @@ from interlock.gateway.handlers import consult
 
 
 def map_output(tool: Prepared, output: Any) -> Any:
-    """The output as JSON data, checked against the output schema. Done exactly once per call."""
+    """The output as JSON data, checked against the output schema. Done exactly once per call.
+
+    What is no data at all (TOOL_OUTPUT_CORRUPTION) is told apart from data that breaks the contract.
+    """
     try:
         # What ran isolated was written down inside already.
         value = output if tool.dump is None or tool.isolated else tool.dump(output)
         if tool.fits_output(value):
             return value
     except Exception as error:  # a value its own type cannot write down breaks the contract as surely as a wrong one
-        raise _violation(tool, [Fault("", f"cannot be written as JSON: {type(error).__name__}")]) from error
+        faults = [Fault("", f"cannot be written as JSON: {type(error).__name__}")]
+        raise _violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
     schema = tool.contract.output
     if tool.contract.manifest.coerce_output:
         coerced = coerce(schema, value)
@@ -30,11 +34,11 @@ def map_output(tool: Prepared, output: Any) -> Any:
     raise _violation(tool, output_faults(schema, value))
 
 
-def _violation(tool: Prepared, faults: list[Fault]) -> Failure:
+def _violation(tool: Prepared, faults: list[Fault], what: str = "TOOL_OUTPUT_SCHEMA_VIOLATION") -> Failure:
     return Failure(
         "E3303",
         f"{tool.ref} returned something its contract does not allow",
-        details={"violation": "TOOL_OUTPUT_SCHEMA_VIOLATION", "faults": [fault.document() for fault in faults]},
+        details={"violation": what, "faults": [fault.document() for fault in faults]},
     )
 
 

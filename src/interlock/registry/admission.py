@@ -115,7 +115,7 @@ def _schema_faults(manifest: Manifest) -> list[str]:
 
 
 # Handlers that the gateway consults in its own process.
-_RUN_OUTSIDE = frozenset({"check", "preflight", "verify", "concurrent", "fixture"})
+_RUN_OUTSIDE = frozenset({"check", "preflight", "version_of", "verify", "concurrent", "fixture"})
 
 
 def _paging_faults(manifest: Manifest) -> list[str]:

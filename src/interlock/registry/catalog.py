@@ -6,12 +6,13 @@ deprecate or remove at any time: the registry's epoch, looked at now and then, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
+from interlock.core.capability import Capability
 from interlock.core.clock import Clock, iso
 from interlock.core.contract import Contract, parse_contract
 from interlock.core.declare import Tool, from_upstream
@@ -24,8 +25,6 @@ from interlock.registry.source import reload
 from interlock.store.journal import Journal, Transaction
 
 STALE_AFTER_S = 0.2
-
-Selected = Literal["active", "deprecated", "sunset", "removed"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,7 @@ class Catalog:
         self._journal = journal
         self._clock = clock
         self._versions: dict[str, dict[str, Version]] = {}
+        self._whole: list[tuple[Version, dict[str, Version]]] | None = None
         self._resolved: dict[tuple[str, str | None], Version] = {}
         self._ready: dict[tuple[str, str | None], Prepared] = {}
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
@@ -119,8 +119,17 @@ class Catalog:
         self._epoch = -1
         self._looked_at = float("-inf")
 
-    def resolve(self, name: str, spec: str | None = None) -> Version:
-        """The version a name and range stand for. E3101 unknown tool, E3102 no such version, E3104 past removal."""
+    def resolve(self, name: str, spec: str | None = None, capability: Capability | None = None) -> Version:
+        """The version a name and range stand for. E3101 unknown tool, E3102 no such version, E3104 past removal.
+
+        With a token it is the highest that both the range and the token admit; E3103 where they have none in common.
+        """
+        found = self._resolve(name, spec)
+        if capability is None or not capability.narrows:
+            return found
+        return _within(found, spec, self.versions(found.row.address), capability, self._clock.now_ms())
+
+    def _resolve(self, name: str, spec: str | None) -> Version:
         self._refresh()
         found = self._resolved.get((name, spec))
         if found is None:
@@ -134,9 +143,40 @@ class Catalog:
         now_ms = self._clock.now_ms()
         if found.gone(now_ms):
             # Its date has come since it was chosen: a range may still mean another version.
-            found = self._alive(name, spec, now_ms) or found
+            found = _alive(spec, self.versions(self.address(name)), now_ms) or found
             found.refuse_if_gone(now_ms)
         return found
+
+    def newest(self, capability: Capability | None = None) -> list[Version]:
+        """The version of every tool that is meant where none is asked for, in order of name.
+
+        INVARIANT: all are as they were at one moment. Of a change to many tools, a reader sees everything or nothing.
+        """
+        self._refresh()
+        now_ms = self._clock.now_ms()
+        if self._whole is None:
+            self._whole = self._read_all(now_ms)
+        found: list[Version] = []
+        for chosen, versions in self._whole:
+            version = chosen if chosen.row.notice is None else _alive(None, versions, now_ms)
+            if version is None:
+                continue  # its date has come
+            if capability is not None and capability.narrows:
+                try:
+                    version = _within(version, None, versions, capability, now_ms)
+                except Failure:
+                    continue  # the token allows none of its versions
+            found.append(version)
+        return found
+
+    def _read_all(self, now_ms: int) -> list[tuple[Version, dict[str, Version]]]:
+        """Every tool that has a version to be had: that version, and all of them. Read in one statement."""
+        whole: dict[str, dict[str, Version]] = {}
+        for row in map(_row, self._journal.read(f"{_SELECT} ORDER BY address, published_ms")):
+            whole.setdefault(row.address, {})[row.version] = Version(row, self._bind)
+        self._versions.update(whole)
+        found = ((_alive(None, versions, now_ms), versions) for versions in whole.values())
+        return [(chosen, versions) for chosen, versions in found if chosen is not None]
 
     def exact(self, address: str, version: str) -> Version:
         """A version by its full name, whatever has become of it since: what it did must stay undoable."""
@@ -145,34 +185,18 @@ class Catalog:
             raise Failure("E3102", f"{address} has no version {version}")
         return found
 
-    def _alive(self, name: str, spec: str | None, now_ms: int) -> Version | None:
-        versions = self.versions(self.address(name))
-        if spec is not None and _is_exact(spec, versions):
-            return None
-        pool = {v for v, version in versions.items() if not version.gone(now_ms)}
-        try:
-            return versions[resolve(spec, pool, deprecated=self._deprecated(versions))]
-        except Failure:
-            return None
-
-    def prepared(self, name: str, spec: str | None) -> Prepared:
-        """The version a name and range stand for, ready to be called."""
+    def prepared(self, name: str, spec: str | None, capability: Capability | None = None) -> Prepared:
+        """The version a name and range stand for, and a token where there is one, ready to be called."""
+        if capability is not None and capability.narrows:
+            return self.resolve(name, spec, capability).prepared
         now = self._clock.monotonic()
         if now - self._looked_at >= STALE_AFTER_S:
             self._refresh()
         ready = self._ready.get((name, spec))
         if ready is None or ready.notice is not None:
             # A version with a removal date is looked at each time: the date may have come.
-            ready = self._ready[(name, spec)] = self.resolve(name, spec).prepared
+            ready = self._ready[(name, spec)] = self._resolve(name, spec).prepared
         return ready
-
-    def resolve_within(self, name: str, specs: list[str | None]) -> Version:
-        """The highest version that every range admits (request, token, pin); E3103 when there is none."""
-        versions = self.versions(self.address(name))
-        if not versions:
-            raise Failure("E3101", f"no tool named `{name}`{self._suggest(name)}")
-        chosen = common(specs, versions, self._deprecated(versions))
-        return self.resolve(name, f"={chosen}")
 
     def _find(self, name: str, spec: str | None) -> Version:
         address = self.address(name)
@@ -181,10 +205,7 @@ class Catalog:
             raise Failure("E3101", f"no tool named `{name}`{self._suggest(name)}")
         selectable = {v for v, version in versions.items() if version.row.state in ("active", "deprecated")}
         pool = selectable if spec is None or not _is_exact(spec, versions) else versions.keys()
-        return versions[resolve(spec, pool, deprecated=self._deprecated(versions))]
-
-    def _deprecated(self, versions: dict[str, Version]) -> set[str]:
-        return {v for v, version in versions.items() if version.row.state != "active"}
+        return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
 
     def _suggest(self, name: str) -> str:
         import difflib
@@ -240,9 +261,7 @@ class Catalog:
 
     def forget(self) -> None:
         """Drop what is in memory; the store is asked again."""
-        self._versions.clear()
-        self._resolved.clear()
-        self._ready.clear()
+        self._drop()
         self._looked_at = float("-inf")
 
     def _refresh(self) -> None:
@@ -253,10 +272,14 @@ class Catalog:
         rows = self._journal.read("SELECT value FROM fact WHERE name = 'registry_epoch'")
         epoch = int(rows[0][0]) if rows else 0
         if epoch != self._epoch:
-            self._versions.clear()
-            self._resolved.clear()
-            self._ready.clear()
+            self._drop()
             self._epoch = epoch
+
+    def _drop(self) -> None:
+        self._whole = None
+        self._versions.clear()
+        self._resolved.clear()
+        self._ready.clear()
 
     def _bind(self, row: Row) -> Tool[..., Any]:
         tool = self._attached.get((row.address, row.version)) or self._loaded(row)
@@ -299,6 +322,40 @@ _SELECT = "SELECT address, version, digest, state, manifest, origin, published_m
 
 def _name(tool: Tool[..., Any]) -> str:
     return f"{tool.manifest.address}@{tool.manifest.version}"
+
+
+def _alive(spec: str | None, versions: Mapping[str, Version], now_ms: int) -> Version | None:
+    """The version a range means among those whose removal date has not come; None where a version that was asked for to
+    the letter is gone, and where there is none left.
+    """
+    if spec is not None and _is_exact(spec, versions):
+        return None
+    pool = {v for v, version in versions.items() if not version.gone(now_ms)}
+    try:
+        return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
+    except Failure:
+        return None
+
+
+def _within(
+    found: Version, spec: str | None, versions: Mapping[str, Version], capability: Capability, now_ms: int
+) -> Version:
+    """The version that was found if a token covers it, else the highest that both the range and the token admit."""
+    address = found.row.address
+    if capability.covers(address, found.row.version):
+        return found
+    if not capability.names(address) or (spec is not None and _is_exact(spec, versions)):
+        return found  # not what the token is for, which authorization says
+    allowed = {v for v, one in versions.items() if not one.gone(now_ms) and capability.covers(address, v)}
+    try:
+        return versions[common((spec,), allowed, _deprecated(versions))]
+    except Failure as failure:
+        words = f"the token allows no version of {address} that was asked for: {failure.message}"
+        raise Failure(failure.code, words, details=failure.details) from None
+
+
+def _deprecated(versions: Mapping[str, Version]) -> set[str]:
+    return {v for v, version in versions.items() if version.row.state != "active"}
 
 
 def _is_exact(spec: str, versions: Iterable[str]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.registry.catalog import bump_epoch
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
@@ -50,6 +51,7 @@ def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
             " at_ms = excluded.at_ms, lifted_ms = NULL, epoch = excluded.epoch",
             (digest, tool, call, reason, transaction.now_ms),
         )
+        bump_epoch(transaction)
         body = records.plain(
             "registry", call, transaction.now_ms, event="tool.quarantined", toolId=tool, digest=digest, reason=reason
         )  # fmt: skip
@@ -79,6 +81,7 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
             "UPDATE quarantine SET lifted_ms = ?, epoch = (SELECT MAX(epoch) + 1 FROM quarantine) WHERE digest = ?",
             (transaction.now_ms, found.digest),
         )
+        bump_epoch(transaction)
         body = records.plain(
             "registry", found.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=found.tool,
             digest=found.digest, by=by.acting, reason=reason,
@@ -109,6 +112,12 @@ class Quarantine:
         if self._reasons and digest in self._reasons:
             words = f"{ref} is in quarantine until a person has looked at it: {self._reasons[digest]}"
             raise Failure("E3210", words, details={"quarantined": True})
+
+    def holds(self, digest: str) -> bool:
+        """Whether content is in quarantine."""
+        if self._monotonic() - self._looked >= LOOK_EVERY_S:
+            self.look()
+        return digest in self._reasons
 
     def look(self) -> None:
         """Look whether anything was put in or let out."""

@@ -18,6 +18,10 @@ from interlock.core.manifest import Execution, Manifest, Sandboxing, parse_manif
 from interlock.core.schema import Fault, Json
 
 _MANIFESTS = {".yaml", ".yml", ".json"}
+# What a manifest says of itself exactly where it names the handler.
+_FACTS = (
+    ("previews", "preview"), ("compensable", "compensate"), ("versioned", "version_of"), ("has_fixture", "fixture"),
+)  # fmt: skip
 
 
 def load(target: str) -> tuple[str, list[Tool[..., Any]]]:
@@ -123,7 +127,7 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
     target = _function(_resolve(manifest.execution.target, base, modules))
     named = manifest.execution.handlers.items()
     handlers = {name: _function(_resolve(where, base, modules)) for name, where in named}
-    for fact, name in (("previews", "preview"), ("compensable", "compensate"), ("has_fixture", "fixture")):
+    for fact, name in _FACTS:
         if getattr(manifest, fact) != (name in handlers):
             raise Failure("E3105", f"{manifest.address} must say {fact} exactly where execution.handlers has `{name}`")
     # The digest covers the code, whatever the manifest says of it.
@@ -134,13 +138,8 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
 
 def _program(manifest: Manifest, execution: Execution) -> Tool[..., Any]:
     """A program as a tool: always isolated, and looked at through its side-effect manifest."""
-    sandbox = manifest.sandbox or Sandboxing()
-    outside = bool(sandbox.reads or execution.env)
-    if "tier" not in sandbox.model_fields_set:
-        sandbox = sandbox.model_copy(update={"tier": 1 if outside else 0})
+    sandbox = (manifest.sandbox or Sandboxing()).model_copy(update={"tier": manifest.tier})
     faults = list(execution.faults(manifest.parameters))
-    if outside and sandbox.tier == 0:
-        faults.append(Fault("/sandbox/tier", "a program with `reads` or `env` runs at tier 1 or above"))
     if manifest.mutation_class == "write_reversible" or manifest.compensable:
         faults.append(Fault("/mutation_class", "a program cannot be undone; say write_irreversible"))
     if manifest.has_fixture:

@@ -73,6 +73,11 @@ class LastGood:
         age_s = self._monotonic() - at
         return Answer(orjson.loads(encoded), "cache", age_s) if age_s <= stale_s else None
 
+    def forget(self) -> None:
+        """Keep nothing of what was answered so far: the question may mean something else from now on."""
+        self._kept.clear()
+        self._bytes = 0
+
     def _drop(self, key: str) -> None:
         dropped = self._kept.pop(key, None)
         if dropped is not None:

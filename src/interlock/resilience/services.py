@@ -33,7 +33,8 @@ from interlock.resilience.breaker import Breaker, State, Tuning, answered, count
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
-LOOK_EVERY_S: Final = 0.2
+# What one process finds out, the others go by this much later at most.
+LOOK_EVERY_S: Final = 0.05
 # A breaker cannot be told to stay open for longer than a contract can say.
 MAX_OPEN_MS: Final = 3_600_000
 # How many configurations of one service are remembered as known.

@@ -3,18 +3,35 @@
     door ──► Service ──► Interlock ──► gateway
 
 A door translates a wire into these methods and their answers back; it decides nothing. Each method takes the caller
-that `authenticate` has named, and asks no door what it thinks of them.
+that `authenticate` has named and checks their rights itself, so that no door can forget to (see `rights`). What it
+gives back is a document that every wire can carry. The functions beside these classes check nothing: the command line
+has them too, for whoever owns the home.
+
+    calls, tools                          for agents: make calls and follow them, see the tools there are
+    approvals                             for people who decide on calls
+    registration, upstreams, tokens       for operators: what there is to call, and who may
+    policy, audit, health                 for those who govern, look and keep it running
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import orjson
+
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.service.admin import Admin
+from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.service.approvals import Approvals
+from interlock.service.audit import Audit
 from interlock.service.calls import Ask, Calls
+from interlock.service.health import Health
+from interlock.service.policy import Policy
+from interlock.service.registration import Registration
+from interlock.service.tokens import Tokens
 from interlock.service.tools import Page, Tools
+from interlock.service.upstreams import Upstreams
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -29,7 +46,13 @@ class Service:
         self.lock = lock
         self.calls = Calls(lock)
         self.tools = Tools(lock)
-        self.admin = Admin(lock)
+        self.registration = Registration(lock)
+        self.approvals = Approvals(lock)
+        self.tokens = Tokens(lock)
+        self.policy = Policy(lock)
+        self.audit = Audit(lock)
+        self.upstreams = Upstreams(lock)
+        self.health = Health(lock)
 
     def known(self, authorization: str | None) -> Caller | None:
         """The caller of an `Authorization` header that was verified before; None where `authenticate` must."""
@@ -45,6 +68,14 @@ class Service:
         if scheme.lower() != "bearer" or not token.strip():
             raise Failure("E3203", "the authorization header must read `Bearer TOKEN`")
         return await self.lock.caller_of(token.strip())
+
+    async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace: str | None = None) -> Result:
+        """Run the compensation that a call of this caller stored. Governed like any call."""
+        rows = self.lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (call_id,))
+        closed: Json = orjson.loads(rows[-1][0]) if rows else {}
+        if (closed.get("callerId"), closed.get("tenant")) != (by.id, by.tenant):
+            raise Failure("E3702", f"no call `{call_id}` of yours is on record")
+        return await self.lock.undo(call_id, key=key, caller=by, door=door, trace_id=trace)
 
     async def close(self, within_s: float = 10.0) -> None:
         """End what was started in the background."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,8 +14,10 @@ from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Request
+from interlock.core.record import step
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.store import records
 from interlock.telemetry.w3c import joined
 
 if TYPE_CHECKING:
@@ -29,15 +30,14 @@ RUNNING_EACH = 250
 KEPT = 1000
 KEPT_EACH = 250
 LONGEST_NAME = 600
-OWN_KEY = "auto-"
 
 
 Owner = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@step
 class Ask:
-    """A call as a wire asks for it. `trace` is a W3C traceparent; with `own_key` a missing key is made up."""
+    """A call as a wire asks for it. `trace` is a W3C traceparent."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -48,7 +48,6 @@ class Ask:
     dry_run: bool = False
     task: str | None = None
     trace: str | None = None
-    own_key: bool = False
     interaction: Interaction | None = None
 
 
@@ -80,21 +79,7 @@ class Calls:
             ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
             ask.dry_run, "invoke", None, None, door, on_progress, ask.task, None, (), ask.interaction,
         )  # fmt: skip
-        if ask.key is None and ask.own_key:
-            request = self._with_key(request)
         return await self._lock.gateway.invoke(request)
-
-    def _with_key(self, request: Request) -> Request:
-        """For wires whose clients have no keys: a fresh one, unless this very call waits for a person already."""
-        try:
-            tool = self._lock.catalog.prepared(request.tool, request.version)
-        except Failure:
-            return request  # the gateway refuses it, on record
-        if not tool.key_required or request.dry_run:
-            return request
-        clock = self._lock.clock
-        waiting = self._lock.approvals.waiting_key(request, tool.ref, prefix=OWN_KEY)
-        return replace(request, key=waiting or f"{OWN_KEY}{new_id(clock.now_ms(), clock.random_bytes(8))}")
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""
@@ -127,7 +112,15 @@ class Calls:
     def result(self, call_id: str, caller: Caller) -> Result | None:
         """The result of a background call of this caller, while it is kept."""
         owner, result = self._kept.get(call_id, (None, None))
-        return result if owner == _owner(caller) else None
+        if result is None or owner != _owner(caller):
+            return None
+        if result.pending and self._has_ended(call_id):
+            return None  # what was kept is how it stood before a person decided
+        return result
+
+    def _has_ended(self, call_id: str) -> bool:
+        rows = self._lock.journal.read("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed' LIMIT 1", (call_id,))
+        return bool(rows)
 
     def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see.
@@ -141,18 +134,20 @@ class Calls:
         if kept is not None:
             return {"invocation_id": call_id, "status": kept.state, "result": kept.document()}
         rows = self._lock.journal.read("SELECT kind, body FROM journal WHERE call = ? ORDER BY seq", (call_id,))
-        records: list[Json] = [orjson.loads(body) for _, body in rows]
+        told: list[Json] = [orjson.loads(body) for _, body in rows]
         facts: Json = {}
-        for record in records:
+        for record in told:
             if record.get("kind") != "approval":
                 facts |= {name: value for name, value in record.items() if value is not None}
         tenant = facts.get("tenant", caller.tenant)
         mine = facts.get("callerId") == caller.id and tenant == caller.tenant
         audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
-        if not records or not (mine or (audited and not own)):
+        if not told or not (mine or (audited and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
+        if not mine:
+            self._note_reading(call_id, caller)
         states: list[str] = facts.get("states") or []
-        closed = any(record.get("kind") == "closed" for record in records)
+        closed = any(record.get("kind") == "closed" for record in told)
         return {
             "invocation_id": call_id,
             "status": states[-1]
@@ -168,6 +163,13 @@ class Calls:
             "latency_ms": facts.get("latencyMs"),
             "outcome": facts.get("outcome"),
         }
+
+    def _note_reading(self, call_id: str, caller: Caller) -> None:
+        """Whoever looks at the calls of others reads the journal, which is on record."""
+        clock = self._lock.clock
+        ref, sought = new_id(clock.now_ms(), clock.random_bytes(10)), {"call": call_id}
+        body = records.plain("audit.read", ref, clock.now_ms(), by=caller.acting, what="call", sought=sought)
+        self._lock.journal.record("audit.read", ref, body)
 
     async def follow(self, call_id: str, caller: Caller) -> AsyncGenerator[Json]:
         """Events of a call as they happen, then its status. Ends when the call does."""
@@ -197,17 +199,19 @@ class Calls:
 
     # Ending
 
-    def cancel(self, call_id: str, caller: Caller) -> str:
-        """Ask for a call to end: canceled, unsupported or finished."""
+    async def cancel(self, call_id: str, caller: Caller) -> str:
+        """Ask for a call to end that runs, is queued or waits for a person: canceled, unsupported or finished."""
         self.status(call_id, caller, own=True)
+        if await self._lock.approvals.withdraw(call_id, by=caller):
+            return "canceled"
         return self._lock.cancel(call_id)
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
-        """Go on with a call that a person has agreed to."""
+        """Go on with a call that a person has agreed to. Nothing else can be resumed: no profile states it (E3109)."""
         status = self.status(call_id, caller, own=True)
         ticket = status.get("approval_ticket_id") or _ticket(self.result(call_id, caller))
         if ticket is None:
-            raise Failure("E3411", f"call `{call_id}` does not wait for anybody")
+            raise Failure("E3109", f"call `{call_id}` waits for nobody, and its tool cannot be resumed")
         return await self._lock.approvals.resume(ticket)
 
     async def close(self, within_s: float = 10.0) -> None:

@@ -1,19 +1,28 @@
-"""The tools a caller can see: those their token names and whose scopes they hold."""
+"""The tools a caller can see: those their token names and whose scopes they hold.
+
+An agent may also say what it expects of tools: by name, a schema of the input it would send. A tool that does not offer
+a part which the agent requires is then kept off its surface; how far each offers what is expected is told on request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.schema import Json, compile_validator
 from interlock.registry.catalog import Version
+from interlock.registry.compat import Negotiation, Outcome, negotiate
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
 
 PAGE = 100
+MOST_EXPECTED = 1000
+
+Expected = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,37 +33,68 @@ class Page:
     cursor: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a tool offers what an agent expects of it."""
+
+    version: Version
+    found: Negotiation
+
+    @property
+    def usable(self) -> bool:
+        return self.found.outcome is not Outcome.INCOMPATIBLE
+
+    def document(self) -> Json:
+        row = self.version.row
+        return {
+            "tool_id": row.address,
+            "version": row.version,
+            "outcome": self.found.outcome.value,
+            "missing": list(self.found.missing),
+        }
+
+
 class Tools:
     """The catalog as one caller sees it."""
 
     def __init__(self, lock: Interlock) -> None:
         self._lock = lock
 
-    def visible(self, caller: Caller) -> list[Version]:
-        """The newest callable version of every tool that is the caller's to use, in order of name."""
-        catalog = self._lock.catalog
-        found: list[Version] = []
-        for address in catalog.addresses():
-            try:
-                version = catalog.resolve(address)
-            except Failure:
-                continue  # sunset, or not to be had
-            if sees(caller, version):
-                found.append(version)
-        return found
+    def visible(self, caller: Caller, expected: Expected | None = None) -> list[Version]:
+        """The newest callable version of every tool that is the caller's to use, in order of name.
 
-    def page(self, caller: Caller, cursor: str | None = None, limit: int = PAGE) -> Page:
+        Tools of which the caller expects something that they do not offer are left out.
+        """
+        kept_out = self._lock.gateway.quarantine.holds
+        newest = self._lock.catalog.newest(caller.capability)
+        found = [version for version in newest if sees(caller, version) and not kept_out(version.row.digest)]
+        if not expected:
+            return found
+        wanted = {self._lock.catalog.address(name): schema for name, schema in _checked(expected).items()}
+        return [one for one in found if one.row.address not in wanted or _match(one, wanted[one.row.address]).usable]
+
+    def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
+        """How far tools offer what an agent expects of them; E3101 for one that the caller does not see."""
+        return [_match(self.find(name, None, caller), schema) for name, schema in _checked(expected).items()]
+
+    def page(
+        self, caller: Caller, cursor: str | None = None, limit: int = PAGE, expected: Expected | None = None
+    ) -> Page:
         """A page of them. The cursor is the last name of the page before."""
-        found = self.visible(caller)
+        found = self.visible(caller, expected)
         rest = [one for one in found if cursor is None or one.row.address > cursor]
         shown = rest[:limit]
         return Page(shown, shown[-1].row.address if len(rest) > limit else None)
 
     def find(self, name: str, spec: str | None, caller: Caller) -> Version:
-        """One tool, by name and range. To a caller who may not use it, it does not exist (E3101)."""
-        version = self._lock.catalog.resolve(name, spec)
+        """One tool, by name and range. To a caller who may not use it, it does not exist (E3101).
+
+        One that is in quarantine is refused (E3210), with the reason.
+        """
+        version = self._lock.catalog.resolve(name, spec, caller.capability)
         if not sees(caller, version):
             raise Failure("E3101", f"no tool named `{name}`; list the tools to see those you may use")
+        self._lock.gateway.quarantine.check(version.row.digest, version.contract.ref, self._lock.clock.monotonic())
         return version
 
     def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
@@ -70,6 +110,22 @@ class Tools:
             if all(word in text for word in words):
                 scored.append((-sum(word in name for word in words), name, version))
         return [version for _, _, version in sorted(scored, key=lambda one: one[:2])[:limit]]
+
+
+def _checked(expected: Expected) -> Expected:
+    """What is expected, if each of it is a schema (E3004)."""
+    if len(expected) > MOST_EXPECTED:
+        raise Failure("E3004", f"say what is expected of {MOST_EXPECTED} tools at most")
+    for name, schema in expected.items():
+        try:
+            compile_validator(schema)
+        except Failure as failure:
+            raise Failure("E3004", f"what is expected of `{name}` is not a schema: {failure.message}") from None
+    return expected
+
+
+def _match(version: Version, expected: Any) -> Match:
+    return Match(version, negotiate(expected, version.contract.input.model_facing))
 
 
 def sees(caller: Caller, version: Version) -> bool:

@@ -4,7 +4,8 @@ Theory of operation. Whatever must be durable is handed over as a *unit*: a func
 and write the tables beside the ledger, and appends records. Units queue on the event loop; one `flush` per turn of the
 loop takes all that have come and commits them together, so callers that run at the same time share one fsync. A unit
 that is alone is committed on the spot, which saves the hand-off to the writer thread; otherwise the thread commits
-while the loop goes on and the next batch gathers.
+while the loop goes on and the next batch gathers. Some doors let their callers in one to a turn: where batches had
+company lately, a flush waits a few turns for more of it. A caller who is alone never waits.
 
 The chain: `hash = sha256(previous hash, seq, body)`. Several processes may share one home. The head is read inside the
 write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes.
@@ -46,6 +47,11 @@ CROWDED = 1000
 MAX_PENDING = 20_000
 # A lone unit is committed on the loop only while commits are quick; a slow disk must not stall everybody.
 INLINE_BELOW_S = 0.005
+# A flush waits until nothing has come for so many turns, for so long at most. After so many batches of one unit, the
+# crowd is over and nothing waits any more.
+QUIET_TURNS = 6
+GATHER_S = 0.005
+LONELY = 8
 
 _INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)"
 # Each step of a statement hands the interpreter over and back. Many rows to a statement make that one hand-over.
@@ -89,6 +95,12 @@ class Transaction:
     def all(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
         return self._connection.execute(statement, parameters).fetchall()
 
+    def has(self, kind: str, call: str) -> bool:
+        """Whether the journal holds such a record of a call, or is about to with this transaction."""
+        if any(row[1] == kind and row[2] == call for row in self.rows):
+            return True
+        return self.one("SELECT 1 FROM journal WHERE call = ? AND kind = ? LIMIT 1", (call, kind)) is not None
+
     def mark(self) -> tuple[int, int, bytes]:
         return len(self.rows), self._seq, self._head
 
@@ -131,6 +143,10 @@ class Journal:
         self._pending: list[_Waiting[Any]] = []
         self._scheduled = False
         self._committing = False
+        self._company = 0
+        self._gathered = 0
+        self._quiet_turns = 0
+        self._gather_until = 0.0
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._commit_s = 0.0
@@ -192,15 +208,29 @@ class Journal:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        if self._company and self._gathers():
+            self._loop.call_soon(self._flush)
+            return
         self._scheduled = False
         batch, self._pending = self._pending, []
+        self._gathered = 0
         if not batch:
             self._idle.set()
             return
+        self._company = LONELY if len(batch) > 1 else max(self._company - 1, 0)
         if len(batch) == 1 and self._commit_s < INLINE_BELOW_S and self._commit_inline(batch):
             return
         self._committing = True
         self._batches.put(batch)
+
+    def _gathers(self) -> bool:
+        """Whether to wait another turn, because others are still coming."""
+        count = len(self._pending)
+        if not self._gathered:
+            self._gather_until = self._loop.time() + GATHER_S
+        self._quiet_turns = 0 if count > self._gathered else self._quiet_turns + 1
+        self._gathered = count
+        return self._quiet_turns < QUIET_TURNS and self._loop.time() < self._gather_until
 
     def _commit_inline(self, batch: list[_Waiting[Any]]) -> bool:
         """Commit on the loop; False when another process holds the lock and waiting would stall the loop."""

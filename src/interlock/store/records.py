@@ -79,7 +79,7 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...]) -> bytes:
 
 def started(call: Call, at_ms: int) -> bytes:
     """A call that is taking its time."""
-    return encode(head("started", call, at_ms))
+    return encode({**head("started", call, at_ms), "authDecision": _decision(call)})
 
 
 def closed(
@@ -122,6 +122,8 @@ def closed(
         record["inputMutations"] = [{"source": change.source, "pointer": change.pointer} for change in call.mutations]
     if call.warnings:
         record["warnings"] = call.warnings
+    if call.mappings:
+        record["externalMappings"] = call.mappings
     if extra:
         record.update(extra)
     return encode(record)
@@ -135,7 +137,8 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     request, decision = call.request, call.decision
     caller = request.caller
     if (
-        caller is None or decision is None or call.mutations or call.warnings or request.key is not None
+        caller is None or decision is None or call.mutations or call.warnings or call.mappings
+        or request.key is not None
         or request.parent is not None or request.native is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.approval is not None or request.task is not None
     ):  # fmt: skip
@@ -188,6 +191,9 @@ def mutation(call: Call, at_ms: int, change: Change, private: Callable[[Any], bo
     record["affectedResource"] = change.resource
     record["previousValue"] = _recorded(change.before, private)
     record["newValue"] = _recorded(change.after, private)
+    if call.approval is not None:
+        record["approvalTicketId"] = call.approval
+        record |= call.agreed or {}
     return encode(record)
 
 

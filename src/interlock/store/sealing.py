@@ -54,6 +54,7 @@ class Box:
     def __init__(self, directory: Path, *, where: Where = "file") -> None:
         self._lock = directory / "secrets.lock"
         self._shelf: _Shelf = _FileShelf(directory / "secrets.key") if where == "file" else _KeyringShelf(directory)
+        self._raw = b""
         self._keys: Keys = {}
         self._ciphers: dict[tuple[bytes, str], AESGCM] = {}
 
@@ -112,8 +113,9 @@ class Box:
                 if not raw:
                     raw = os.urandom(_KEY)
                     self._shelf.write(raw)
-        self._keys = keys = _parse(raw)
-        return keys
+        if raw != self._raw:
+            self._keys, self._raw = _parse(raw), raw
+        return self._keys
 
     @contextmanager
     def _locked(self) -> Generator[None]:
@@ -171,10 +173,19 @@ class _FileShelf:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._seen: tuple[int, ...] = ()
+        self._raw = b""
 
     def read(self) -> bytes:
+        """The ring. The file is looked at every time, and read when it is not the one that was read before."""
         try:
-            return own_secret(self._path) if self._path.exists() else b""
+            found = os.stat(self._path)
+            seen = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode)
+            if seen != self._seen:
+                self._raw, self._seen = own_secret(self._path), seen
+            return self._raw
+        except FileNotFoundError:
+            return b""
         except OSError as error:
             raise Failure("E3604", f"the key `{self._path.name}` cannot be read: {error.strerror}") from None
 

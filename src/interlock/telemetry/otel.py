@@ -7,8 +7,9 @@ its batching and its exporters are. The SDK takes its time to import, so it is o
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from interlock._version import __version__
 from interlock.telemetry.trace import Sink, Span
@@ -31,14 +32,27 @@ def sink(processor: SpanProcessor, *, service: str = "interlock") -> Sink:
     return take
 
 
-def to_collector(endpoint: str) -> tuple[Sink, Callable[[], None]]:
-    """A sink that sends spans to an OTLP/HTTP collector in the background, and the way to send the last and stop."""
+class Sending(NamedTuple):
+    """A sink that sends in the background, how far it lags behind (one: it begins to lose spans), and how to stop."""
+
+    sink: Sink
+    lag: Callable[[], float]
+    stop: Callable[[], None]
+
+
+def to_collector(endpoint: str) -> Sending:
+    """Sends spans to an OTLP/HTTP collector. Stopping sends the last."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     address = endpoint if "/v1/" in endpoint else f"{endpoint.rstrip('/')}/v1/traces"
     exporter = OTLPSpanExporter(endpoint=address, timeout=_PATIENCE_S)
     processor = BatchSpanProcessor(exporter)
+    # The SDK tells how long its queue is to nobody but its own meters.
+    queue: deque[Any] = cast("Any", processor)._batch_processor._queue
+
+    def lag() -> float:
+        return len(queue) / (queue.maxlen or 1)
 
     def stop() -> None:
         # The processor would try every batch for as long as a request may take.
@@ -49,7 +63,7 @@ def to_collector(endpoint: str) -> tuple[Sink, Callable[[], None]]:
         finally:
             enough.cancel()
 
-    return sink(processor), stop
+    return Sending(sink(processor), lag, stop)
 
 
 def _converter(service: str) -> Callable[[Span], ReadableSpan]:

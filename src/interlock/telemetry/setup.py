@@ -33,8 +33,10 @@ class Telemetry:
             if collector:
                 from interlock.telemetry import otel
 
-                sink, self._stop = otel.to_collector(collector)
-                self.tracer.sinks.append(sink)
+                sending = otel.to_collector(collector)
+                self._stop = sending.stop
+                self.tracer.sinks.append(sending.sink)
+                self.alerts.watch("trace export", sending.lag)
 
     def trace(self, trace_id: str, caller: Caller) -> list[Json]:
         """The latest spans of a trace that are the caller's own to see; none where nothing is traced."""

@@ -28,7 +28,8 @@ from interlock.registry.admission import Evidence
 from interlock.registry.catalog import bump_epoch
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
-from interlock.upstreams.overlay import definition_digest, parse_overlay
+from interlock.upstreams.manifests import definition_digest
+from interlock.upstreams.overlay import parse_overlay
 
 _CHANGED = "TOOL_DEFINITION_CHANGED"
 _COUNTED = ("admitted", "changed", "gone", "refused")

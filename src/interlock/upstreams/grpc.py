@@ -233,6 +233,8 @@ class GrpcUpstream:
         from grpc.aio import UsageError
 
         try:
+            if channel.get_state(try_to_connect=True) is State.READY:
+                return True  # as nearly always
             async with asyncio.timeout(self._config.connect_timeout_s):
                 while (state := channel.get_state(try_to_connect=True)) is not State.READY:
                     if state in (State.TRANSIENT_FAILURE, State.SHUTDOWN):

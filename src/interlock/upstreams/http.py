@@ -109,12 +109,11 @@ def build(native: Json, arguments: Json, base_url: str) -> Request:
     """The request that a hand-written operation makes of its arguments."""
     method, path = str(native["method"]), str(native["path"])
     query, headers, body = native.get("query"), native.get("headers"), native.get("body")
-    named = set(_NAMED.findall(path))
-    for template in (query, headers, body):
-        if template:
-            named |= wire.placeholders(template)
-    rest = {name: value for name, value in arguments.items() if name not in named}
-    url = base_url + (_NAMED.sub(lambda found: _segment(arguments, found[1]), path) if "{" in path else path)
+    url, rest = base_url + path, arguments
+    if "{" in path or query or headers or body:
+        named = set(_NAMED.findall(path)).union(*map(wire.placeholders, (query, headers, body)))
+        rest = {name: value for name, value in arguments.items() if name not in named}
+        url = base_url + _NAMED.sub(lambda found: _segment(arguments, found[1]), path)
     pairs: Json = wire.fill(query, arguments, rest) if query else {}
     if body is not None:
         content = wire.fill(body, arguments, rest)
@@ -222,10 +221,10 @@ class HttpUpstream:
 
     async def _ask(self, call: RemoteCall, endpoint: str) -> Any:
         """One attempt at one endpoint."""
-        config = self._config
-        request = self._request(call, endpoint)
-        headers = {"accept": _ACCEPT, **config.headers, **request.headers, **wire.context_headers(call)}
-        signed = self._signed(request._replace(headers=headers), call)
+        call.reported["server_url"] = endpoint
+        method, url, given, body = self._request(call, endpoint)
+        headers = {"accept": _ACCEPT, **self._config.headers, **given, **wire.context_headers(call)}
+        signed = self._signed(Request(method, url, headers, body), call)
         return await self._exchange(await self._open(endpoint), signed, call)
 
     def _signed(self, request: Request, lent: wire.Lent) -> Request:
@@ -245,15 +244,15 @@ class HttpUpstream:
         else:
             request = build(call.native, call.arguments, endpoint)
         # INVARIANT: no argument chooses the host, leaves the path it was given, or adds a header.
-        url = request.url
+        method, url, headers, body = request
         if not url.startswith(endpoint + "/") and _origin(url) != _origin(endpoint):
             raise Failure("E3406", f"the request would leave `{self._name}`")
         if ("/." in url or "%2" in url) and any(unquote(part) in (".", "..") for part in urlsplit(url).path.split("/")):
             raise Failure("E3305", "an argument that is part of the address cannot be `.` or `..`")
-        headers = {
-            name.lower(): _one_line(name, value) for name, value in request.headers.items() if name.lower() not in _OURS
-        }
-        return request._replace(headers=headers)
+        if not headers:
+            return request
+        lines = {name.lower(): _one_line(name, value) for name, value in headers.items() if name.lower() not in _OURS}
+        return Request(method, url, lines, body)
 
     async def _exchange(self, session: aiohttp.ClientSession, request: Request, call: RemoteCall | wire.Look) -> Any:
         """Send a request, follow it where it may go, and read the answer."""
@@ -290,7 +289,7 @@ class HttpUpstream:
         """The value of an answer; a Failure where it is none."""
         if not 200 <= response.status < 300:
             # The beginning says what went wrong; what follows is not waited for.
-            text = bytes(await self._bounded(response, wire.EXCERPT * 8, cut=True)).decode(errors="replace")
+            text = (await self._bounded(response, wire.EXCERPT * 8, cut=True)).decode(errors="replace")
             raise self._refusal(response, wire.excerpt(text, call))
         body = await self._bounded(response, self._config.max_response_bytes)
         media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -308,18 +307,21 @@ class HttpUpstream:
             return {"text": _decoded(body, response.charset)}
         return {"base64": base64.b64encode(body).decode(), "mediaType": media or "application/octet-stream"}
 
-    async def _bounded(self, response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytearray:
+    async def _bounded(self, response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytes:
         """The body, of which no more than `limit` is ever held."""
-        body = bytearray()
-        async for part in response.content.iter_any():
-            body += part
-            if len(body) > limit:
-                response.close()
-                if not cut:
-                    raise wire.too_large(self._name, limit)
-                del body[limit:]
-                break
-        return body
+        content = response.content
+        body = await content.readany()  # most come whole
+        if len(body) <= limit and content.at_eof():
+            return body
+        parts = bytearray(body)
+        while len(parts) <= limit and (part := await content.readany()):
+            parts += part
+        if len(parts) > limit:
+            response.close()
+            if not cut:
+                raise wire.too_large(self._name, limit)
+            del parts[limit:]
+        return bytes(parts)
 
     def _refusal(self, response: aiohttp.ClientResponse, said: str) -> Failure:
         """What a status that is no success means."""
@@ -414,7 +416,7 @@ def _mode(call: RemoteCall | wire.Look, status: int) -> str | None:
     return modes.get(str(status)) or modes.get(f"{status // 100}XX")
 
 
-def _decoded(body: bytearray, charset: str | None) -> str:
+def _decoded(body: bytes, charset: str | None) -> str:
     try:
         return body.decode(charset or "utf-8", errors="replace")
     except LookupError:

@@ -7,7 +7,7 @@ when an upstream does not answer, its tools stay registered and calls fail at on
 changes is changed in one commit (`book`), so a reader sees the catalog before or after it and nothing between.
 
     look        discover, with the upstream's secrets if it asks for them
-    judge       every definition against what was pinned, what others serve, and the conditions of admission
+    judge       every definition against what was pinned, what others serve, and the conditions of admission (`judging`)
     settle      in one transaction, if the book still says what was judged by; otherwise judge again
 """
 
@@ -18,31 +18,26 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from interlock.core.clock import Clock
 from interlock.core.connector import Connector, Discovered, UpstreamKind, secret_of
 from interlock.core.context import Caller
-from interlock.core.declare import Tool, from_upstream
 from interlock.core.errors import Failure
-from interlock.core.manifest import Manifest
 from interlock.core.phases import Lease
 from interlock.core.schema import Json
-from interlock.registry import admission
-from interlock.registry.admission import Evidence
-from interlock.registry.catalog import Catalog, contract_digest
+from interlock.registry.catalog import Catalog
 from interlock.store.journal import Journal
 from interlock.upstreams import book
-from interlock.upstreams.book import Offered, Outdated, Page, Pinned, Report, Upstream
-from interlock.upstreams.overlay import Imported, import_all, parse_overlay
-from interlock.upstreams.schemas import visible
+from interlock.upstreams.book import Offered, Outdated, Page, Report, Upstream
+from interlock.upstreams.judging import TryOut, admit, gone, judge, once, refused
+from interlock.upstreams.overlay import parse_overlay
 
 __all__ = ["Offered", "Report", "Upstream", "Upstreams", "kinds"]
 
 _log = logging.getLogger("interlock.upstreams")
 T = TypeVar("T")
 
-FIRST_VERSION = "1.0.0"
 PROBE_LIMIT_S = 5.0
 LOOK_LIMIT_S = 120.0
 MAX_TOOLS = 5000
@@ -52,7 +47,6 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 _RESERVED = frozenset({"interlock"})
 
 Make = Callable[[str, UpstreamKind, Json, Callable[[], None]], Connector]
-TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[Evidence]]]
 Lend = Callable[[tuple[str, ...], float], Awaitable[Lease]]
 
 
@@ -84,6 +78,7 @@ class Upstreams:
         self._look = look
         self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
+        self._missed: set[str] = set()  # of these, the ones that announced a change meanwhile
         self._known: dict[str, Upstream] = {}
         self._looked = float("-inf")
         self._busy: dict[str, asyncio.Lock] = {}
@@ -114,6 +109,9 @@ class Upstreams:
 
     def _on_change(self, name: str) -> Callable[[], None]:
         def changed() -> None:
+            if name in self._trying:
+                self._missed.add(name)  # looked at again once it is added
+                return
             # However often it says so: one look at a time, and one more for what was said during the last.
             again = self._changed.get(name)
             if again is not None:
@@ -182,8 +180,8 @@ class Upstreams:
             discovered = await self._discover(wanted, connector)
         finally:
             await connector.close()
-        offered = self._judge(wanted, discovered, Page(None, {}), {})
-        return Report(name, (*offered, *_refused(discovered, offered)), dict(discovered.about))
+        offered = judge(self._journal.read, wanted, discovered, Page(None, {}), {})
+        return Report(name, (*offered, *refused(discovered, offered)), dict(discovered.about))
 
     async def _discover(self, known: Upstream, connector: Connector) -> Discovered:
         try:
@@ -227,7 +225,11 @@ class Upstreams:
             raise
         finally:
             del self._trying[name]
+            missed = name in self._missed
+            self._missed.discard(name)
         self._connectors[name] = self.get(name), connector
+        if missed:
+            self._on_change(name)()
         return report
 
     async def refresh(self, name: str, *, by: Caller | None = None, overlay: Json | None = None) -> Report:
@@ -354,9 +356,10 @@ class Upstreams:
                 if overlay is not None:
                     known = replace(known, overlay=_plain(overlay))
                 page = book.page(self._journal.read, known.name)
-                offered, evidence = await self._admit(self._judge(known, discovered, page, accepted or {}))
-                looked = (*offered, *_gone(page, offered), *_refused(discovered, offered))
-                unit = book.settle(known, page, _once(looked), evidence, by=by, new=new, lift=accepted or ())
+                judged = judge(self._journal.read, known, discovered, page, accepted or {})
+                offered, evidence = await admit(self._catalog, self._try_out, judged)
+                looked = (*offered, *gone(page, offered), *refused(discovered, offered))
+                unit = book.settle(known, page, once(looked), evidence, by=by, new=new, lift=accepted or ())
                 try:
                     await self._journal.commit(unit)
                     break
@@ -379,101 +382,6 @@ class Upstreams:
             if one.state == "refused":
                 self._announce("INVALID_TOOL_SCHEMA", known.name, "", offered=one.name, reason=one.reason)
 
-    def _judge(
-        self, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
-    ) -> Sequence[Offered]:
-        """What each definition would become: a first version, a next one, or what it is already."""
-        overlay = parse_overlay(known.overlay)
-        if faults := overlay.faults(one.name for one in discovered.tools):
-            listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
-            raise Failure("E3105", f"overlay refused: {listing}")
-        imported = import_all(
-            discovered.tools,
-            upstream=known.name,
-            kind=known.kind,
-            versions=FIRST_VERSION,
-            overlay=overlay,
-            accept_hints=bool(known.config.get("accept_hints")),
-            prefix=bool(known.config.get("prefix", True)),
-            credentials=known.credentials,
-            known={name: one.address.partition(".")[2] for name, one in page.tools.items()},
-        )
-        offered = [_offered(known, one) for one in imported]
-        taken = book.foreign(self._journal.read, known.origin, {one.address for one in offered})
-        return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
-
-    async def _admit(self, offered: Sequence[Offered]) -> tuple[Sequence[Offered], dict[str, Evidence]]:
-        """Try those that are new, and judge them by all eight conditions."""
-        fresh = [self._next_version(one) for one in offered if one.manifest is not None]
-        tools = [from_upstream(cast("Manifest", one.manifest)) for one in fresh]
-        evidence = dict(zip((one.name for one in fresh), await self._try_out(tools) if tools else (), strict=True))
-        judged: dict[str, Offered] = {}
-        for one, tool in zip(fresh, tools, strict=True):
-            published = self._catalog.versions(one.address)
-            verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence[one.name])
-            state = "admitted" if verdict.admitted else "refused"
-            reason = "" if verdict.admitted else verdict.failure(one.address).message
-            judged[one.name] = replace(one, state=state, reason=reason)
-        return [judged.get(one.name, one) if one.manifest is not None else one for one in offered], evidence
-
-    def _next_version(self, one: Offered) -> Offered:
-        """The manifest under the version it needs: the first, or the next after what is published."""
-        manifest = cast("Manifest", one.manifest)
-        published = self._catalog.versions(one.address or manifest.address)
-        if not published:
-            return replace(one, address=manifest.address, version=manifest.version)
-        latest = max(published, key=_numbers)
-        for version in (_bumped(latest, 1), _bumped(latest, 0)):
-            candidate = manifest.model_copy(update={"version": version})
-            tool = from_upstream(candidate)
-            pretend = Evidence(contract_digest(tool), True, "pending", "")
-            if admission.examine(candidate, pretend.digest, published, pretend).admitted:
-                return replace(one, manifest=candidate, version=version)
-        version = _bumped(latest, 0)
-        return replace(one, manifest=manifest.model_copy(update={"version": version}), version=version)
-
-
-def _against(one: Offered, pinned: Pinned | None, taken: Mapping[str, str], accepted: Mapping[str, str]) -> Offered:
-    """A definition held against the one that was admitted, and against what others serve."""
-    if one.manifest is None:
-        return one
-    if pinned is None:
-        # INVARIANT: no upstream adds a version to a tool that is somebody else's.
-        if (owner := taken.get(one.address)) is not None:
-            reason = f"`{one.address}` is served from {owner} already; rename it in the overlay"
-            return replace(one, state="refused", manifest=None, reason=reason)
-        return one
-    current = replace(one, address=pinned.address, version=pinned.version)
-    same, seen = pinned.pinned == one.seen, accepted.get(one.name) == one.seen
-    if same and (not pinned.held or seen):
-        return replace(current, state="admitted", manifest=None)
-    if seen:
-        return current
-    # INVARIANT: what has changed once stays out until a person has looked, also if it changes back or goes meanwhile.
-    reason = "its definition changed and changed back" if same else "its definition has changed since"
-    return replace(current, state="changed", manifest=None, reason=reason)
-
-
-def _gone(page: Page, offered: Sequence[Offered]) -> Sequence[Offered]:
-    there = {one.name for one in offered}
-    return [
-        Offered(name, "gone", one.address, one.version, reason="the upstream offers it no longer", seen=one.seen)
-        for name, one in page.tools.items()
-        if name not in there
-    ]
-
-
-def _refused(discovered: Discovered, offered: Sequence[Offered]) -> Sequence[Offered]:
-    """What could not be understood, in words that can be read. A name that is offered as well is not heard twice."""
-    there = {one.name for one in offered}
-    strange = [(name, reason) for name, reason in discovered.refused if name not in there]
-    return [Offered(visible(name), "refused", reason=visible(reason)) for name, reason in strange]
-
-
-def _once(looked: Sequence[Offered]) -> Sequence[Offered]:
-    """What is written down: of several that have one name, the first, which is the one that counts."""
-    return list({one.name: one for one in reversed(looked)}.values())[::-1]
-
 
 def _alike(name: str) -> str:
     """A name as somebody reads it who is in a hurry."""
@@ -492,32 +400,6 @@ def _plain(overlay: Json | None) -> Json:
 
 def _nobody() -> None:
     """Nobody waits for news of an upstream that is only looked at."""
-
-
-def _offered(known: Upstream, imported: Imported) -> Offered:
-    manifest, judged = imported.manifest, imported.judged
-    return Offered(
-        name=imported.definition.name,
-        state="refused" if manifest is None else "offered",
-        address="" if manifest is None else manifest.address,
-        version=None if manifest is None else manifest.version,
-        mutation_class=judged.mutation_class,
-        why=judged.why,
-        reason=imported.refused or "",
-        needs=tuple(imported.needs),
-        seen=known.pin(imported.definition) if imported.digest else "",
-        definition=imported.definition,
-        manifest=manifest,
-    )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("-")[0].split("+")[0].split("."))
-
-
-def _bumped(version: str, place: int) -> str:
-    numbers = list(_numbers(version))
-    return ".".join(str(n + 1) if at == place else "0" if at > place else str(n) for at, n in enumerate(numbers))
 
 
 def kinds() -> Mapping[UpstreamKind, str]:

@@ -159,6 +159,7 @@ class _Reader:
             raise _Unmapped(f"its path has `{{{min(missing)}}}`, which is not among its parameters")
         native: Json = {
             "protocol": "openapi",
+            "operation_id": operation.get("operationId"),
             "method": method.upper(),
             "path": path,
             "servers": self._servers(operation.get("servers")) or self._servers(item.get("servers")) or self.servers,

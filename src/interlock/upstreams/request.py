@@ -8,7 +8,7 @@ parameter, a cookie or a header.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
@@ -48,11 +48,11 @@ def build(native: Json, arguments: Json, base_url: str) -> Request:
         elif value is None:
             continue
         elif one["in"] == "query":
-            query += _pairs(one, value, _names(native, "query"))
+            query += _pairs(one, value, lambda: _names(native, "query"))
         elif one["in"] == "header":
             headers[one["name"]] = _header(one, value)
         else:
-            cookies += _pairs(one, value, _names(native, "cookie"))
+            cookies += _pairs(one, value, lambda: _names(native, "cookie"))
     if cookies:
         headers["Cookie"] = "; ".join(cookies)
     body = _body_bytes(native.get("body"), arguments)
@@ -149,8 +149,8 @@ _DELIMITERS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}
 _RESERVED = "/:?@!$'()*,"
 
 
-def _pairs(one: Json, value: Any, others: set[str]) -> list[str]:
-    """`name=value` for a query, a cookie or a form, as the parameter's style has it."""
+def _pairs(one: Json, value: Any, others: Callable[[], set[str]]) -> list[str]:
+    """`name=value` for a query, a cookie or a form, as the parameter's style has it. `others` are spoken for."""
     name, style, explode = _encoded(one["name"]), one.get("style", "form"), one.get("explode", True)
     safe = _RESERVED if one.get("reserved") else ""
     if style == "json":
@@ -161,7 +161,7 @@ def _pairs(one: Json, value: Any, others: set[str]) -> list[str]:
         items = cast("Json", value)
         if not explode:
             return [f"{name}={','.join(_encoded(each, safe) for pair in items.items() for each in pair)}"]
-        strange = sorted(items.keys() & (others - {one["name"]}))
+        strange = sorted(items.keys() & (others() - {one["name"]}))
         if strange:
             raise Failure("E3305", f"`{one['argument']}` would set the parameter `{strange[0]}`, which is another's")
         return [f"{_encoded(key)}={_encoded(part, safe)}" for key, part in items.items()]
@@ -209,4 +209,4 @@ def _form(value: Json, known: Mapping[str, Json]) -> Iterator[str]:
         if isinstance(part, dict) and "style" not in said:
             said["style"] = "json"
         if part is not None:
-            yield from _pairs(said, part, {*known, *value})
+            yield from _pairs(said, part, lambda: {*known, *value})

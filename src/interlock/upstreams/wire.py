@@ -249,7 +249,8 @@ def sent_key(call: RemoteCall) -> str | None:
 
 def context_headers(call: RemoteCall) -> dict[str, str]:
     """What goes with a call besides its arguments: trace, time left, key."""
-    headers = {**call.trace, "x-interlock-deadline-ms": str(int(call.left_s * 1000))}
+    headers = call.trace
+    headers["x-interlock-deadline-ms"] = str(int(call.left_s * 1000))
     if (key := sent_key(call)) is not None:
         headers["idempotency-key"] = key
     return headers
@@ -320,6 +321,10 @@ class Sender:
 
         sent = sending(once, call.retry, self.pacing, deadline=call.deadline, safe=safe)
         return await (sent if self._guarded is not None else self._or_old(call, sent))
+
+    def forget(self) -> None:
+        """Give nobody an answer from before now."""
+        self._kept.forget()
 
     def close(self) -> None:
         """Send nothing from now on."""
@@ -467,7 +472,10 @@ def to_json(value: Any) -> bytes:
 
 def quoted(value: Any) -> str:
     """A value as it stands in an address, where it is nothing but data."""
+    text = text_of(value)
+    if text.isalnum() and text.isascii():
+        return text
     try:
-        return quote(text_of(value), safe="")
+        return quote(text, safe="")
     except UnicodeEncodeError:
         raise Failure("E3302", "an argument is a text that is not Unicode") from None

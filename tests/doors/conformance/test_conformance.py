@@ -1,13 +1,15 @@
 """The public MCP conformance suite against Interlock, with the SDK's everything-server behind it as an upstream.
 
-The suite has no tokens, so one is put into each of its requests on the way. Every tool of the upstream is taken for one
-that cannot be undone, as is anything an upstream does not speak of; a person has agreed to their calls in advance.
+The suite has no tokens and no keys, so they are put into its requests on the way. Every tool of the upstream is taken
+for one that cannot be undone, as is anything an upstream does not speak of; a person has agreed to their calls in
+advance.
 What is expected to fail is in the `.yml` files, with its reason; what is listed there and passes fails the run too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import socket
@@ -18,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from interlock import Caller, Interlock
@@ -35,6 +38,7 @@ from tests.upstreams.mcp_servers.real import (
 
 HERE = Path(__file__).parent
 EVERYTHING = "examples/servers/everything-server/mcp_everything_server"
+NUMBERS = itertools.count()
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
 # For each era, the release that covers it, how many of its checks pass, and what to run of it.
 RUNS = {
@@ -108,6 +112,27 @@ async def added(lock: Interlock, url: str, era: str) -> None:
             )
 
 
+async def keyed(receive: Any) -> tuple[bytes, Any]:
+    """The body of a request, with a key of its own if it is a call; and how the rest of the request is received."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    try:
+        sent = orjson.loads(body)
+        if sent["method"] == "tools/call":
+            sent["params"].setdefault("arguments", {})["idempotency_key"] = f"conformance-{next(NUMBERS)}"
+            body = orjson.dumps(sent)
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        pass  # what is no request is answered as it is
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def rest() -> Any:
+        return waiting.pop() if waiting else await receive()
+
+    return body, rest
+
+
 @asynccontextmanager
 async def gateway(home: Path, era: str) -> AsyncGenerator[str]:
     """Interlock in front of the everything-server: where its door is."""
@@ -121,8 +146,11 @@ async def gateway(home: Path, era: str) -> AsyncGenerator[str]:
         app = door.asgi_app()
 
         async def with_token(scope: Any, receive: Any, send: Any) -> None:
-            headers = [*scope["headers"], (b"authorization", f"Bearer {token}".encode())]
-            await app({**scope, "headers": headers}, receive, send)
+            body, rest = await keyed(receive) if scope["method"] == "POST" else (None, receive)
+            headers = [(name, value) for name, value in scope["headers"] if body is None or name != b"content-length"]
+            headers += [] if body is None else [(b"content-length", str(len(body)).encode())]
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+            await app({**scope, "headers": headers}, rest, send)
 
         async with door.lifespan(), serving(with_token) as port:
             yield f"http://localhost:{port}/mcp"

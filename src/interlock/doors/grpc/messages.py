@@ -96,8 +96,8 @@ def tool(version: Version) -> wire.Tool:
         version=version.row.version,
         name=contract.manifest.title or contract.manifest.name,
         description=contract.manifest.description,
-        input_schema_json=encode(contract.input.document),
-        output_schema_json=encode(contract.output.document),
+        input_schema_json=encode(contract.input.model_facing),
+        output_schema_json=encode(contract.delivers),
         mutation_class=f"MUTATION_CLASS_{contract.mutation.mutation_class.upper()}",
         timeout_class=f"TIMEOUT_CLASS_{contract.timeout.timeout_class.upper()}",
         key_required=contract.idempotency.key_required,
@@ -119,7 +119,7 @@ def result(outcome: Result) -> wire.CallResult:
         created_ms=outcome.created_ms,
         source=outcome.source,
         redacted=outcome.redacted,
-        metadata_json=encode(dict(outcome.metadata)),
+        metadata_json=encode({**outcome.metadata, **(outcome.about() if outcome.ok else {})}),
     )
     if outcome.pending:
         pending: Json = outcome.metadata["pending"]
@@ -224,6 +224,7 @@ def envelope(failure: Failure, trace_id: str, invocation_id: str = "") -> wire.E
         policy_refs=[_short(ref) for ref in failure.policy_refs],
         evidence_refs=[_short(ref) for ref in failure.evidence_refs],
         shortened=message != failure.message,
+        recoverability=said["recoverability"],
     )
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import grpc
 import grpc.aio
@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from interlock.app import Interlock
+from interlock.core.clock import new_id
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.events import Event
@@ -57,10 +58,33 @@ class Unsuccessful(Exception):  # noqa: N818 - a call that failed is not an erro
         self.failure = failure
 
 
+class Rpc(NamedTuple):
+    """One RPC, and the headers of it that mean something here. Every look at its metadata would make them anew."""
+
+    context: Context
+    said: Mapping[str, str]
+
+    @classmethod
+    def of(cls, context: Context) -> Rpc:
+        metadata = cast("Sequence[tuple[str, str]]", context.invocation_metadata() or ())
+        # Of a header that was sent twice, the first counts.
+        return cls(context, {name: value for name, value in reversed(metadata) if name in _HEEDED})
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the call may take by its client's deadline; None where it gave none."""
+        left_s = cast("float | None", self.context.time_remaining())
+        return None if left_s is None else left_s - min(HEAD_START_S, left_s / 10)
+
+
+# None of them is binary, so their values are text.
+_HEEDED = frozenset(("authorization", "traceparent", "tracestate"))
+
+
 class _Method(Protocol):
     """How a method of one request and one answer looks."""
 
-    def __call__(self, request: Any, caller: Caller, context: Context) -> Awaitable[Message]: ...
+    def __call__(self, request: Any, caller: Caller, rpc: Rpc) -> Awaitable[Message]: ...
 
 
 class Servicer:
@@ -90,55 +114,56 @@ class Servicer:
     # The guard
 
     def _unary(self, parse: Callable[[bytes], Message], method: _Method) -> Callable[[bytes, Context], Awaitable[Any]]:
-        async def work(raw: bytes, context: Context) -> bytes:
-            caller = await self._caller(context)
-            return (await method(_parsed(parse, raw), caller, context)).SerializeToString()
+        async def work(raw: bytes, rpc: Rpc) -> bytes:
+            caller = await self._caller(rpc)
+            return (await method(_parsed(parse, raw), caller, rpc)).SerializeToString()
 
         async def act(raw: bytes, context: Context) -> bytes | None:
-            return await self._guarded(work(raw, context), context)
+            rpc = Rpc.of(context)
+            return await self._guarded(work(raw, rpc), rpc)
 
         return act
 
     async def _stream(self, _: Any, context: Context) -> None:
-        await self._guarded(self._run(context), context)
+        rpc = Rpc.of(context)
+        await self._guarded(self._run(rpc), rpc)
 
-    async def _guarded(self, work: Awaitable[bytes | None], context: Context) -> bytes | None:
+    async def _guarded(self, work: Awaitable[bytes | None], rpc: Rpc) -> bytes | None:
         """What the work gives; what it raises, as a status."""
         task = asyncio.current_task()
         assert task is not None
         self._at_work.add(task)
-        ended: Result | None = None
+        trace_id, call = "", ""
         try:
             return await work
         except Unsuccessful as unsuccessful:
             failure, ended = unsuccessful.failure, unsuccessful.result
+            trace_id, call = ended.trace_id, ended.invocation_id
         except Failure as refused:
             failure = refused
         except Exception as error:  # noqa: BLE001 - a door: nothing but answers and statuses leaves it
+            trace_id = self._trace_id(rpc)
             where = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("an RPC failed: %s\n%s", type(error).__name__, where)
+            _log.error("an RPC failed: %s\n%s", type(error).__name__, where, extra={"trace_id": trace_id})
             failure = Failure("E3000", "something went wrong inside Interlock")
         finally:
             self._at_work.discard(task)
-        if ended is None:
-            status = messages.status(failure, self._trace_id(context))
-        else:
-            status = messages.status(failure, ended.trace_id, ended.invocation_id)
+        status = messages.status(failure, trace_id or self._trace_id(rpc), call)
         details = (("grpc-status-details-bin", status.SerializeToString()),)
-        return await context.abort(grpc.StatusCode[failure.row.grpc], status.message, details)
+        return await rpc.context.abort(grpc.StatusCode[failure.row.grpc], status.message, details)
 
-    async def _caller(self, context: Context) -> Caller:
-        said = _said(context, "authorization")
+    async def _caller(self, rpc: Rpc) -> Caller:
+        said = rpc.said.get("authorization")
         return self._service.known(said) or await self._service.authenticate(said)
 
-    def _trace_id(self, context: Context) -> str:
+    def _trace_id(self, rpc: Rpc) -> str:
         """The id under which a failure is told that no call came about for."""
-        found = w3c.read(_said(context, "traceparent") or "")
+        found = w3c.read(rpc.said.get("traceparent", ""))
         return self._service.lock.clock.random_bytes(16).hex() if found is None else found.trace_id
 
     # Methods
 
-    async def discover(self, request: wire.DiscoverRequest, caller: Caller, _: Context) -> wire.DiscoverResponse:
+    async def discover(self, request: wire.DiscoverRequest, caller: Caller, _: Rpc) -> wire.DiscoverResponse:
         if request.page_size < 0:
             raise Failure("E3004", "`page_size` must be nought or more")
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
@@ -148,34 +173,36 @@ class Servicer:
         page = tools.page(caller, request.page_token or None, limit)
         return wire.DiscoverResponse(tools=map(messages.tool, page.versions), next_page_token=page.cursor)
 
-    async def describe(self, request: wire.DescribeRequest, caller: Caller, _: Context) -> wire.Tool:
+    async def describe(self, request: wire.DescribeRequest, caller: Caller, _: Rpc) -> wire.Tool:
         spec = request.version if request.HasField("version") else None
         return messages.tool(self._service.tools.find(request.tool_id, spec, caller))
 
-    async def invoke(self, request: wire.InvokeRequest, caller: Caller, context: Context) -> wire.CallResult:
-        return _told(await self._invoke(request, caller, context))
+    async def invoke(self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc) -> wire.CallResult:
+        return _told(await self._invoke(request, caller, rpc))
 
-    async def _invoke(self, request: wire.InvokeRequest, caller: Caller, context: Context) -> Result:
-        trace = w3c.joined(_said(context, "traceparent"), _said(context, "tracestate"))
-        ask = messages.ask(request, timeout_s=_left_s(context), trace=trace)
-        return await self._service.calls.invoke(ask, caller, door=DOOR)
+    async def _invoke(
+        self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc, call_id: str | None = None
+    ) -> Result:
+        trace = w3c.joined(rpc.said.get("traceparent"), rpc.said.get("tracestate"))
+        ask = messages.ask(request, timeout_s=rpc.left_s, trace=trace)
+        return await self._service.calls.invoke(ask, caller, door=DOOR, call_id=call_id)
 
-    async def status(self, request: wire.StatusRequest, caller: Caller, _: Context) -> wire.StatusResponse:
+    async def status(self, request: wire.StatusRequest, caller: Caller, _: Rpc) -> wire.StatusResponse:
         calls, call_id = self._service.calls, request.invocation_id
         return messages.call_status(calls.status(call_id, caller), calls.result(call_id, caller))
 
-    async def cancel(self, request: wire.CancelRequest, caller: Caller, _: Context) -> wire.CancelResponse:
-        return messages.cancelled(self._service.calls.cancel(request.invocation_id, caller))
+    async def cancel(self, request: wire.CancelRequest, caller: Caller, _: Rpc) -> wire.CancelResponse:
+        return messages.cancelled(await self._service.calls.cancel(request.invocation_id, caller))
 
-    async def resume(self, request: wire.ResumeRequest, caller: Caller, _: Context) -> wire.CallResult:
+    async def resume(self, request: wire.ResumeRequest, caller: Caller, _: Rpc) -> wire.CallResult:
         # It goes on whether or not this client waits for it: others may.
         return _told(await self._service.calls.resume(request.invocation_id, caller))
 
     # Long-running calls
 
-    async def _run(self, context: Context) -> None:
+    async def _run(self, rpc: Rpc) -> None:
         """One call, told while it happens. However the stream ends, its call has ended before it."""
-        caller = await self._caller(context)
+        caller, context = await self._caller(rpc), rpc.context
         try:
             async with asyncio.timeout(START_WITHIN_S):
                 first = await _read(context)
@@ -183,8 +210,10 @@ class Servicer:
             raise Failure("E3002", "the stream did not say in time what to start") from None
         if first is None or first.WhichOneof("message") != "start":
             raise Failure("E3004", "the first message of a stream must be `start`")
-        call = asyncio.create_task(self._invoke(first.start, caller, context))
-        stream = self._ears.open(call)
+        clock = self._service.lock.clock
+        call_id = new_id(clock.now_ms(), clock.random_bytes(8))
+        call = asyncio.create_task(self._invoke(first.start, caller, rpc, call_id))
+        stream = self._ears.open(call, call_id)
         obeying = asyncio.create_task(self._obey(context, stream))
         try:
             while (event := await stream.next()) is not None:
@@ -204,11 +233,8 @@ class Servicer:
             while (message := await _read(context)) is not None:
                 if message.WhichOneof("message") != "cancel":
                     raise Failure("E3004", "after `start`, a stream takes `cancel` and nothing else")  # noqa: TRY301
-                begun = stream.call_id
-                answer = "canceled" if begun is None else self._service.lock.cancel(begun)
+                answer = self._service.lock.cancel(stream.call_id or stream.first_id)
                 stream.put(wire.RunEvent(cancel=messages.cancelled(answer)))
-                if begun is None:
-                    stream.call.cancel()
         except Failure as failure:
             stream.refused = failure
             stream.call.cancel()
@@ -217,9 +243,10 @@ class Servicer:
 class Stream:
     """What happens to one call, in order, until it has ended."""
 
-    def __init__(self, call: asyncio.Task[Result]) -> None:
+    def __init__(self, call: asyncio.Task[Result], first_id: str) -> None:
         self.call = call
-        self.call_id: str | None = None
+        self.first_id = first_id
+        self.call_id: str | None = None  # once it has started
         self.refused: Failure | None = None
         self._events: asyncio.Queue[wire.RunEvent | None] = asyncio.Queue()
         call.add_done_callback(lambda _: self._events.put_nowait(None))
@@ -242,11 +269,11 @@ class Ears:
         self._by_call: dict[str, Stream] = {}
         self._stop: Callable[[], None] | None = None
 
-    def open(self, call: asyncio.Task[Result]) -> Stream:
+    def open(self, call: asyncio.Task[Result], first_id: str) -> Stream:
         """Begin to hear of the call that a task makes."""
         if self._stop is None:
             self._stop = self._lock.listen(self._hear)
-        stream = self._by_task[call] = Stream(call)
+        stream = self._by_task[call] = Stream(call, first_id)
         return stream
 
     def close(self, stream: Stream) -> None:
@@ -292,15 +319,3 @@ async def _read(context: Context) -> wire.RunRequest | None:
     if raw is cast("Any", grpc.aio).EOF:
         return None
     return cast("wire.RunRequest", _parsed(wire.RunRequest.FromString, raw))
-
-
-def _said(context: Context, name: str) -> str | None:
-    """A header of the RPC, if it was sent."""
-    metadata = cast("Sequence[tuple[str, str | bytes]]", context.invocation_metadata() or ())
-    return next((value for key, value in metadata if key == name and isinstance(value, str)), None)
-
-
-def _left_s(context: Context) -> float | None:
-    """How long the call may take by its client's deadline; None where it gave none."""
-    left_s = cast("float | None", context.time_remaining())
-    return None if left_s is None else left_s - min(HEAD_START_S, left_s / 10)

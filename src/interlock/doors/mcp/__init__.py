@@ -21,10 +21,11 @@ import orjson
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.mcp.calling import Calling
+from interlock.doors.asgi import App, Message, Receive, Send, header
+from interlock.doors.mcp.calling import Calling, no_trace
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names, registry_epoch
-from interlock.doors.mcp.thin import App, Message, Receive, Send, Thin
+from interlock.doors.mcp.thin import Thin
 from interlock.service import Service
 
 if TYPE_CHECKING:
@@ -74,14 +75,13 @@ class McpDoor:
         """The application for `/mcp`. Serves while `lifespan` is entered."""
 
         async def mcp(scope: Message, receive: Receive, send: Send) -> None:
-            await self._enter(scope, receive, send)
+            await self.serve(scope, receive, send)
 
         return mcp
 
-    async def _enter(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Find out who calls; then the short way, or the SDK's."""
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        authorization = None if header is None else header.decode("latin-1")
+        authorization = header(scope, b"authorization")
         caller = self._service.known(authorization)
         if caller is None:
             try:
@@ -126,7 +126,7 @@ class McpDoor:
         body = orjson.dumps({
             "error": "invalid_token" if identity else "temporarily_unavailable",
             "error_description": failure.message,
-            "interlock": failure.envelope(""),
+            "interlock": failure.envelope(no_trace()),
         })  # fmt: skip
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if identity:
@@ -184,7 +184,7 @@ class McpDoor:
 
     async def tools_changed(self) -> None:
         """Tell clients of both eras that their lists may have changed. Changes of the registry tell by themselves."""
-        await self._sdk.tools_changed()
+        await self._sdk.changes.tools_changed()
 
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncGenerator[None]:

@@ -2,15 +2,17 @@
 
 A tool's failure is a result with `isError`, so that a model can read it; only a name that means nothing is a fault of
 the protocol. A call that waits for a person is neither: its text says what it waits for, and the same call made again
-goes on once they have agreed. Clients have no idempotency keys, so the door gives each call one of its own, unless the
-client sends one.
+goes on once they have agreed. The protocol has no idempotency keys, so a tool that needs one lists it among its
+arguments, where whoever calls makes it up as they do the others; a program may send it in `_meta` instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, cast
 
 import orjson
@@ -19,12 +21,15 @@ from interlock.core.clock import new_id
 from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.record import step
 from interlock.core.results import Result
 from interlock.core.schema import Json
-from interlock.doors.mcp.listing import Form, Listing
+from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.service import Ask, Service
 from interlock.telemetry.w3c import joined
+
+_log = logging.getLogger("interlock.doors.mcp")
 
 DOOR = "mcp"
 INVALID_PARAMS = -32602
@@ -52,7 +57,7 @@ class Fault(Exception):  # noqa: N818 - what is wrong with a request, not with t
         self.data = data
 
 
-@dataclass(frozen=True, slots=True)
+@step
 class Wanted:
     """A call as a client asked for it. `trace` is the W3C context of the transport; one in `meta` goes before it."""
 
@@ -62,6 +67,8 @@ class Wanted:
     trace: str | None = None
     # How the client can be asked, if it said that it can.
     interaction: Interaction | None = None
+    # What the name stands for, where that was found out already.
+    address: str | None = None
 
     @property
     def answers(self) -> Json | None:
@@ -85,7 +92,7 @@ class Calling:
         The call runs in a task of its own, because what the SDK cancels is cancelled again at every step it takes, and
         a call that ends still has a record to write.
         """
-        ask, lock = self._ask(wanted), self._service.lock
+        ask, lock = self._ask(wanted, caller), self._service.lock
         call_id = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
         task = asyncio.ensure_future(
             self._service.calls.invoke(ask, caller, door=DOOR, on_progress=on_progress, call_id=call_id)
@@ -95,7 +102,7 @@ class Calling:
         try:
             result = await asyncio.shield(task)
         except asyncio.CancelledError:
-            # One that has not begun to execute is not known by its id yet; one that cannot be stopped goes on.
+            # One that has not been begun is not known by its id yet; one that cannot be stopped goes on.
             if not task.done() and lock.cancel(call_id) == "finished":
                 task.cancel()
             raise
@@ -106,7 +113,7 @@ class Calling:
     async def call_at_once(self, wanted: Wanted, caller: Caller) -> Json:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
         try:
-            result = await self._service.calls.invoke(self._ask(wanted), caller, door=DOOR)
+            result = await self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
         except Failure as failure:
             return _unmade(wanted, failure)
         return await self._answer(wanted, result)
@@ -119,15 +126,32 @@ class Calling:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def _ask(self, wanted: Wanted) -> Ask:
-        meta, address = wanted.meta, self._names.address(wanted.name)
+    def _ask(self, wanted: Wanted, caller: Caller) -> Ask:
+        ask = self._plain(wanted)
+        return self._keyed(ask, caller) if KEY in ask.arguments else ask
+
+    def _keyed(self, ask: Ask, caller: Caller) -> Ask:
+        """The call with its key where keys belong, if the argument of that name is the one that this door added."""
+        try:
+            tool = self._service.lock.catalog.prepared(ask.tool, ask.version, caller.capability)
+        except Failure:
+            return ask  # the gateway refuses it, on record
+        if not self._listing.form(tool).keyed:
+            return ask
+        given = dict(ask.arguments)
+        key: Any = given.pop(KEY)
+        if ask.key is not None and ask.key != key:
+            raise Fault(INVALID_PARAMS, f"`{KEY}` and _meta[{_KEY!r}] say different things")
+        return replace(ask, arguments=given, key=key if isinstance(key, str) else "")
+
+    def _plain(self, wanted: Wanted) -> Ask:
+        meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
         if _SAID.keys().isdisjoint(meta):
-            return Ask(address, wanted.arguments, trace=wanted.trace, own_key=True, interaction=wanted.interaction)
+            return Ask(address, wanted.arguments, trace=wanted.trace, interaction=wanted.interaction)
         for name, kind in _SAID.items():
             if name in meta and not isinstance(meta[name], kind):
-                raise Fault(
-                    INVALID_PARAMS, f"_meta[{name!r}] must be {'true or false' if kind is bool else 'a string'}"
-                )
+                words = f"_meta[{name!r}] must be {'true or false' if kind is bool else 'a string'}"
+                raise Fault(INVALID_PARAMS, words, Failure("E3004", words).envelope(no_trace()))
         return Ask(
             tool=address,
             arguments=wanted.arguments,
@@ -136,7 +160,6 @@ class Calling:
             session=meta.get(_SESSION, ""),
             dry_run=meta.get(_DRY_RUN, False),
             trace=joined(meta["traceparent"], meta.get("tracestate")) if "traceparent" in meta else wanted.trace,
-            own_key=True,
             interaction=wanted.interaction,
         )
 
@@ -158,7 +181,7 @@ class Calling:
         if result.persistence.ref is not None:
             return _kept(result)
         address, _, version = result.tool.partition("@")
-        form = self._listing.form(self._service.lock.catalog.exact(address, version).contract)
+        form = self._listing.form(self._service.lock.catalog.exact(address, version).prepared)
         return _native(result) if form.native else _own(result, form)
 
     async def _pending(self, result: Result) -> Json:
@@ -188,8 +211,21 @@ def questions(answers: Json | None, failure: Failure) -> Json | None:
     return {**cast("Json", asked), "resultType": "input_required"}
 
 
-def _unmade(wanted: Wanted, failure: Failure, trace_id: str = "") -> Json:
+def unforeseen(error: Exception) -> Fault:
+    """The answer to what should not have happened: a trace's id and nothing else. The rest is in the log."""
+    failure, trace_id = Failure("E3000", "something went wrong inside Interlock"), no_trace()
+    _log.error("an MCP request failed", exc_info=error, extra={"trace_id": trace_id})
+    return Fault(failure.row.jsonrpc, failure.message, failure.envelope(trace_id))
+
+
+def no_trace() -> str:
+    """The id under which a failure is told that no call came about for."""
+    return os.urandom(16).hex()
+
+
+def _unmade(wanted: Wanted, failure: Failure, trace_id: str | None = None) -> Json:
     """The answer to a call that came to nothing before there was a tool to make it of."""
+    trace_id = trace_id or (no_trace() if wanted.trace is None else wanted.trace[3:35])
     if failure.code == "E3101":
         raise Fault(INVALID_PARAMS, f"Unknown tool: {wanted.name}", failure.envelope(trace_id))
     return _failed(failure, trace_id, {})
@@ -246,10 +282,14 @@ def _about(result: Result) -> Json:
     """What every answer says of its call."""
     metadata = result.metadata
     call: Json = {"id": result.invocation_id, "traceId": result.trace_id, "source": result.source}
-    for name in ("pagination", "deprecation", "warnings"):
-        if name in metadata:
-            call[name] = metadata[name]
+    for name in _TOLD & metadata.keys():
+        call[name] = metadata[name]
+    if result.error is None:
+        call |= result.about()
     return {"interlock/call": call}
+
+
+_TOLD = frozenset(("pagination", "deprecation", "warnings"))
 
 
 def _words(failure: Failure) -> str:

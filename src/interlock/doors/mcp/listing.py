@@ -5,11 +5,14 @@ first needed and kept. Which of them a caller gets is asked anew every time.
 
 A call may end in something other than the tool's result: it waits for a person, its result is kept to be read apart, or
 it was only a preview. An output schema says so (`INSTEAD`), because clients check what they get against it.
+
+A tool whose calls need an idempotency key has one more argument here (`KEY`): the protocol has no place for keys, and
+nobody but the caller can say which two calls are one action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,12 +20,15 @@ import orjson
 
 from interlock.core.context import Caller
 from interlock.core.contract import Contract
+from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.doors.mcp.names import Names
 from interlock.registry.catalog import Version
 from interlock.service import Service
 
 PAGE = 250
+# In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.
+EXPECTS = "interlock/expects"
 _KEPT = 20_000
 # Keywords that must stay at the root of a schema, where references to them lead.
 _SHARED = ("$schema", "$defs", "definitions")
@@ -34,6 +40,16 @@ INSTEAD: Json = {
     "description": "Instead of a result: the call waits for a person, its result is kept apart, or it is a preview.",
     "properties": {"interlock": {"type": "object"}},
     "required": ["interlock"],
+}
+
+
+KEY = "idempotency_key"
+_KEY_SCHEMA: Json = {
+    "type": "string",
+    "description": "Your own name for this action: sent twice, it is done once. Take a new one for a new action.",
+    "minLength": 1,
+    "maxLength": 255,
+    "examples": ["order-17"],
 }
 
 
@@ -54,6 +70,8 @@ class Form:
     wraps: bool
     # Arguments that a client repeats as headers; the SDK checks those.
     headers: bool
+    # Whether its key is among its arguments here.
+    keyed: bool
 
 
 class Listing:
@@ -65,9 +83,12 @@ class Listing:
         self._described: dict[tuple[str, str, int], Described] = {}
         self._forms: dict[str, Form] = {}
 
-    def page(self, caller: Caller, cursor: str | None) -> tuple[Sequence[Described], str | None]:
-        """Some of a caller's tools, and where to go on."""
-        page = self._service.tools.page(caller, cursor, PAGE)
+    def page(
+        self, caller: Caller, cursor: str | None, expected: Mapping[str, Any] | None = None
+    ) -> tuple[Sequence[Described], str | None]:
+        """Some of a caller's tools, and where to go on; without those that are not what the caller expects of them."""
+        wanted = None if expected is None else {self._names.address(name): part for name, part in expected.items()}
+        page = self._service.tools.page(caller, cursor, PAGE, wanted)
         return [self.described(version) for version in page.versions], page.cursor
 
     def described(self, version: Version) -> Described:
@@ -83,13 +104,13 @@ class Listing:
             self._described[key] = found
         return found
 
-    def form(self, contract: Contract) -> Form:
+    def form(self, tool: Prepared) -> Form:
         """How the results of a version are put."""
-        found = self._forms.get(contract.ref)
+        found = self._forms.get(tool.ref)
         if found is None:
             if len(self._forms) >= _KEPT:
                 self._forms.clear()
-            found = self._forms[contract.ref] = form_of(contract)
+            found = self._forms[tool.ref] = form_of(tool.contract)
         return found
 
 
@@ -110,7 +131,7 @@ def describe(version: Version, name: str) -> Json:
         "name": name,
         "title": title,
         "description": manifest.description,
-        "inputSchema": {**contract.input.model_facing, "type": "object"},
+        "inputSchema": input_schema(contract),
         **({} if output is None else {"outputSchema": output}),
         "annotations": {
             "title": title,
@@ -127,14 +148,25 @@ def form_of(contract: Contract) -> Form:
     """How results of this contract are put."""
     return Form(
         native=contract.manifest.protocol == "mcp",
-        wraps=contract.manifest.protocol != "mcp" and contract.output.document.get("type") != "object",
+        wraps=contract.manifest.protocol != "mcp" and contract.delivers.get("type") != "object",
         headers=b'"x-mcp-header"' in orjson.dumps(contract.input.model_facing),
+        # A tool with an argument of that name keeps it; its key is sent in `_meta`.
+        keyed=contract.idempotency.key_required and KEY not in contract.input.document.get("properties", {}),
     )
+
+
+def input_schema(contract: Contract) -> Json:
+    """The schema of a tool's arguments, with the key where one is needed."""
+    schema: Json = {**contract.input.model_facing, "type": "object"}
+    if not form_of(contract).keyed:
+        return schema
+    properties = {**schema.get("properties", {}), KEY: _KEY_SCHEMA}
+    return {**schema, "properties": properties, "required": [*schema.get("required", ()), KEY]}
 
 
 def output_schema(contract: Contract) -> Json | None:
     """The schema of `structuredContent`: an object's, which MCP demands; None where there is nothing to promise."""
-    schema, form = contract.output.document, form_of(contract)
+    schema, form = contract.delivers, form_of(contract)
     if form.native:
         inner = _lifted(schema.get("properties", {}).get("structuredContent"))
         if not isinstance(inner, dict) or cast("Json", inner).get("type") != "object":

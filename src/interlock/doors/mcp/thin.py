@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, cast
 
 import orjson
@@ -22,16 +22,13 @@ import orjson
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.mcp.calling import INVALID_PARAMS, MISSING_CAPABILITY, Calling, Fault, Wanted
-from interlock.doors.mcp.listing import Listing
+from interlock.doors.asgi import Message, Receive, Send, answer
+from interlock.doors.mcp.calling import INVALID_PARAMS, MISSING_CAPABILITY, Calling, Fault, Wanted, unforeseen
+from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.service import Service
 from interlock.telemetry.w3c import joined
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 Handle = Callable[[Message, Receive, Send, Caller], Awaitable[None]]
 
 MODERN = "2026-07-28"
@@ -42,15 +39,12 @@ _INFO = "io.modelcontextprotocol/clientInfo"
 _SERVER = "io.modelcontextprotocol/serverInfo"
 _RESERVED = "io.modelcontextprotocol/"
 _METHODS = {b"tools/call": "tools/call", b"tools/list": "tools/list"}
-_READ = frozenset((
-    b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"content-type", b"accept", b"host", b"origin",
-    b"content-length", b"traceparent", b"tracestate",
-))  # fmt: skip
+# The headers that decide whether a request is ours; those of one client hardly ever differ from request to request.
+_DECIDING = (b"mcp-protocol-version", b"mcp-method", b"content-type", b"accept", b"host", b"origin")
 # Whole numbers of so many digits are read differently by the two parsers.
 _LONG = 19
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _NO_DIGITS = bytes(set(range(256)) - set(b"0123456789"))
-_JSON = (b"content-type", b"application/json")
 _SSE = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -100,9 +94,8 @@ class Thin:
         self._stamp = stamp
         self._stamped = orjson.dumps({_SERVER: stamp})
         self._max_body = max_body
-        self._admitted: dict[tuple[bytes | None, bytes | None], bool] = {}
+        self._decided: dict[tuple[bytes | None, ...], bool] = {}
         self._introduced: set[bytes] = set()
-        self._accepted: dict[bytes, bool] = {}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send, caller: Caller) -> None:
         try:
@@ -113,59 +106,49 @@ class Thin:
         try:
             request = await self._request(headers, receive, read)
             if request["method"] == "tools/list":
-                return await _answer(send, self._list(request, caller))
-            wanted, quick = self._wanted(request, headers)
+                return await answer(send, *self._listed(request, caller))
+            wanted, quick = self._wanted(request, headers, caller)
         except _NotOurs:
             return await self._sdk(scope, _again(read, receive), send, caller)
         if quick:
-            return await _answer(send, await self._reply(request["id"], self._calling.call_at_once(wanted, caller)))
+            reply = await self._reply(request["id"], self._calling.call_at_once(wanted, caller))
+            return await answer(send, *reply)
         return await self._watched(self._reply(request["id"], self._calling.call(wanted, caller)), receive, send)
 
     # Is it ours?
 
     async def _headers(self, scope: Message) -> dict[bytes, bytes]:
-        """The headers that decide, each of them there at most once, and all that the SDK demands."""
-        if scope["method"] != "POST":
+        """The headers, each of them there once, if they say all that the SDK demands and nothing rare."""
+        sent: list[tuple[bytes, bytes]] = scope["headers"]
+        headers = dict(sent)
+        if scope["method"] != "POST" or len(headers) != len(sent) or b"mcp-param-" in b"\n".join(headers):
             raise _NotOurs
-        headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            if name in _READ:
-                if name in headers:
-                    raise _NotOurs
-                headers[name] = value
-            elif name.startswith(b"mcp-param-"):
-                raise _NotOurs
-        if (
-            headers.get(b"mcp-protocol-version") != b"2026-07-28"
-            or headers.get(b"mcp-method") not in _METHODS
-            or not headers.get(b"content-type", b"").lower().startswith(b"application/json")
-            or not self._takes_both(headers.get(b"accept", b""))
-            or not await self._from_here(headers.get(b"host"), headers.get(b"origin"))
-        ):
-            raise _NotOurs
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._max_body:
+        deciding = tuple(map(headers.get, _DECIDING))
+        ours = self._decided.get(deciding)
+        if ours is None:
+            ours = await self._decide(*deciding)
+            if len(self._decided) < _KNOWN and sum(len(one or b"") for one in deciding) <= _BRIEF:
+                self._decided[deciding] = ours
+        if not ours:
             raise _NotOurs
         return headers
 
-    def _takes_both(self, accept: bytes) -> bool:
-        """Whether a client takes JSON and event streams, as the SDK reads its word for it."""
-        known = self._accepted.get(accept)
-        if known is None:
-            types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
-            json = not types.isdisjoint((b"*/*", b"application/json", b"application/*"))
-            known = json and not types.isdisjoint((b"*/*", b"text/event-stream", b"text/*"))
-            if len(self._accepted) < _KNOWN and len(accept) <= _BRIEF:
-                self._accepted[accept] = known
-        return known
-
-    async def _from_here(self, host: bytes | None, origin: bytes | None) -> bool:
-        known = self._admitted.get((host, origin))
-        if known is None:
-            known = await self._judge.admits(_latin(host), _latin(origin))
-            if len(self._admitted) < _KNOWN and len(host or b"") + len(origin or b"") <= _BRIEF:
-                self._admitted[(host, origin)] = known
-        return known
+    async def _decide(
+        self,
+        version: bytes | None,
+        method: bytes | None,
+        content: bytes | None,
+        accept: bytes | None,
+        host: bytes | None,
+        origin: bytes | None,
+    ) -> bool:
+        return (
+            version == MODERN.encode()
+            and method in _METHODS
+            and (content or b"").lower().startswith(b"application/json")
+            and _takes_both(accept or b"")
+            and await self._judge.admits(_latin(host), _latin(origin))
+        )
 
     async def _request(self, headers: dict[bytes, bytes], receive: Receive, read: list[Message]) -> Json:
         """The body, if it is one plain request that says what its headers say."""
@@ -207,6 +190,8 @@ class Thin:
         if not isinstance(meta, dict):
             raise _NotOurs
         said = cast("Json", meta)
+        if orjson.dumps(said) in self._introduced:
+            return
         if said.get(_VERSION) != MODERN or _CAPABILITIES not in said or "progressToken" in said:
             raise _NotOurs
         known = {name: said[name] for name in said if name.startswith(_RESERVED)}
@@ -219,7 +204,7 @@ class Thin:
             if len(self._introduced) < _KNOWN and len(introduction) <= _BRIEF:
                 self._introduced.add(introduction)
 
-    def _wanted(self, request: Json, headers: dict[bytes, bytes]) -> tuple[Wanted, bool]:
+    def _wanted(self, request: Json, headers: dict[bytes, bytes], caller: Caller) -> tuple[Wanted, bool]:
         """The call that a request asks for, and whether its tool only computes."""
         params: Json = request["params"]
         name, arguments = params.get("name"), params.get("arguments", {})
@@ -232,23 +217,34 @@ class Thin:
             or named.decode("latin-1") != name
         ):
             raise _NotOurs
+        address = self._names.address(name)
         try:
-            tool = self._service.lock.catalog.prepared(self._names.address(name), None)
+            tool = self._service.lock.catalog.prepared(address, None, caller.capability)
         except Failure:
             raise _NotOurs from None
-        form = self._listing.form(tool.contract)
+        form = self._listing.form(tool)
         if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
             raise _NotOurs  # the SDK checks headers, and relays what an upstream asks of a client that can be asked
         quick = tool.quick and "interlock/version" not in params["_meta"]
-        trace = joined(_latin(headers.get(b"traceparent")), _latin(headers.get(b"tracestate")))
-        return Wanted(name, cast("Json", arguments), params["_meta"], trace), quick
+        trace = None
+        if b"traceparent" in headers:
+            trace = joined(_latin(headers[b"traceparent"]), _latin(headers.get(b"tracestate")))
+        return Wanted(name, cast("Json", arguments), params["_meta"], trace, None, address), quick
 
     # Answering
+
+    def _listed(self, request: Json, caller: Caller) -> tuple[int, bytes]:
+        try:
+            return 200, self._list(request, caller)
+        except _NotOurs:
+            raise
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return _faulty(request["id"], unforeseen(error))
 
     def _list(self, request: Json, caller: Caller) -> bytes:
         params: Json = request["params"]
         cursor = params.get("cursor")
-        if not params.keys() <= {"cursor", "_meta"} or not isinstance(cursor, str | None):
+        if not params.keys() <= {"cursor", "_meta"} or not isinstance(cursor, str | None) or EXPECTS in params["_meta"]:
             raise _NotOurs
         described, more = self._listing.page(caller, cursor)
         # Each description was encoded once; a list of them is put together, not encoded again.
@@ -266,44 +262,42 @@ class Thin:
             if not _plain(result):
                 result = self._judge.put("tools/call", result)
         except Fault as fault:
-            error = {"code": fault.code, "message": fault.message, **({"data": fault.data} if fault.data else {})}
-            status = 400 if fault.code in (INVALID_PARAMS, MISSING_CAPABILITY) else 200
-            return status, orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
-        meta = {**result["_meta"], _SERVER: self._stamp}
-        document = {"jsonrpc": "2.0", "id": request_id, "result": {**result, "_meta": meta}}
-        return 200, orjson.dumps(document)
+            return _faulty(request_id, fault)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            return _faulty(request_id, unforeseen(error))
+        result["_meta"][_SERVER] = self._stamp
+        return 200, orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
 
     async def _watched(self, reply: Coroutine[Any, Any, tuple[int, bytes]], receive: Receive, send: Send) -> None:
         """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
-        answer = asyncio.ensure_future(reply)
+        replying = asyncio.ensure_future(reply)
         gone = asyncio.ensure_future(receive())
         streaming = False
         try:
             while True:
-                await asyncio.wait({answer, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-                if answer.done() or gone.done():
+                await asyncio.wait({replying, gone}, timeout=PING_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+                if replying.done() or gone.done():
                     break
                 if not streaming:
                     streaming = True
                     await send({"type": "http.response.start", "status": 200, "headers": _SSE})
                 await send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
-            if not answer.done():
+            if not replying.done():
                 return
-            status, body = answer.result()
+            status, body = replying.result()
             if streaming:
                 await send({"type": "http.response.body", "body": b"event: message\r\ndata: " + body + b"\r\n\r\n"})
             else:
-                await _answer(send, (status, body))
+                await answer(send, status, body)
         finally:
             gone.cancel()
-            answer.cancel()
+            replying.cancel()
 
 
-async def _answer(send: Send, answer: bytes | tuple[int, bytes]) -> None:
-    status, body = (200, answer) if isinstance(answer, bytes) else answer
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [length, _JSON]})
-    await send({"type": "http.response.body", "body": body})
+def _faulty(request_id: int | str, fault: Fault) -> tuple[int, bytes]:
+    error = {"code": fault.code, "message": fault.message, **({"data": fault.data} if fault.data else {})}
+    status = 400 if fault.code in (INVALID_PARAMS, MISSING_CAPABILITY) else 200
+    return status, orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
 def _again(read: list[Message], receive: Receive) -> Receive:
@@ -316,9 +310,19 @@ def _again(read: list[Message], receive: Receive) -> Receive:
     return replay
 
 
+def _takes_both(accept: bytes) -> bool:
+    """Whether a client takes JSON and event streams, as the SDK reads its word for it."""
+    types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
+    json = not types.isdisjoint((b"*/*", b"application/json", b"application/*"))
+    return json and not types.isdisjoint((b"*/*", b"text/event-stream", b"text/*"))
+
+
 def _plain(result: Json) -> bool:
     """Whether an answer holds nothing but our own words, whose form is known."""
-    return all(block["type"] in ("text", "resource_link") and block.keys() <= _OURS for block in result["content"])
+    for block in result["content"]:
+        if block["type"] not in ("text", "resource_link") or not block.keys() <= _OURS:
+            return False
+    return True
 
 
 _OURS = frozenset(("type", "text", "uri", "name", "mimeType", "size"))

@@ -2,7 +2,7 @@
 
 200   {"invocation_id", "status": "success", "state", "result", "execution_time_ms", …}
 202   the call runs in the background, or waits for a person: {"invocation_id", "status": "running" | "pending", …}
-else  {"error": the envelope, "detail": "E3204: …", "invocation_id", …} with the status of the error table
+else  {"error": the envelope, "detail": "E3204: …", "invocation_id", "tool_result", …} with the error table's status
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def of_result(result: Result) -> Reply:
         return Reply(200, encode(success(result)))
     if result.pending:
         return Reply(202, encode(pending(result)), ((b"location", b"/v1/calls/" + result.invocation_id.encode()),))
-    return of_failure(failure, result.trace_id, invocation_id=result.invocation_id, **_outcome(result))
+    facts = {"invocation_id": result.invocation_id, "tool_result": result.document(), **_outcome(result)}
+    return of_failure(failure, result.trace_id, **facts)
 
 
 def of_failure(failure: Failure, trace_id: str, **facts: Any) -> Reply:
@@ -87,6 +88,7 @@ def success(result: Result) -> Json:
         "deprecation": metadata.get("deprecation"),
         "payload_ref": kept,
         "preview": None if kept is None else result.text(),
+        **result.about(),
     }
 
 

@@ -11,7 +11,18 @@ from typing import Any, cast
 
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.doors.asgi import MAX_BODY, Disconnected, Receive, Scope, Send, answer, document, read_body
+from interlock.doors.asgi import (
+    MAX_BODY,
+    Disconnected,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    document,
+    headers,
+    read_body,
+    text,
+)
 from interlock.doors.rest.answers import Reply, of_failure, of_result, running
 from interlock.service import Ask, Service
 from interlock.telemetry.w3c import joined
@@ -54,10 +65,10 @@ class Invoke:
         return scope["path"] == PATH and scope["method"] == "POST"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = _headers(scope)
-        trace = joined(sent[b"traceparent"], sent.get(b"tracestate")) if b"traceparent" in sent else None
+        sent = headers(scope)
+        trace = joined(text(sent, b"traceparent"), text(sent, b"tracestate")) if b"traceparent" in sent else None
         try:
-            service, authorization = self._service, sent.get(b"authorization")
+            service, authorization = self._service, text(sent, b"authorization")
             caller = service.known(authorization) or await service.authenticate(authorization)
             body = await read_body(receive, most=self._most)
             reply, trace_id = await self._invoke(body, sent, caller, trace)
@@ -72,11 +83,11 @@ class Invoke:
         await answer(send, reply.status, reply.body, (*reply.headers, *self.traced(trace_id, trace)))
 
     async def _invoke(
-        self, body: bytes, sent: Mapping[bytes, str], caller: Caller, trace: str | None
+        self, body: bytes, sent: Mapping[bytes, bytes], caller: Caller, trace: str | None
     ) -> tuple[Reply, str]:
-        if "json" not in sent.get(b"content-type", "json"):
+        if b"json" not in sent.get(b"content-type", b"json"):
             raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")
-        ask, in_background = read(document(body), sent.get(b"idempotency-key"), trace)
+        ask, in_background = read(document(body), text(sent, b"idempotency-key"), trace)
         calls = self._service.calls
         if in_background:
             return running(calls.start(ask, caller, door=DOOR)), self.trace_id(trace)
@@ -94,19 +105,6 @@ class Invoke:
             return (named,)
         span = self._service.lock.clock.random_bytes(8).hex()
         return named, (b"traceresponse", f"00-{trace_id}-{span}-00".encode())
-
-
-# What is read of a request's headers.
-_READ = frozenset((b"authorization", b"content-type", b"idempotency-key", b"traceparent", b"tracestate"))
-
-
-def _headers(scope: Scope) -> dict[bytes, str]:
-    """The headers that count here; the first of each name."""
-    found: dict[bytes, str] = {}
-    for name, value in scope["headers"]:
-        if name in _READ:
-            found.setdefault(name, value.decode("latin-1"))
-    return found
 
 
 def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
@@ -148,5 +146,5 @@ def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:
 
 def unforeseen(error: Exception, trace_id: str) -> Reply:
     """The reply to what should not have happened: the trace's id and nothing else. The rest is in the log."""
-    _log.error("a request failed (trace %s)", trace_id, exc_info=error)
+    _log.error("a request failed", exc_info=error, extra={"trace_id": trace_id})
     return of_failure(Failure("E3000", "something went wrong inside Interlock"), trace_id)

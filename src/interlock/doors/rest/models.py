@@ -89,6 +89,7 @@ class Refusal(Answer):
     error: Envelope
     detail: str = Field(examples=["E3204: the token does not name demo.post"])
     invocation_id: str | None = None
+    tool_result: Json | None = Field(None, description="the terminal result of a call, as it is on record")
 
 
 # Calls
@@ -227,6 +228,28 @@ class Tool(Answer):
 class Tools(Answer):
     tools: list[Tool]
     cursor: str | None = Field(None, description="where to go on; null at the end")
+
+
+class NegotiateBody(Body):
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            expected={"demo.echo_tool": {"type": "object", "properties": {"message": {"type": "string"}}}}
+        )
+    )
+
+    expected: dict[str, Json] = Field(max_length=1000, description="a schema of the input you would send to each tool")
+
+
+class Match(Answer):
+    tool_id: str
+    version: str
+    outcome: Literal["FULL_MATCH", "PARTIAL_MATCH", "INCOMPATIBLE"]
+    missing: list[str] = Field(description="parts that you expect and the tool does not offer")
+
+
+class Negotiated(Answer):
+    matches: list[Match]
+    tools: list[Tool] = Field(description="those that you can use, without the incompatible ones")
 
 
 class Versions(Answer):

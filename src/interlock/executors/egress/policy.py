@@ -10,6 +10,7 @@ from interlock.core.errors import Failure
 from interlock.store import addresses
 
 if TYPE_CHECKING:
+    from interlock.core.capability import Capability
     from interlock.core.manifest import NetworkPolicy
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -18,10 +19,14 @@ _TOLD = 10  # refusals that a failure spells out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressPolicy:
-    """Two lists that must both name a host and its port. `allow_private` is for tests and comes from no manifest."""
+    """Two lists that must both name a host and its port, and the token of whoever acts, where it names resources.
+
+    `allow_private` is for tests and comes from no manifest.
+    """
 
     agent: NetworkPolicy
     manifest: NetworkPolicy
+    token: Capability | None = None
     allow_private: bool = False
 
     def objection(self, host: str, port: int) -> str | None:
@@ -36,6 +41,8 @@ class EgressPolicy:
                 return f"`{host}` is not among the allowed domains of {whose}"
             if port not in policy.allowed_ports:
                 return f"port {port} is not among the allowed ports of {whose}"
+        if self.token is not None and not self.token.covers_resource(f"host:{host}:{port}"):
+            return f"the agent's token does not name `host:{host}:{port}`"
         return None
 
 

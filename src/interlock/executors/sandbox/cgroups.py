@@ -2,8 +2,9 @@
 
 Under the server's own groups we make one directory, and in it a slot per running child, used again and again. A slot
 bounds memory, processes and processor share, and counts what the kernel did about them: that a process was killed for
-memory, or a fork refused, is read here and nowhere else. Without the right to make groups, `Cgroups.open` says why and
-the sandbox goes on with limits per process.
+memory, or a fork refused, is read here and nowhere else. A slot whose call takes long runs when those of quick calls do
+not want to, so that burning what one can get slows nobody who needs little. Without the right to make groups,
+`Cgroups.open` says why and the sandbox goes on with limits per process.
 
 Directories carry the server's pid and start time: those of a server that was killed are swept by the next one.
 """
@@ -42,42 +43,89 @@ class Slot:
     def __init__(self, directories: Mapping[str, Path], unified: bool) -> None:
         self._of = directories
         self._unified = unified
-        self._before = (0, 0)
+        self._kills_before = self._refused_before = 0
+        self._yields = False
 
     def take(self, pid: int, limits: Limits) -> None:
-        quota = max(1000, int(limits.cpu_cores * _PERIOD_US))
+        """Set the limits and put a process under them."""
+        self._limit(limits)
+        for directory in dict.fromkeys(self._of.values()):
+            _write(directory / "cgroup.procs", pid)
+
+    def offer(self, pid: int, limits: Limits) -> list[int]:
+        """As `take`, but the process has yet to enter by itself: by writing a nought into each of these descriptors.
+
+        To be put there by another takes a lock against every fork on the host: some milliseconds, and among processes
+        that fork without end, seconds. Version 2 knows no other way.
+        """
+        if self._unified:
+            self.take(pid, limits)
+            return []
+        self._limit(limits)
+        return [os.open(one / "tasks", os.O_WRONLY | os.O_CLOEXEC) for one in dict.fromkeys(self._of.values())]
+
+    def _limit(self, limits: Limits) -> None:
         memory, pids = self._of["memory"], self._of["pids"]
         if self._unified:
             _write(memory / "memory.max", limits.memory_bytes)
             _write_if_there(memory / "memory.swap.max", 0)
             _write(memory / "memory.oom.group", 1)
-            _write_if_there(memory / "cpu.max", f"{quota} {_PERIOD_US}")
         else:
             _write(memory / "memory.limit_in_bytes", limits.memory_bytes)
             _write_if_there(memory / "memory.max_usage_in_bytes", 0)
-            if "cpu" in self._of:
-                _write(self._of["cpu"] / "cpu.cfs_period_us", _PERIOD_US)
-                _write(self._of["cpu"] / "cpu.cfs_quota_us", quota)
         _write(pids / "pids.max", limits.pids)
-        self._before = self._events()
-        for directory in dict.fromkeys(self._of.values()):
-            _write(directory / "cgroup.procs", pid)
+        self._share(max(1000, int(limits.cpu_cores * _PERIOD_US)))
+        self._kills_before, self._refused_before = self._kills(), self._refused()
+
+    def _share(self, quota_us: int | None) -> None:
+        """So much of the processor in every period, or whatever there is; and no longer after everybody else."""
+        if "cpu" not in self._of:
+            return
+        cpu = self._of["cpu"]
+        if self._unified:
+            _write_if_there(cpu / "cpu.max", f"{quota_us or 'max'} {_PERIOD_US}")
+        else:
+            _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
+            _write(cpu / "cpu.cfs_quota_us", quota_us or -1)
+        if self._yields:
+            _write(cpu / "cpu.idle", 0)
+            self._yields = False
+
+    def yield_to_others(self) -> None:
+        """From now on run only when no call that has just begun wants to, on kernels that know of that."""
+        if "cpu" in self._of:
+            with contextlib.suppress(OSError):
+                _write(self._of["cpu"] / "cpu.idle", 1)
+                self._yields = True
+
+    def hurry(self) -> None:
+        """Let processes that were killed end at once: until they have, they hold locks that others wait for."""
+        with contextlib.suppress(OSError):
+            self._share(None)
 
     @property
     def deserted(self) -> bool:
         """A killed tree is counted here until the kernel has buried the last of it."""
-        return int((self._of["pids"] / "pids.current").read_text()) == 0
+        return int(_read(self._of["pids"] / "pids.current")) == 0
+
+    @property
+    def forks_refused(self) -> int:
+        """Since the slot was taken."""
+        return self._refused() - self._refused_before
 
     def counted(self) -> Counted:
-        kills, refused = self._events()
         peak = "memory.peak" if self._unified else "memory.max_usage_in_bytes"
-        file = self._of["memory"] / peak
-        peak_bytes = int(file.read_text()) if file.exists() else 0
-        return Counted(kills - self._before[0], refused - self._before[1], peak_bytes)
+        try:
+            peak_bytes = int(_read(self._of["memory"] / peak))
+        except FileNotFoundError:
+            peak_bytes = 0
+        return Counted(self._kills() - self._kills_before, self.forks_refused, peak_bytes)
 
-    def _events(self) -> tuple[int, int]:
-        kills = self._of["memory"] / ("memory.events" if self._unified else "memory.oom_control")
-        return _field(kills, "oom_kill"), _field(self._of["pids"] / "pids.events", "max")
+    def _kills(self) -> int:
+        return _field(self._of["memory"] / ("memory.events" if self._unified else "memory.oom_control"), "oom_kill")
+
+    def _refused(self) -> int:
+        return _field(self._of["pids"] / "pids.events", "max")
 
 
 class Cgroups:
@@ -205,11 +253,19 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def _field(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
+    for line in _read(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name:
             return int(value)
     return 0
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096).decode()
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, value: object) -> None:

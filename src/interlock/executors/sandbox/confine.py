@@ -68,7 +68,8 @@ def _limit(bonds: Bonds, limits: Json) -> None:
     # With a cgroup this bound only has to stop what no machine could give; without one it is the bound.
     headroom = memory if bonds.metered else 64 << 20
     for kind, most in (
-        (resource.RLIMIT_CORE, 0),
+        # One byte is no core either; and unlike nought it keeps the kernel from piping one to a program of the host.
+        (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_FSIZE, limits["tmp_bytes"]),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         # The kernel counts these per user, and for some back ends all calls are one user: a cgroup counts per call.

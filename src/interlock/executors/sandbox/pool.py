@@ -137,8 +137,8 @@ class Zygote:
             socket.send_fds(self._control, [spec], [theirs.fileno(), their_out, their_err, reporting.fileno()])
             for one in (theirs, reporting, their_out, their_err):
                 _close(one)
-            answer, handed, _, _ = socket.recv_fds(evidence, 4096, 1)
-            if not handed:
+            answer, handed, _, _ = socket.recv_fds(evidence, 4096, 2)
+            if len(handed) != 2:
                 raise _refusal(answer)
             slot = None if self._cgroups is None else self._cgroups.take()
         except (OSError, IsolationError) as error:
@@ -147,8 +147,8 @@ class Zygote:
             self._broken = self._broken or isinstance(error, OSError)
             self._left(None)
             raise IsolationError(str(error)) from None
-        (pidfd,) = handed
-        end = Evidence(evidence)
+        pidfd, mounts = handed
+        end = Evidence(evidence, mounts)
         release = partial(self._released, end, slot)
         child = Child(_pid_of(pidfd), pidfd, control, out, err, evidence.fileno(), end.ended, release, slot=slot)
         try:
@@ -161,16 +161,19 @@ class Zygote:
         return child
 
     def _settle(self, child: Child, shape: Shape) -> None:
-        """Put the child in its cgroup, let it go on, and take what it hands out."""
-        if child.slot is not None:
-            child.slot.take(child.pid, shape.limits)
-        child.control.send(b"G")
+        """Let the child enter its cgroup and go on, and take what it hands out."""
+        ways_in = [] if child.slot is None else child.slot.offer(child.pid, shape.limits)
+        socket.send_fds(child.control, [b"G"], ways_in)
+        for one in ways_in:
+            os.close(one)
         answer, handed, _, _ = socket.recv_fds(child.control, 4096, 2)
         if answer[:1] != b"R":
             raise IsolationError(answer[1:].decode(errors="replace") or "the child ended while it was confined")
         child.refusals = handed[0]
         if len(handed) > 1:
             child.inside = socket.socket(fileno=handed[1])
+        if child.slot is not None and child.slot.deserted:
+            raise IsolationError("the child did not enter its cgroup")
 
     def _released(self, evidence: Evidence, slot: Slot | None) -> None:
         evidence.close()
@@ -211,8 +214,10 @@ def _close(one: socket.socket | int) -> None:
 
 
 def _refusal(answer: bytes) -> Exception:
-    """The zygote could not fork, and said so; or it is not there any more to say anything."""
-    return IsolationError(json.loads(answer)["failed"]) if answer else ConnectionResetError("the zygote ended")
+    """The zygote could not fork, and said so; or we have no room for what it handed out; or it is gone."""
+    if not answer:
+        return ConnectionResetError("the zygote ended")
+    return IsolationError(json.loads(answer).get("failed", "the server has too many open files"))
 
 
 def _pid_of(pidfd: int) -> int:
@@ -244,7 +249,9 @@ class Zygotes:
         self._host = host
         self._spares = spares
         self._recycle_after = recycle_after
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-sandbox")
+        # Two sorts, so that no call waits for a new child behind the end of another's tree.
+        self._births = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-sandbox-birth")
+        self._ends = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-sandbox-end")
         self._ready: OrderedDict[object, _Ready] = OrderedDict()
         self._zygotes: dict[object, Zygote] = {}
         self._starting: dict[object, threading.Lock] = {}
@@ -267,7 +274,7 @@ class Zygotes:
         """Whether a spare is still there: it ends with its zygote, whatever ended that."""
         if spare.lives:
             return True
-        self._threads.submit(spare.drop)
+        self._ends.submit(spare.drop)
         return False
 
     async def _awaited(self, ready: _Ready) -> Child:
@@ -284,7 +291,7 @@ class Zygotes:
     def give_back(self, child: Child) -> None:
         """The call is over: let go of its child and make another."""
         _, shape = self._busy.pop(id(child))
-        self._threads.submit(child.drop)
+        self._ends.submit(child.drop)
         if self._closed:
             if not self._busy:
                 self._idle.set()
@@ -296,7 +303,7 @@ class Zygotes:
         loop = asyncio.get_running_loop()
         while len(ready.children) + ready.coming < self._spares + len(ready.waiting):
             ready.coming += 1
-            made = loop.run_in_executor(self._threads, self._make, ready.shape)
+            made = loop.run_in_executor(self._births, self._make, ready.shape)
             self._making.add(made)
             made.add_done_callback(partial(self._arrived, ready))
 
@@ -312,7 +319,7 @@ class Zygotes:
         if waiter is not None and not self._closed:
             waiter.set_result(made.result())
         elif self._closed or self._ready.get(ready.shape.key) is not ready:
-            self._threads.submit(made.result().drop)
+            self._ends.submit(made.result().drop)
         else:
             ready.children.append(made.result())
 
@@ -342,10 +349,10 @@ class Zygotes:
         while len(self._ready) > SHAPES:
             _, old = self._ready.popitem(last=False)
             for child in _drained(old.children):
-                self._threads.submit(child.drop)
+                self._ends.submit(child.drop)
             kind = _kind(old.shape)
             if kind in self._zygotes and all(_kind(one.shape) != kind for one in self._ready.values()):
-                self._threads.submit(self._zygotes.pop(kind).retire)
+                self._ends.submit(self._zygotes.pop(kind).retire)
 
     async def close(self) -> None:
         """End everything: running calls too."""
@@ -359,14 +366,15 @@ class Zygotes:
             await self._idle.wait()
         for ready in self._ready.values():
             for child in _drained(ready.children):
-                self._threads.submit(child.drop)
+                self._ends.submit(child.drop)
         # Threads last: a zygote ends with the thread that started it, and a child needs its zygote to be waited for.
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
         for zygote in self._zygotes.values():
-            self._threads.submit(zygote.retire)
-        self._threads.shutdown(wait=True)
+            self._ends.submit(zygote.retire)
+        self._ends.shutdown(wait=True)
+        self._births.shutdown(wait=True)
         if self.cgroups is not None:
             self.cgroups.close()
 

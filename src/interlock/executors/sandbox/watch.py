@@ -17,6 +17,7 @@ import errno
 import hashlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -30,7 +31,7 @@ from typing import Any, cast
 from interlock.core.schema import Json
 from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, linux, syscalls
-from interlock.executors.sandbox.cgroups import Counted
+from interlock.executors.sandbox.cgroups import Counted, Slot
 from interlock.executors.sandbox.child import Child, Ended
 from interlock.executors.sandbox.job import Artifact, Job, Outcome, PythonJob, Status
 
@@ -38,8 +39,9 @@ Report = Callable[[Any], None]
 
 _CHUNK = 1 << 16
 _MOST_REFUSALS = 1000
+_MOST_REFUSED_FORKS = 16
 _MOST_FILES = 1000
-_LOOK_EVERY_S = 0.05
+_BEGUN_S, _LOOK_EVERY_S = 0.02, 0.05
 _STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOOPBACK = (b"\x7f", bytes(15) + b"\x01")
 
@@ -213,6 +215,8 @@ class Watch:
         self._send()
         if self._child.slot is None:
             self._look(timers)
+        else:
+            timers.append(self._loop.call_later(_BEGUN_S, self._settle_down, self._child.slot, timers))
         try:
             await self._over
         finally:
@@ -227,9 +231,14 @@ class Watch:
 
     def _watch(self) -> None:
         """Take whatever has arrived. The end comes last: what was said before it must have been heard."""
-        ready = [descriptor for descriptor, _ in self._child.all.poll(0)]
-        for descriptor in sorted(ready, key=self._child.over.__eq__):
-            self._handlers[descriptor]()
+        ready = self._child.all.poll(0)
+        for descriptor, event in sorted(ready, key=lambda one: one[0] == self._child.over):
+            if descriptor == self._child.refusals and not event & select.EPOLLIN:
+                # Nobody is left to be refused anything. Heard again and again, that would keep the processor from the
+                # very process that is ending.
+                self._ignore(descriptor)
+            else:
+                self._handlers[descriptor]()
 
     def _ignore(self, descriptor: int) -> None:
         with contextlib.suppress(OSError):
@@ -244,6 +253,7 @@ class Watch:
         if self._ended_by_us is None:
             self._ended_by_us = (status, why)
         self._child.kill()
+        self._child.hurry()
 
     def _send(self) -> None:
         try:
@@ -361,6 +371,18 @@ class Watch:
             self._end("memory", "memory")
         elif not self._over.done():
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look, timers)]
+
+    def _settle_down(self, slot: Slot, timers: list[asyncio.TimerHandle]) -> None:
+        """It is not one of the quick ones: those need not wait for it from now on."""
+        slot.yield_to_others()
+        self._look_at_forks(slot, timers)
+
+    def _look_at_forks(self, slot: Slot, timers: list[asyncio.TimerHandle]) -> None:
+        """Who goes on forking where it is refused would hold the kernel's locks against every other fork."""
+        if slot.forks_refused >= _MOST_REFUSED_FORKS:
+            self._end("limit", "processes")
+        elif not self._over.done():
+            timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look_at_forks, slot, timers)]
 
     def _judged(self, wall_ns: int) -> Outcome:
         slot, said = self._child.slot, self._said or {}

@@ -31,6 +31,7 @@ Json = dict[str, Any]
 
 _INODES = 16_384
 _SETUP_FAILED = 120
+_WAYS_IN = 4
 _OTHER = linux.NEWNS | linux.NEWPID | linux.NEWNET | linux.NEWIPC | linux.NEWUTS | linux.NEWCGROUP
 
 
@@ -125,7 +126,7 @@ def _serve(config: Json, control: socket.socket) -> None:
     gc.disable()
     gc.freeze()
     control.send(json.dumps({"landlock": zygote.bonds.landlock}).encode())
-    running: dict[int, tuple[int, int, socket.socket]] = {}
+    running: dict[int, tuple[int, socket.socket]] = {}
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
@@ -143,8 +144,8 @@ def _serve(config: Json, control: socket.socket) -> None:
                 poll.register(born[0], select.POLLIN)
 
 
-def _bear(zygote: _Zygote, spec: Json, handed: list[int]) -> tuple[int, int, int, socket.socket] | None:
-    """Fork the child that was asked for and hand out its descriptor."""
+def _bear(zygote: _Zygote, spec: Json, handed: list[int]) -> tuple[int, int, socket.socket] | None:
+    """Fork the child that was asked for and hand out its descriptor, and that of its mounts."""
     theirs, out, err, evidence = handed
     status = socket.socket(fileno=evidence)
     try:
@@ -166,22 +167,21 @@ def _bear(zygote: _Zygote, spec: Json, handed: list[int]) -> tuple[int, int, int
         os._exit(_SETUP_FAILED)
     for descriptor in (theirs, out, err):
         os.close(descriptor)
-    # Taking mounts down is the slow part of an end. Held open, they last until the supervisor has heard the evidence.
     mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    socket.send_fds(status, [b"{}"], [pidfd])
-    return pidfd, pid, mounts, status
+    socket.send_fds(status, [b"{}"], [pidfd, mounts])
+    os.close(mounts)
+    return pidfd, pid, status
 
 
-def _report(pidfd: int, pid: int, mounts: int, status: socket.socket) -> None:
+def _report(pidfd: int, pid: int, status: socket.socket) -> None:
     _, ended, used = os.wait4(pid, 0)
     os.close(pidfd)
     cpu_ns = int((used.ru_utime + used.ru_stime) * 1e9)
     try:
         evidence = {"status": ended, "cpu_ns": cpu_ns, "max_rss": used.ru_maxrss * 1024}
-        socket.send_fds(status, [json.dumps(evidence).encode()], [mounts])
+        status.send(json.dumps(evidence).encode())
     except OSError:
         pass  # the supervisor no longer wants to know
-    os.close(mounts)
     status.close()
 
 
@@ -189,7 +189,7 @@ def _confine(zygote: _Zygote, spec: Json, control: socket.socket, out: int, err:
     """Leave the zygote for namespaces of one's own, then lay on every bond. When this returns, anything may be run.
 
     A session of its own comes first: process groups cross process namespaces, and kill(0) would reach other calls.
-    Mounts come while there still are capabilities, limits when the supervisor has put the process in its cgroup.
+    Mounts come while there still are capabilities, limits once the process has entered the cgroup it is given.
     """
     linux.die_with_parent()
     os.setsid()
@@ -205,8 +205,12 @@ def _confine(zygote: _Zygote, spec: Json, control: socket.socket, out: int, err:
     linux.close_from(4)
     control = socket.socket(fileno=3)
     inside = listen_inside() if spec["tier"] == 2 else None
-    if control.recv(1) != b"G":
+    go, ways_in, _, _ = socket.recv_fds(control, 1, _WAYS_IN)
+    if go != b"G":
         os._exit(0)
+    for way_in in ways_in:
+        os.write(way_in, b"0")  # whoever writes it
+        os.close(way_in)
     confine(zygote.bonds, spec["tier"], spec["limits"], control, inside)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Touch what every call touches now, while nobody waits for it.

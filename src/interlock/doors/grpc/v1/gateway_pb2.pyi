@@ -221,7 +221,7 @@ class Pending(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., expires_at: _Optional[str] = ...) -> None: ...
 
 class ErrorEnvelope(_message.Message):
-    __slots__ = ("schema_version", "code", "error_code", "error_class", "retryable", "retry_after_ms", "message", "resolution", "trace_id", "invocation_id", "details_json", "native_error_ref", "policy_refs", "evidence_refs", "shortened")
+    __slots__ = ("schema_version", "code", "error_code", "error_class", "retryable", "retry_after_ms", "message", "resolution", "trace_id", "invocation_id", "details_json", "native_error_ref", "policy_refs", "evidence_refs", "shortened", "recoverability")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,7 @@ class ErrorEnvelope(_message.Message):
     POLICY_REFS_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_REFS_FIELD_NUMBER: _ClassVar[int]
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
+    RECOVERABILITY_FIELD_NUMBER: _ClassVar[int]
     schema_version: str
     code: str
     error_code: str
@@ -252,7 +253,8 @@ class ErrorEnvelope(_message.Message):
     policy_refs: _containers.RepeatedScalarFieldContainer[str]
     evidence_refs: _containers.RepeatedScalarFieldContainer[str]
     shortened: bool
-    def __init__(self, schema_version: _Optional[str] = ..., code: _Optional[str] = ..., error_code: _Optional[str] = ..., error_class: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., message: _Optional[str] = ..., resolution: _Optional[str] = ..., trace_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., details_json: _Optional[bytes] = ..., native_error_ref: _Optional[str] = ..., policy_refs: _Optional[_Iterable[str]] = ..., evidence_refs: _Optional[_Iterable[str]] = ..., shortened: _Optional[bool] = ...) -> None: ...
+    recoverability: str
+    def __init__(self, schema_version: _Optional[str] = ..., code: _Optional[str] = ..., error_code: _Optional[str] = ..., error_class: _Optional[str] = ..., retryable: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., message: _Optional[str] = ..., resolution: _Optional[str] = ..., trace_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., details_json: _Optional[bytes] = ..., native_error_ref: _Optional[str] = ..., policy_refs: _Optional[_Iterable[str]] = ..., evidence_refs: _Optional[_Iterable[str]] = ..., shortened: _Optional[bool] = ..., recoverability: _Optional[str] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("start", "cancel")

@@ -1,30 +1,29 @@
-"""The composition root: opens a home, chooses the parts, and offers them as one object."""
+"""The parts of an Interlock put together, and offered as one object."""
 
 from __future__ import annotations
 
 import asyncio
 import getpass
 import itertools
-import logging
 import os
 import random
-import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.app.backends import engine, secret_source
+from interlock.app.chores import Chores
+from interlock.app.opening import Opening
+from interlock.app.scratch import Connect, scratch_home, try_in
 from interlock.approvals.notify import Courier
 from interlock.approvals.tickets import rejection
-from interlock.audit.retention import expire_payloads
 from interlock.authority import budgets
 from interlock.authority.identities import DidRegistry, LocalIdentities
 from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
-from interlock.authority.policy import Engine, Policies
+from interlock.authority.policy import Policies
 from interlock.authority.secrets import Secrets, SecretSource, open_lease
 from interlock.authority.tokens import Tokens
 from interlock.core.canonical import derive_key
@@ -40,7 +39,6 @@ from interlock.core.redact import RedactionRules, Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.effects.locks import Locks
-from interlock.gateway import keys
 from interlock.gateway.batch import Batch, BatchPolicy
 from interlock.gateway.desk import Desk
 from interlock.gateway.hooks import Hook
@@ -49,26 +47,18 @@ from interlock.gateway.paging import Cursors
 from interlock.registry import admission, quarantine
 from interlock.registry.admission import Evidence, Verdict
 from interlock.registry.catalog import Catalog, contract_digest
-from interlock.registry.retirement import Milestone, sweep
+from interlock.registry.retirement import Milestone
 from interlock.registry.source import load
-from interlock.resilience import limits
 from interlock.resilience.retry import Pacing, call_with_retries
-from interlock.settings import Settings, load_settings
+from interlock.settings import Settings
 from interlock.store.home import Home, Instance
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.journal import Journal
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
-from interlock.trials import Trial, try_tool
+from interlock.trials import Trial
 
 if TYPE_CHECKING:
     from interlock.upstreams.manager import Upstreams
-
-_log = logging.getLogger("interlock.app")
-
-Connect = Callable[[str], Connector]
-
-# How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
-TICKETS_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +100,7 @@ class Interlock:
         self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
         self.catalog = Catalog(self.journal, clock)
         self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
-        self.engine = _engine(settings, self.policy, clock)
+        self.engine = engine(settings, self.policy, clock)
         self.redactor = Redactor(RedactionRules(strict=settings.strict_redaction, extra_names=settings.redact_names))
         self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
         self.identities = LocalIdentities(self.journal)
@@ -126,7 +116,7 @@ class Interlock:
         )
         box = Box(home.keys, where=settings.secrets_key)
         self.secrets = Secrets(self.journal, box, clock)
-        self._source = self._lent_from = _secret_source(settings, self.secrets, clock)
+        self._source = self._lent_from = secret_source(settings, self.secrets, clock)
         self._connect: Connect = self._connect_upstream
         self.gateway = Gateway(
             journal=self.journal,
@@ -164,8 +154,15 @@ class Interlock:
             secrets=self._secret_texts,
         )
         self._caller_id = caller or f"local:{_user()}"
-        chores = (self._keep_house(), self._keep_time(), self._keep_watch()) if settings.housekeeping else ()
-        self._tasks = [asyncio.create_task(chore) for chore in chores]
+        self._chores = Chores(
+            journal=self.journal,
+            clock=clock,
+            settings=settings,
+            approvals=self.approvals,
+            courier=self.courier,
+            upstreams=lambda: self.upstreams,
+            announce=self.gateway.observer.announce,
+        )
 
     @cached_property
     def upstreams(self) -> Upstreams:
@@ -203,19 +200,17 @@ class Interlock:
         caller: str | None = None,
         registry: DidRegistry | None = None,
         **settings: Any,
-    ) -> _Opening:
+    ) -> Opening:
         """Open a home, making it if need be. Use it in `async with`.
 
         `clock` is this process's time, `store_clock` the store's; tests set them. `registry` says which identities are
         known, instead of the home itself. Further arguments override settings.
         """
-        return _Opening(cls, Home(home), clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
+        return Opening(cls, Home(home), clock or Clock(), store_clock or clock or Clock(), caller, registry, settings)
 
     async def close(self) -> None:
         """Finish what is being written, anchor the chain, let go of the home."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._chores.close()
         await self.courier.close()
         await self.gateway.close()
         if "upstreams" in vars(self):
@@ -349,8 +344,16 @@ class Interlock:
         """Ask for a running call to end. Answers canceled, unsupported or finished."""
         return self.gateway.execution.cancel(invocation_id)
 
-    async def undo(self, invocation_id: str, *, key: str) -> Result:
-        """Run the compensation that a call stored when it succeeded. Governed like any call."""
+    async def undo(
+        self,
+        invocation_id: str,
+        *,
+        key: str,
+        caller: Caller | None = None,
+        door: str = "library",
+        trace_id: str | None = None,
+    ) -> Result:
+        """Run the compensation that a call stored when it succeeded. Governed like any call of whoever asks for it."""
         call = self.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (invocation_id,))
         if not call:
             raise Failure("E3702", f"no call {invocation_id} is on record")
@@ -359,10 +362,12 @@ class Interlock:
             Request(
                 tool=closed["toolId"],
                 arguments={},
-                caller=self.caller,
+                caller=caller or self.caller,
                 key=key,
+                trace_id=trace_id,
                 operation="compensate",
                 parent=invocation_id,
+                door=door,
             )
         )
 
@@ -399,44 +404,7 @@ class Interlock:
 
     async def maintain(self) -> list[Milestone]:
         """Let go of what has expired and retire versions whose time has come. Runs by itself once an hour."""
-        for evict, at_once in _EVICTIONS:
-            while await self.journal.commit(evict) == at_once:
-                pass
-        await self.journal.commit(expire_payloads)
-        milestones = await sweep(self.journal, self.clock.now_ms(), by="housekeeping")
-        for one in milestones:
-            self.gateway.observer.announce(one.event, one.tool, one.tool)
-        return milestones
-
-    async def _keep_house(self) -> None:
-        while True:
-            try:
-                if await self.journal.commit(_maintenance_due):
-                    await self.maintain()
-            except Failure as failure:  # a full disk, a held lock: there is always a next time
-                _log.warning("housekeeping was put off: %s", failure.message)
-            await asyncio.sleep(600)
-
-    async def _keep_time(self) -> None:
-        """Look after tickets: expiry, escalation, telling people, and going on where this process is to do so."""
-        while True:
-            try:
-                await self.approvals.sweep()
-                self.courier.wake()
-                if self.settings.resume_approved:
-                    await self.approvals.resume_all()
-            except Failure as failure:
-                _log.warning("tickets were not looked after: %s", failure.message)
-            await asyncio.sleep(TICKETS_EVERY_S)
-
-    async def _keep_watch(self) -> None:
-        """Ask the upstreams now and then whether they are there."""
-        while True:
-            await asyncio.sleep(self.settings.upstream_probe_s)
-            try:
-                await self.upstreams.probe_all()
-            except Failure as failure:
-                _log.warning("upstreams were not looked after: %s", failure.message)
+        return await self._chores.maintain()
 
     def _alert_upstream(self, name: str, words: str) -> None:
         self.gateway.observer.announce("tool.alert", name, "", alert="UPSTREAM_FAILED", reason=words)
@@ -548,8 +516,8 @@ class Interlock:
         """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
         if live and "tools:admin" not in self.caller.scopes:
             raise Failure("E3206", "recording evidence needs the scope tools:admin")
-        async with _scratch(self.settings, self._lent_from, self._connect) as scratch:
-            trial = await _try_in(scratch, tool, live=live)
+        async with scratch_home(Interlock.open, self.settings, self._lent_from, self._connect) as scratch:
+            trial = await try_in(scratch, tool, live=live)
         if live:
             evidence = trial.evidence(contract_digest(tool))
             await self.journal.commit(lambda tx: admission.record_evidence(tx, evidence))
@@ -557,158 +525,8 @@ class Interlock:
 
     async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[Evidence]:
         """The contract tests of many tools, in one scratch home."""
-        async with _scratch(self.settings, self._lent_from, self._connect) as scratch:
-            return [(await _try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]
-
-
-class _Opening:
-    """`Interlock.open(…)`, for `async with` or `await`."""
-
-    def __init__(
-        self,
-        cls: type[Interlock],
-        home: Home,
-        clock: Clock,
-        store_clock: Clock,
-        caller: str | None,
-        registry: DidRegistry | None,
-        settings: Mapping[str, Any],
-    ) -> None:
-        self._cls = cls
-        self._home = home
-        self._clock = clock
-        self._store_clock = store_clock
-        self._caller = caller
-        self._registry = registry
-        self._settings = settings
-        self._lock: Interlock | None = None
-
-    async def start(self) -> Interlock:
-        """Open without a context manager; close it yourself."""
-        self._home.prepare()
-        settings = load_settings(self._home.settings, **self._settings)
-        lock = self._cls(
-            self._home,
-            clock=self._clock,
-            store_clock=self._store_clock,
-            settings=settings,
-            caller=self._caller,
-            registry=self._registry,
-        )
-        try:
-            await lock.journal.commit(keys.find_orphans(lock.instance.alive))
-            await lock.journal.commit(budgets.release_orphans(lock.instance.alive))
-            await lock.approvals.sweep()
-            await lock.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
-        except BaseException:
-            # A home that opens and cannot be written is refused, and nothing of the attempt is left running.
-            await lock.close()
-            raise
-        return lock
-
-    async def __aenter__(self) -> Interlock:
-        self._lock = await self.start()
-        return self._lock
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._lock is not None:
-            await self._lock.close()
-
-    def __await__(self) -> Any:
-        return self.start().__await__()
-
-
-def _with_key_secret(secret: str) -> Unit[None]:
-    """A unit that gives a new home the secret its idempotency keys are derived under."""
-
-    def unit(transaction: Transaction) -> None:
-        transaction.execute("INSERT OR IGNORE INTO fact (name, value) VALUES ('key_secret', ?)", (secret,))
-
-    return unit
-
-
-def _maintenance_due(transaction: Transaction) -> bool:
-    """Whether an hour has passed since any process on this home kept house; if so, it is this one's turn."""
-    row = transaction.one("SELECT value FROM fact WHERE name = 'maintained_ms'")
-    if row is not None and transaction.now_ms - int(row[0]) < 3_600_000:
-        return False
-    transaction.execute(
-        "INSERT OR REPLACE INTO fact (name, value) VALUES ('maintained_ms', ?)", (str(transaction.now_ms),)
-    )
-    return True
-
-
-_EVICTIONS = (
-    (keys.evict, keys.EVICT_AT_ONCE),
-    (budgets.evict, budgets.EVICT_AT_ONCE),
-    (limits.evict, limits.EVICT_AT_ONCE),
-)
-
-_OPEN_POLICY = """
-@id("scratch")
-permit (principal, action, resource);
-"""
-
-
-def _engine(settings: Settings, embedded: Policies, clock: Clock) -> Engine:
-    """Who decides."""
-    if settings.policy_engine == "embedded":
-        return embedded
-    from interlock.authority.remote import Remote
-
-    token = None if settings.policy_token_file is None else settings.policy_token_file.read_text().strip()
-    return Remote(
-        settings.policy_url, form=settings.policy_form, timeout_s=settings.policy_timeout_s, token=token, clock=clock
-    )
-
-
-def _secret_source(settings: Settings, embedded: Secrets, clock: Clock) -> SecretSource:
-    """Where credentials are lent from."""
-    if settings.secrets == "embedded":
-        return embedded
-    from interlock.authority.vault import Vault
-
-    return Vault(
-        settings.vault_url,
-        clock=clock,
-        token_file=settings.vault_token_file,
-        mount=settings.vault_mount,
-        prefix=settings.vault_prefix,
-        namespace=settings.vault_namespace,
-        issued=settings.vault_issued,
-    )
-
-
-@asynccontextmanager
-async def _scratch(settings: Settings, secrets: SecretSource, connect: Connect) -> AsyncGenerator[Interlock]:
-    """A home for contract tests: everything is allowed there, and all of it is thrown away."""
-    with tempfile.TemporaryDirectory(prefix="interlock-") as directory:
-        home = Home(directory)
-        home.prepare()
-        home.policy.write_text(_OPEN_POLICY)
-        said = settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
-        async with Interlock.open(directory, **said, housekeeping=False, otlp_endpoint="") as lock:
-            lock.lend_from(secrets)
-            lock.connect_through(connect)
-            yield lock
-
-
-async def _try_in(scratch: Interlock, tool: Tool[..., Any], *, live: bool = False) -> Trial:
-    digest = contract_digest(tool)
-    pretend = Evidence(digest, True, "trial", "")
-    await scratch.journal.commit(admission.publish(tool.manifest, digest, "library:", pretend, "trial"))
-    scratch.catalog.attach(tool)
-    return await try_tool(
-        scratch.gateway, tool, scratch.request, live=live, agree=lambda pending: _agree(scratch, pending)
-    )
-
-
-async def _agree(scratch: Interlock, pending: Result) -> None:
-    """The author of a tool agrees to a call of its trial, by the same gate as any reviewer."""
-    author = Caller(id="trial:author", groups=frozenset({"approvers", "managers", "admins"}))
-    await scratch.approvals.approve(pending.metadata["pending"]["ticketId"], by=author, comment="contract test")
+        async with scratch_home(Interlock.open, self.settings, self._lent_from, self._connect) as scratch:
+            return [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]
 
 
 def _user() -> str:

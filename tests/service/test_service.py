@@ -16,7 +16,7 @@ from interlock import Caller, Failure, Interlock
 from interlock.authority.identities import Identity
 from interlock.core.clock import iso
 from interlock.service import Service
-from interlock.service.admin import Admin, Sought
+from interlock.service.audit import Sought
 from interlock.store import records
 from interlock.testing import FakeClock
 from tests.authority.test_tokens import did_of
@@ -31,16 +31,12 @@ ELSEWHERE = Caller(id="did:example:ann", tenant="acme", scopes=ALL)
 
 
 class Place:
-    """A service, its admin and its clock."""
+    """A service and its clock."""
 
     def __init__(self, lock: Interlock, clock: FakeClock) -> None:
         self.lock = lock
         self.clock = clock
         self.service = Service(lock)
-
-    @property
-    def admin(self) -> Admin:
-        return self.service.admin
 
 
 @pytest_asyncio.fixture
@@ -63,32 +59,35 @@ async def refusal(attempt: Any) -> Failure:
     pytest.fail("it was not refused")
 
 
-def acts(admin: Admin) -> list[tuple[str, Callable[[Caller], Any]]]:
+def acts(service: Service) -> list[tuple[str, Callable[[Caller], Any]]]:
     """Every act that needs a scope, and which."""
     text = '@id("all")\npermit (principal, action, resource);\n'
     return [
-        ("tools:admin", lambda by: admin.register({}, by=by)),
-        ("tools:admin", lambda by: admin.deprecate("demo.add", "1.0.0", by=by)),
-        ("tools:admin", lambda by: admin.upstreams(by=by)),
-        ("tools:admin", lambda by: admin.add_upstream("bank", "mcp", {}, by=by)),
-        ("tools:admin", lambda by: admin.remove_upstream("bank", by=by)),
-        ("tools:admin", lambda by: admin.refresh_upstream("bank", by=by)),
-        ("tools:admin", lambda by: admin.accept_upstream("bank", by=by, tools=(), reason="x")),
-        ("tokens:issue", lambda by: admin.issue(by=by, agent="bot")),
-        ("tokens:issue", lambda by: admin.revoke("x", by=by, reason="x")),
-        ("policy:read", lambda by: admin.policy(by=by)),
-        ("policy:read", lambda by: admin.check_policy(text, by=by)),
-        ("policy:read", lambda by: admin.explain(by=by, door="x", principal="a", tool="demo.add", arguments={})),
-        ("policy:admin", lambda by: admin.apply_policy(text, by=by)),
-        ("audit:read", lambda by: admin.records(Sought(), by=by, door="x")),
-        ("audit:read", lambda by: admin.verify(by=by, door="x")),
-        ("audit:read", lambda by: admin.export(by=by, door="x")),
+        ("tools:admin", lambda by: service.registration.register({}, by=by)),
+        ("tools:admin", lambda by: service.registration.deprecate("demo.add", "1.0.0", by=by)),
+        ("tools:admin", lambda by: service.upstreams.all(by=by)),
+        ("tools:admin", lambda by: service.upstreams.add("bank", "mcp", {}, by=by)),
+        ("tools:admin", lambda by: service.upstreams.remove("bank", by=by)),
+        ("tools:admin", lambda by: service.upstreams.refresh("bank", by=by)),
+        ("tools:admin", lambda by: service.upstreams.accept("bank", by=by, tools=(), reason="x")),
+        ("tokens:issue", lambda by: service.tokens.issue(by=by, agent="bot")),
+        ("tokens:issue", lambda by: service.tokens.revoke("x", by=by, reason="x")),
+        ("policy:read", lambda by: service.policy.show(by=by)),
+        ("policy:read", lambda by: service.policy.check(text, by=by)),
+        (
+            "policy:read",
+            lambda by: service.policy.explain(by=by, door="x", principal="a", tool="demo.add", arguments={}),
+        ),
+        ("policy:admin", lambda by: service.policy.apply(text, by=by)),
+        ("audit:read", lambda by: service.audit.records(Sought(), by=by, door="x")),
+        ("audit:read", lambda by: service.audit.verify(by=by, door="x")),
+        ("audit:read", lambda by: service.audit.export(by=by, door="x")),
     ]
 
 
 async def test_every_act_needs_its_own_scope_and_no_other_will_do(place: Place) -> None:
     head = place.lock.journal.read("SELECT MAX(seq) FROM journal")
-    for scope, act in acts(place.admin):
+    for scope, act in acts(place.service):
         also = {"policy:admin"} if scope == "policy:read" else set[str]()
         lacking = Caller(id="local:bob", scopes=ALL - {scope} - also)
         failure = await refusal(functools.partial(act, lacking))
@@ -105,29 +104,29 @@ async def test_a_token_never_takes_its_holder_into_another_tenant(place: Place) 
     await place.lock.identities.register(Identity(did=here, name="here", kind="agent"), by="test")
     await place.lock.identities.register(Identity(did=there, name="there", kind="agent", tenant="acme"), by="test")
     for name in ("here", here):
-        failure = await refusal(lambda name=name: place.admin.issue(by=ELSEWHERE, agent=name))
+        failure = await refusal(lambda name=name: place.service.tokens.issue(by=ELSEWHERE, agent=name))
         assert failure.code == "E3207"
-    assert (await refusal(lambda: place.admin.issue(by=ELSEWHERE, agent=did_of("nobody")))).code == "E3207"
-    own = await place.admin.issue(by=ELSEWHERE, agent="newcomer")
+    assert (await refusal(lambda: place.service.tokens.issue(by=ELSEWHERE, agent=did_of("nobody")))).code == "E3207"
+    own = await place.service.tokens.issue(by=ELSEWHERE, agent="newcomer")
     made = place.lock.identities.find("newcomer")
     assert made is not None
     assert (made.tenant, own["valid"]) == ("acme", True)
-    assert (await place.admin.issue(by=ROOT, agent="there"))["valid"]
+    assert (await place.service.tokens.issue(by=ROOT, agent="there"))["valid"]
 
-    assert (await refusal(lambda: place.admin.revoke(here, by=ELSEWHERE, reason="x"))).code == "E3206"
-    assert (await refusal(lambda: place.admin.revoke("some-jti", by=ELSEWHERE, reason="x"))).code == "E3206"
-    await place.admin.revoke("newcomer", by=ELSEWHERE, reason="done")
-    assert (await place.admin.inspect(own["token"]))["valid"] is False
+    assert (await refusal(lambda: place.service.tokens.revoke(here, by=ELSEWHERE, reason="x"))).code == "E3206"
+    assert (await refusal(lambda: place.service.tokens.revoke("some-jti", by=ELSEWHERE, reason="x"))).code == "E3206"
+    await place.service.tokens.revoke("newcomer", by=ELSEWHERE, reason="done")
+    assert (await place.service.tokens.inspect(own["token"]))["valid"] is False
 
 
 async def test_an_auditor_sees_the_records_of_their_own_tenant(place: Place) -> None:
     for tenant in ("acme", "other"):
         await place.lock.call("demo.add", a=1, caller=Caller(id=f"ann-{tenant}", tenant=tenant))
-    found, _ = await place.admin.records(Sought(kind="closed"), by=ELSEWHERE, door="x")
+    found, _ = await place.service.audit.records(Sought(kind="closed"), by=ELSEWHERE, door="x")
     assert [one["record"]["callerId"] for one in found] == ["ann-acme"]
-    every, _ = await place.admin.records(Sought(kind="closed"), by=ROOT, door="x")
+    every, _ = await place.service.audit.records(Sought(kind="closed"), by=ROOT, door="x")
     assert {one["record"]["tenant"] for one in every} >= {"acme", "other"}
-    for whole in (place.admin.verify, place.admin.export):
+    for whole in (place.service.audit.verify, place.service.audit.export):
         assert (await refusal(lambda whole=whole: whole(by=ELSEWHERE, door="x"))).code == "E3206"
 
 
@@ -143,14 +142,14 @@ async def test_records_are_found_by_tool_caller_time_and_kind(place: Place) -> N
     await place.lock.call("demo.add", a=1, caller=ROOT)
 
     async def calls(**sought: str) -> list[tuple[str, str]]:
-        found, _ = await place.admin.records(Sought(kind="closed", **sought), by=ROOT, door="x")
+        found, _ = await place.service.audit.records(Sought(kind="closed", **sought), by=ROOT, door="x")
         return [(one["record"]["toolId"], one["record"]["callerId"]) for one in found]
 
     assert await calls(caller="local:ann") == [("demo.add", "local:ann"), ("demo.shout", "local:ann")]
     assert await calls(tool="demo.add@1.0.0", since=between) == [("demo.add", "local:root")]
     assert await calls(tool="demo.add", until=between) == [("demo.add", "local:ann")]
     assert await calls(tool="demo.nothing") == []
-    noted, _ = await place.admin.records(Sought(kind="audit.read"), by=ROOT, door="x")
+    noted, _ = await place.service.audit.records(Sought(kind="audit.read"), by=ROOT, door="x")
     assert noted[1]["record"]["sought"] == {"kind": "closed", "tool": "demo.add@1.0.0", "since": between}
 
 
@@ -171,7 +170,7 @@ async def test_pages_together_are_the_whole_whatever_was_asked_for(
     seen: list[str] = []
     after: int | None = start
     while after is not None:
-        found, after = await place.admin.records(sought, by=ROOT, door="x", after=after, limit=limit)
+        found, after = await place.service.audit.records(sought, by=ROOT, door="x", after=after, limit=limit)
         assert len(found) <= limit
         seen += [one["record"]["kind"] for one in found]
     assert seen == [kind for kind in kinds if tool in (None, kind)]
@@ -183,14 +182,14 @@ async def test_pages_together_are_the_whole_whatever_was_asked_for(
 async def test_a_policy_in_force_always_has_somebody_to_be_named_for_it(place: Place) -> None:
     text = '@id("all")\npermit (principal, action, resource);\n'
     before = place.lock.home.policy.read_text()
-    await place.admin.apply_policy(text, by=ROOT)
+    await place.service.policy.apply(text, by=ROOT)
     kept = place.lock.home.policy.with_name("policy.cedar.previous")
     assert (place.lock.home.policy.read_text(), kept.read_text()) == (text, before)
-    found, _ = await place.admin.records(Sought(kind="authority", caller="local:root"), by=ROOT, door="x")
+    found, _ = await place.service.audit.records(Sought(kind="authority", caller="local:root"), by=ROOT, door="x")
     assert [one["record"]["act"] for one in found] == ["policy.applied"]
     place.clock.advance(5)
-    assert place.admin.policy(by=ROOT)["text"] == text
-    shown = place.admin.explain(by=ROOT, door="x", principal="local:ann", tool="demo.add", arguments={"a": 1})
+    assert place.service.policy.show(by=ROOT)["text"] == text
+    shown = place.service.policy.explain(by=ROOT, door="x", principal="local:ann", tool="demo.add", arguments={"a": 1})
     assert (shown["behavior"], shown["rules"]) == ("allow", ["all"])
 
 
@@ -200,9 +199,11 @@ async def test_a_policy_in_force_always_has_somebody_to_be_named_for_it(place: P
 async def test_what_is_registered_through_a_door_serves_again_after_a_restart(place: Place, home: Path) -> None:
     from tests.doors.test_rest import COMPLETE
 
-    assert (await place.admin.register(COMPLETE, by=ROOT))["new"] is True
-    assert (await place.admin.register(COMPLETE, by=ROOT))["new"] is False
-    failure = await refusal(lambda: place.admin.register({**COMPLETE, "description": "Another thing"}, by=ROOT))
+    assert (await place.service.registration.register(COMPLETE, by=ROOT))["new"] is True
+    assert (await place.service.registration.register(COMPLETE, by=ROOT))["new"] is False
+    failure = await refusal(
+        lambda: place.service.registration.register({**COMPLETE, "description": "Another thing"}, by=ROOT)
+    )
     assert failure.code == "E3103"
     assert len(list((home / "manifests").iterdir())) == 1
     async with Interlock.open(home, housekeeping=False) as later:
@@ -213,12 +214,12 @@ async def test_what_is_registered_through_a_door_serves_again_after_a_restart(pl
 
 
 async def test_readiness_tells_each_dependency_and_nothing_else(place: Place) -> None:
-    assert await place.admin.ready() == (
+    assert await place.service.health.ready() == (
         "healthy",
         {"store": "healthy", "signer": "healthy", "sinks": "healthy", "upstreams": "healthy"},
     )
     place.lock.home.keys.joinpath("issuer", f"{10**14:015d}.{'k' * 43}.pem").write_bytes(b"damaged")
     # Whoever asks often is told what was found a moment ago.
-    assert (await place.admin.ready())[0] == "healthy"
+    assert (await place.service.health.ready())[0] == "healthy"
     place.clock.advance(1)
-    assert await place.admin.ready() == ("down", {"store": "healthy", "signer": "down"})
+    assert await place.service.health.ready() == ("down", {"store": "healthy", "signer": "down"})

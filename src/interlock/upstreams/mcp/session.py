@@ -1,7 +1,7 @@
 """One conversation with an MCP server: requests out and answers in, matched by id, in either era of the protocol.
 
-The session does not know how messages travel; a `Wire` does (pipes of a child here, HTTP next door). It negotiates the
-version first. In the modern era every request says who asks and which version it speaks, and changes are heard through
+The session does not know how messages travel; a `Wire` does (`pipes`, `http`). It agrees on a version first, see
+`negotiation`. In the modern era every request says who asks and which version it speaks, and changes are heard through
 a subscription; before it, a handshake said so once and the server just speaks up.
 
 Everything that arrives is somebody else's: an answer nobody waits for, a line that is not a message or a question that
@@ -14,120 +14,42 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
-import orjson
-
-from interlock._version import __version__
-from interlock.core.connector import Interaction
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.upstreams.children import Child, Crashed, Program
+from interlock.upstreams.children import Crashed
+from interlock.upstreams.mcp.negotiation import agree
+from interlock.upstreams.mcp.protocol import (
+    ABOUT_US,
+    INVALID_PARAMS,
+    META,
+    METHOD_NOT_FOUND,
+    QUESTIONS,
+    UNSENT,
+    Ask,
+    Era,
+    Progress,
+    RpcError,
+    Server,
+    Tell,
+    Wire,
+    members,
+    strings,
+)
 
 _log = logging.getLogger("interlock.upstreams.mcp")
 
-MODERN = ("2026-07-28",)
-HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-ABOUT_US: Json = {"name": "interlock", "version": __version__}
-START_S = 30.0
-# A server that says nothing for so long is greeted in the way of the handshake's era as well.
-DISCOVER_S = 5.0
 MAX_PAGES = 1000
 MAX_LISTED = 10_000
 LISTEN_PAUSE_S = (1.0, 60.0)
-
-INVALID_PARAMS = -32602
-METHOD_NOT_FOUND = -32601
-UNSUPPORTED_VERSION = -32022
-_META = "io.modelcontextprotocol/"
-LOG_LEVEL = f"{_META}logLevel"
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
 # Where the protocol wants the name of what is asked for repeated in a header.
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 
-# What a server may ask a client in the middle of a call, and the ability a client declares for it.
-QUESTIONS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling"}
-
-Era = Literal["auto", "modern", "handshake"]
-# Answers a question that a server puts to the client in the middle of a call: its method and parameters. A Failure
-# declines.
-Ask = Callable[[str, Json], Awaitable[Json]]
-Progress = Callable[[Json], None]
-# Is told what a server logs in the middle of a call: level, data and, where there is one, logger.
-Tell = Callable[[Json], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening(Interaction):
-    """A client that also wants to hear what a server logs during its call, from this level on."""
-
-    level: str
-    tell: Tell
-
-
-class RpcError(Exception):
-    """The server's own error answer."""
-
-    def __init__(self, code: int, message: str, data: Any) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.data = data
-
-
-class Wire(Protocol):
-    """How messages travel. `ended` tells why no more will come."""
-
-    @property
-    def ended(self) -> asyncio.Future[str]: ...
-
-    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        """Hand a message over; raises Failure with details {"sent": False} when it certainly went nowhere."""
-        ...
-
-    def abort(self) -> None:
-        """End now, without manners."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 Connect = Callable[["Session"], Awaitable[Wire]]
-
-
-class Pipes:
-    """The pipes of a child: a message is a line."""
-
-    def __init__(self, child: Child) -> None:
-        self._child = child
-        self.pid = child.pid
-
-    @classmethod
-    async def open(cls, program: Program, session: Session) -> Pipes:
-        def hear(line: bytes) -> None:
-            try:
-                message = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                _log.debug("an upstream wrote a line to its output that is not a message")
-            else:
-                session.hear(message)
-
-        return cls(await Child.start(program, hear))
-
-    @property
-    def ended(self) -> asyncio.Future[str]:
-        return self._child.ended
-
-    async def send(self, message: Json, headers: Mapping[str, str]) -> None:
-        self._child.send(orjson.dumps(message))
-
-    def abort(self) -> None:
-        self._child.kill()
-
-    async def close(self) -> None:
-        await self._child.stop()
 
 
 @dataclass(slots=True)
@@ -141,27 +63,6 @@ class _Pending:
     tell: Tell | None = None
 
 
-@dataclass(slots=True)
-class Server:
-    """What a server said of itself when the version was agreed on."""
-
-    protocol: str
-    name: str = ""
-    version: str = ""
-    capabilities: Json = field(default_factory=dict[str, Any])
-    instructions: str | None = None
-
-    @property
-    def modern(self) -> bool:
-        return self.protocol in MODERN
-
-    def offers(self, what: str) -> bool:
-        return isinstance(self.capabilities.get(what), dict)
-
-    def announces(self, what: str) -> bool:
-        return self.offers(what) and self.capabilities[what].get("listChanged") is True
-
-
 class Session:
     """One conversation. Its methods may be called concurrently."""
 
@@ -173,7 +74,7 @@ class Session:
         on_list: Callable[[str], None] | None = None,
     ) -> None:
         self.server = Server("")
-        self._capabilities = dict(capabilities)
+        self.capabilities = dict(capabilities)
         self._on_change = on_change
         self._on_list = on_list
         self._numbers = itertools.count(1)
@@ -202,16 +103,13 @@ class Session:
         wire = session._wire = await connect(session)
         wire.ended.add_done_callback(session._break_off)
         try:
-            async with asyncio.timeout(START_S):
-                await session._negotiate(era)
+            await agree(session, era)
         except BaseException as error:
             ended = wire.ended.result() if wire.ended.done() else None
             wire.abort()
             await session.close()
             if ended is not None and isinstance(error, Failure):
-                raise Crashed("E3502", ended, details=_UNSENT) from None
-            if isinstance(error, TimeoutError):
-                raise Failure("E3502", "the upstream did not agree on a version in time", details=_UNSENT) from None
+                raise Crashed("E3502", ended, details=UNSENT) from None
             raise
         if session.server.modern:
             session._spawn(session._listen())
@@ -259,17 +157,20 @@ class Session:
         ask: Ask | None = None,
         tell: Tell | None = None,
         capabilities: Json | None = None,
+        noted: Json | None = None,
     ) -> Json:
-        """Ask, and wait for the answer to this very question.
+        """Ask, and wait for the answer to this very question; in `noted` is left by which ids it can be found there.
 
         Raises RpcError for the server's own no, E3502 when the conversation breaks off, E3503 when time is up, in which
         case the server is told that nobody waits any more.
         """
         if self.ended.done():
-            raise Failure("E3502", self.ended.result(), details=_UNSENT)
+            raise Failure("E3502", self.ended.result(), details=UNSENT)
         number = next(self._numbers)
+        if noted is not None:
+            noted["jsonrpc_request_id"], noted["mcp_protocol_version"] = number, self.server.protocol
         said = {**(meta or {}), **({"progressToken": number} if progress is not None else {})}
-        message, stamped = self._stamp(number, method, params, said, capabilities or self._capabilities)
+        message, stamped = self._stamp(number, method, params, said, capabilities or self.capabilities)
         waiting = _Pending(asyncio.get_running_loop().create_future(), method, progress, ask, tell)
         self._pending[number] = waiting
         sent = False
@@ -364,9 +265,9 @@ class Session:
             headers["mcp-protocol-version"] = protocol
         if self.server.modern:
             meta |= {
-                f"{_META}protocolVersion": protocol,
-                f"{_META}clientInfo": ABOUT_US,
-                f"{_META}clientCapabilities": capabilities,
+                f"{META}protocolVersion": protocol,
+                f"{META}clientInfo": ABOUT_US,
+                f"{META}clientCapabilities": capabilities,
             }
             headers["mcp-method"] = method
             if method in _NAMED:
@@ -381,9 +282,10 @@ class Session:
     def _withdraw(self, number: int, method: str, reason: str) -> None:
         if method in _NEGOTIATION or self.ended.done():
             return
-        self._spawn(self._notify("notifications/cancelled", {"requestId": number, "reason": reason}))
+        self._spawn(self.notify("notifications/cancelled", {"requestId": number, "reason": reason}))
 
-    async def _notify(self, method: str, params: Json | None = None) -> None:
+    async def notify(self, method: str, params: Json | None = None) -> None:
+        """Say something that has no answer; who has gone needs no telling."""
         message: Json = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params
@@ -391,87 +293,7 @@ class Session:
         try:
             await self.wire.send(message, {"mcp-protocol-version": protocol} if protocol else {})
         except Failure:
-            pass  # who has gone needs no telling
-
-    # Agreeing on a version
-
-    async def _negotiate(self, era: Era) -> None:
-        if era == "handshake":
-            await self._initialize()
-            return
-        self.server = Server(MODERN[0])
-        asking = asyncio.ensure_future(self.request("server/discover", within_s=None))
-        try:
-            await asyncio.wait({asking}, timeout=DISCOVER_S if era == "auto" else START_S)
-            if not asking.done() and era == "auto" and await self._greeted_before(asking):
-                return
-            supported = self._modern(asking)
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        if supported is None:
-            return
-        if era == "modern":
-            raise _mismatch(supported)
-        self.server = Server("")
-        await self._initialize()
-
-    async def _greeted_before(self, asking: asyncio.Future[Json]) -> bool:
-        """Greet a silent server the old way too, for it may be old, or slow to start: what it answers decides."""
-        self.server = Server("")
-        greeting = asyncio.ensure_future(self._initialize())
-        try:
-            await asyncio.wait({asking, greeting}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                self.server = Server(MODERN[0])
-                return False
-            await greeting
-            return True
-        finally:
-            greeting.cancel()
-            await asyncio.gather(greeting, return_exceptions=True)
-
-    def _modern(self, asking: asyncio.Future[Json]) -> list[Any] | None:
-        """None if the server speaks the modern era; else what it speaks instead, as far as it says so."""
-        if not asking.done():
-            return []
-        try:
-            answer = asking.result()
-        except RpcError as error:
-            if error.code == UNSUPPORTED_VERSION and not set(_supported(error.data)) & {*HANDSHAKE}:
-                raise _mismatch(_supported(error.data)) from None
-            return []
-        supported = _strings(answer.get("supportedVersions"))
-        if MODERN[0] not in supported:
-            return supported
-        self._adopt(MODERN[0], answer, _dict(answer.get("_meta")).get(f"{_META}serverInfo"))
-        return None
-
-    async def _initialize(self) -> None:
-        offer: Json = {"protocolVersion": HANDSHAKE[0], "capabilities": self._capabilities, "clientInfo": ABOUT_US}
-        try:
-            answer = await self.request("initialize", offer, within_s=None)
-        except RpcError as error:
-            if error.code == UNSUPPORTED_VERSION or _supported(error.data):
-                raise _mismatch(_supported(error.data)) from None
-            raise Failure(
-                "E3502", f"the upstream refused the handshake: {error.message[:200]}", details=_UNSENT
-            ) from None
-        chosen = answer.get("protocolVersion")
-        if chosen not in HANDSHAKE:
-            raise _mismatch([str(chosen)])
-        self._adopt(chosen, answer, answer.get("serverInfo"))
-        await self._notify("notifications/initialized")
-
-    def _adopt(self, protocol: str, answer: Json, info: Any) -> None:
-        instructions = answer.get("instructions")
-        self.server = Server(
-            protocol,
-            str(_dict(info).get("name") or ""),
-            str(_dict(info).get("version") or ""),
-            _dict(answer.get("capabilities")),
-            instructions if isinstance(instructions, str) else None,
-        )
+            pass
 
     async def _listen(self) -> None:
         """Hear of changes in the modern era: one request that is answered when it is over, and then made again."""
@@ -513,9 +335,9 @@ class Session:
         method, number = message.get("method"), message.get("id")
         if isinstance(method, str):
             if number is None:
-                self._notified(method, _dict(message.get("params")))
+                self._notified(method, members(message.get("params")))
             else:
-                self._spawn(self._answer(number, method, _dict(message.get("params"))))
+                self._spawn(self._answer(number, method, members(message.get("params"))))
             return
         # INVARIANT: an answer reaches the request that has its id, or nobody.
         waiting = self._pending.get(number) if type(number) is int else None
@@ -554,7 +376,7 @@ class Session:
         elif method == "notifications/resources/updated":
             self._changed(params.get("uri"))
         elif method == "notifications/subscriptions/acknowledged":
-            for uri in _strings(_dict(params.get("notifications")).get("resourceSubscriptions")):
+            for uri in strings(members(params.get("notifications")).get("resourceSubscriptions")):
                 self._changed(uri)
 
     def _changed(self, uri: Any) -> None:
@@ -581,7 +403,7 @@ class Session:
         # INVARIANT: a question reaches the caller whose call raised it, if its client declared that it can be asked so,
         # or nobody. The wire does not say which call it belongs to, so it is put only where there can be no doubt.
         asked = [one.ask for one in self._pending.values() if one.method == "tools/call"]
-        clear = len(asked) == 1 and QUESTIONS[method] in self._capabilities
+        clear = len(asked) == 1 and QUESTIONS[method] in self.capabilities
         return await put(asked[0] if clear else None, method, params)
 
     def _break_off(self, ended: asyncio.Future[str]) -> None:
@@ -605,30 +427,6 @@ async def put(ask: Ask | None, method: str, params: Json) -> Json:
     if method == "elicitation/create":
         return {"action": "decline"}
     raise RpcError(-1, "declined", None)
-
-
-_UNSENT: Json = {"sent": False}
-
-
-def _mismatch(offered: list[str]) -> Failure:
-    theirs = ", ".join(offered[:10])[:200] or "nothing it would name"
-    return Failure(
-        "E3502",
-        f"no protocol version in common: the upstream speaks {theirs}; this program {', '.join((*MODERN, *HANDSHAKE))}",
-        details={"sent": False, "reason": "protocol_version_mismatch"},
-    )
-
-
-def _supported(data: Any) -> list[str]:
-    return _strings(_dict(data).get("supported"))
-
-
-def _strings(value: Any) -> list[str]:
-    return [one for one in cast("list[Any]", value) if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def _dict(value: Any) -> Json:
-    return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def _percent(params: Json) -> float | None:

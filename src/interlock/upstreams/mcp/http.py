@@ -26,7 +26,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import addresses
-from interlock.upstreams.mcp_session import Session
+from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.wire import Tls, retry_after_ms
 
 CONNECT_S = 10.0
@@ -44,6 +44,7 @@ class Http:
         self._stop = asyncio.Event()
         self._ready: asyncio.Future[WriteStream[SessionMessage]] = asyncio.get_running_loop().create_future()
         self._troubles: dict[str, Failure] = {}
+        self._transport: _Sorting | None = None
         self._write: WriteStream[SessionMessage] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -65,6 +66,7 @@ class Http:
         transport = _Sorting(
             address, http._troubles, clock, (tls or Tls()).context() if place.scheme == "https" else False
         )
+        http._transport = transport
         http._task = asyncio.create_task(http._run(url, headers, transport))
         try:
             http._write = await http._ready
@@ -72,6 +74,11 @@ class Http:
             http._task.cancel()
             raise
         return http
+
+    @property
+    def session_id(self) -> str | None:
+        """The name that the server gave this conversation, if it is of an era in which they have names."""
+        return None if self._transport is None else self._transport.session_id
 
     async def _run(self, url: str, headers: Mapping[str, str], transport: _Sorting) -> None:
         # INVARIANT: the SDK's cancel scopes are entered and left by this task alone, whoever calls.
@@ -145,6 +152,7 @@ class _Sorting(httpx2.AsyncBaseTransport):
         self._address = address
         self._troubles = troubles
         self._clock = clock
+        self.session_id: str | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         # INVARIANT: a name is resolved and judged once; whatever it resolves to later, this is where we connect.
@@ -177,6 +185,7 @@ class _Sorting(httpx2.AsyncBaseTransport):
     def _judged(self, request: httpx2.Request, response: httpx2.Response) -> Failure | None:
         """What a status means that is not the protocol's own way to say no."""
         status = response.status_code
+        self.session_id = request.headers.get("mcp-session-id")
         if status == 429:
             pause = retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
             return Failure("E3504", "the upstream asks for a pause", retry_after_ms=pause, details={"sent": False})

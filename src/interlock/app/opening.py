@@ -1,0 +1,87 @@
+"""`Interlock.open(…)`: a home is prepared, opened, and put in order after whoever had it before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from interlock.authority import budgets
+from interlock.authority.identities import DidRegistry
+from interlock.core.clock import Clock
+from interlock.gateway import keys, reconcile
+from interlock.settings import load_settings
+from interlock.store.home import Home
+from interlock.store.journal import Transaction, Unit
+
+if TYPE_CHECKING:
+    from interlock.app.interlock import Interlock
+
+
+class Opening:
+    """An Interlock that is about to be opened, for `async with` or `await`."""
+
+    def __init__(
+        self,
+        cls: type[Interlock],
+        home: Home,
+        clock: Clock,
+        store_clock: Clock,
+        caller: str | None,
+        registry: DidRegistry | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._cls = cls
+        self._home = home
+        self._clock = clock
+        self._store_clock = store_clock
+        self._caller = caller
+        self._registry = registry
+        self._settings = settings
+        self._lock: Interlock | None = None
+
+    async def start(self) -> Interlock:
+        """Open without a context manager; close it yourself."""
+        self._home.prepare()
+        settings = load_settings(self._home.settings, **self._settings)
+        lock = self._cls(
+            self._home,
+            clock=self._clock,
+            store_clock=self._store_clock,
+            settings=settings,
+            caller=self._caller,
+            registry=self._registry,
+        )
+        try:
+            await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+            await lock.journal.commit(reconcile.close_abandoned(lock.instance.alive))
+            await lock.journal.commit(budgets.release_orphans(lock.instance.alive))
+            await lock.approvals.sweep()
+            await lock.journal.commit(_with_key_secret(self._clock.random_bytes(32).hex()))
+        except BaseException:
+            # A home that opens and cannot be written is refused, and nothing of the attempt is left running.
+            await lock.close()
+            raise
+        return lock
+
+    async def __aenter__(self) -> Interlock:
+        self._lock = await self.start()
+        return self._lock
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            await self._lock.close()
+
+    def __await__(self) -> Any:
+        return self.start().__await__()
+
+
+def _with_key_secret(secret: str) -> Unit[None]:
+    """A unit that gives a new home the secret its idempotency keys are derived under."""
+
+    def unit(transaction: Transaction) -> None:
+        transaction.execute("INSERT OR IGNORE INTO fact (name, value) VALUES ('key_secret', ?)", (secret,))
+
+    return unit

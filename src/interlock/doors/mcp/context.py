@@ -1,0 +1,47 @@
+"""What the SDK hands to a handler, and what a handler hands back when there is nothing to give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import mcp_types as types
+from mcp.server import ServerRequestContext
+from mcp.server.session import ServerSession
+from mcp.shared.exceptions import MCPError
+
+from interlock.core.errors import Failure
+from interlock.doors.mcp.calling import Fault, no_trace
+
+if TYPE_CHECKING:
+    from mcp.server.connection import Connection
+
+Context = ServerRequestContext[Any, Any]
+CALLER = "interlock.caller"  # where the entrance leaves the caller in a request's scope
+
+
+def connection(ctx: Context) -> Connection:
+    """What the SDK keeps for as long as a client is connected; it tells of the end in no other way."""
+    return ctx.session._connection  # pyright: ignore[reportPrivateUsage]
+
+
+def state(session: ServerSession) -> dict[str, Any]:
+    """The same for a session."""
+    return session._connection.state  # pyright: ignore[reportPrivateUsage]
+
+
+def meta(ctx: Context) -> Mapping[str, Any]:
+    """What a request says besides its parameters."""
+    return (ctx.params or {}).get("_meta") or {}
+
+
+def faulty(fault: Fault) -> MCPError:
+    """A fault as the SDK raises it."""
+    return MCPError(fault.code, fault.message, fault.data)
+
+
+def missing(failure: Failure, message: str, **data: str) -> MCPError:
+    """What is not there, or not theirs, is a fault of the request; anything else is said as it is."""
+    if failure.code in ("E3702", "E3401"):
+        return MCPError(types.INVALID_PARAMS, message, {**data, **failure.envelope(no_trace())})
+    return MCPError(failure.row.jsonrpc, failure.message, {**data, **failure.envelope(no_trace())})

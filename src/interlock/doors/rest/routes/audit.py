@@ -1,0 +1,50 @@
+"""The journal, read and proven."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response, StreamingResponse
+
+from interlock.core.clock import iso
+from interlock.doors.rest import models
+from interlock.doors.rest.hot import DOOR
+from interlock.doors.rest.operation import Ask, json, says, streams
+from interlock.service.audit import Sought
+
+router = APIRouter(prefix="/v1", tags=["audit"])
+
+
+@router.get("/audit/records", **says(models.Records))
+async def list_records(ask: Ask, query: Annotated[models.RecordsQuery, Query()]) -> Response:
+    """Records of the journal, in their order. Needs `audit:read`; that they were read is on record too."""
+    sought = Sought(
+        call=query.call, tool=query.tool, caller=query.caller, kind=query.kind, since=_iso(query.since),
+        until=_iso(query.until),
+    )  # fmt: skip
+    found, after = await ask.service.audit.records(
+        sought, by=ask.caller, door=DOOR, after=query.after, limit=query.limit
+    )
+    return json({"records": found, "after": after})
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else iso(round(at.timestamp() * 1000))
+
+
+@router.get("/audit/verify", **says(models.Verdict))
+async def verify_journal(ask: Ask) -> Response:
+    """Recompute the whole chain and check it against its signed heads. Needs `audit:read`."""
+    return json(await ask.service.audit.verify(by=ask.caller, door=DOOR))
+
+
+@router.get(
+    "/audit/export",
+    **streams("application/x-ndjson", "every record, a line for each", {"type": "string"}),
+)
+async def export_journal(ask: Ask) -> Response:
+    """The whole journal as JSON lines, byte for byte as it is chained. Needs `audit:read`."""
+    lines = await ask.service.audit.export(by=ask.caller, door=DOOR)
+    return StreamingResponse(lines, media_type="application/x-ndjson")

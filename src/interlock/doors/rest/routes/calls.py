@@ -1,0 +1,83 @@
+"""Calls that were made: where they stand, what happens to them, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter
+from fastapi.responses import Response, StreamingResponse
+
+from interlock.core.canonical import encode
+from interlock.core.schema import Json
+from interlock.doors.rest import models
+from interlock.doors.rest.answers import of_result, of_status
+from interlock.doors.rest.hot import DOOR
+from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says, streams
+
+# How long a stream of events is silent at most: what sits between may cut a connection on which nothing moves.
+SILENCE_S = 15.0
+
+router = APIRouter(prefix="/v1", tags=["calls"])
+
+
+@router.get("/calls/{invocation_id}", **says(models.CallStatus))
+async def show_call(invocation_id: Id, ask: Ask) -> Response:
+    """Where a call of yours stands, and its outcome while that is kept."""
+    calls = ask.service.calls
+    return json(of_status(calls.status(invocation_id, ask.caller), calls.result(invocation_id, ask.caller)))
+
+
+@router.get(
+    "/calls/{invocation_id}/events",
+    **streams("text/event-stream", "events as they happen, then the status", {"type": "string"}),
+)
+async def follow_call(invocation_id: Id, ask: Ask) -> Response:
+    """What happens to a call of yours, as server-sent events: progress, partial results, states, and how it stands."""
+    calls = ask.service.calls
+    calls.status(invocation_id, ask.caller)  # refused before the stream begins
+    events = _frames(calls.follow(invocation_id, ask.caller))
+    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def _frames(events: AsyncGenerator[Json]) -> AsyncGenerator[bytes]:
+    """Events as frames of a stream, with a comment now and then while nothing happens."""
+    number = 0
+    coming = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({coming}, timeout=SILENCE_S)
+            if not done:
+                yield b": still running\n\n"
+                continue
+            event = coming.result()
+            if event is None:
+                return
+            number += 1
+            yield f"id: {number}\nevent: {event['event_class']}\n".encode() + b"data: " + encode(event) + b"\n\n"
+            coming = asyncio.ensure_future(anext(events, None))
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+        await events.aclose()
+
+
+@router.post("/calls/{invocation_id}/cancel", **says(models.Cancelled))
+async def cancel_call(invocation_id: Id, ask: Ask) -> Response:
+    """Ask for a call of yours to end."""
+    outcome = await ask.service.calls.cancel(invocation_id, ask.caller)
+    return json({"invocation_id": invocation_id, "outcome": outcome})
+
+
+@router.post("/calls/{invocation_id}/undo", **says(models.Called, 200, "it succeeded", also=ACCEPTED))
+async def undo_call(invocation_id: Id, body: models.UndoBody, ask: Ask) -> Response:
+    """Undo a call of yours, if it stored how. Governed like any call."""
+    undone = await ask.service.undo(invocation_id, by=ask.caller, key=body.idempotency_key, door=DOOR, trace=ask.trace)
+    return reply(of_result(undone))
+
+
+@router.get("/payloads/{ref}", **streams("application/json", "the whole result", {}))
+async def read_payload(ref: Id, ask: Ask) -> Response:
+    """A result that was too large to be sent with its call."""
+    body = ask.service.lock.read_payload(ref, caller=ask.caller)
+    return Response(body, media_type="application/json")

@@ -1,0 +1,33 @@
+"""Whether the process is alive, and whether calls can be served. Needs no token."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from interlock import __version__
+from interlock.doors.rest import models
+from interlock.doors.rest.operation import json
+from interlock.service import Service
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health", status_code=200, response_model=None, responses={200: {"model": models.Alive}})
+async def tell_health() -> Response:
+    """Whether the process is alive. Needs no token."""
+    return json({"status": "healthy", "version": __version__})
+
+
+@router.get(
+    "/ready",
+    status_code=200,
+    response_model=None,
+    responses={200: {"model": models.Ready}, 503: {"model": models.Ready, "description": "a dependency is down"}},
+)
+async def tell_readiness(request: Request) -> Response:
+    """Whether calls can be served, dependency by dependency. Needs no token."""
+    status, parts = await cast("Service", request.app.state.service).health.ready()
+    return json({"status": status, "dependencies": parts}, 503 if status == "down" else 200)

@@ -1,0 +1,36 @@
+"""The policy, seen, checked, explained and changed."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from interlock.doors.rest import models
+from interlock.doors.rest.hot import DOOR
+from interlock.doors.rest.operation import Ask, json, says
+
+router = APIRouter(prefix="/v1", tags=["policy"])
+
+
+@router.get("/policy", **says(models.Policy))
+async def show_policy(ask: Ask) -> Response:
+    """The rules in force, as they are written. Needs `policy:read`."""
+    return json(ask.service.policy.show(by=ask.caller))
+
+
+@router.put("/policy", **says(models.Applied))
+async def apply_policy(body: models.ApplyBody, ask: Ask) -> Response:
+    """Make a text the policy, if it has no faults. Needs `policy:admin`; on record."""
+    return json(await ask.service.policy.apply(body.text, by=ask.caller, instead_of=body.instead_of))
+
+
+@router.post("/policy/check", **says(models.Checked))
+async def check_policy(body: models.PolicyBody, ask: Ask) -> Response:
+    """What is wrong with a policy, by the tools there are. Needs `policy:read`."""
+    return json(ask.service.policy.check(body.text, by=ask.caller))
+
+
+@router.post("/policy/explain", **says(models.Explanation))
+async def explain_policy(body: models.ExplainBody, ask: Ask) -> Response:
+    """Why somebody may make a call, or may not, and what would have to change. Needs `policy:read`."""
+    return json(ask.service.policy.explain(by=ask.caller, door=DOOR, **body.model_dump()))

@@ -1,0 +1,98 @@
+"""Tools, as callers see them and operators register them; and how they are called."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query
+from fastapi.responses import Response
+
+from interlock.core.clock import iso
+from interlock.core.export import shown
+from interlock.core.schema import Json
+from interlock.doors.rest import models
+from interlock.doors.rest.answers import of_result
+from interlock.doors.rest.operation import ACCEPTED, Ask, Id, bearer, json, reply, says
+from interlock.registry.catalog import Version
+from interlock.service.tools import sees
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post("/tools/register", tags=["tools"], **says(models.Registered, 201, "admitted"))
+async def register_tool(manifest: models.ManifestBody, ask: Ask) -> Response:
+    """Register a tool by its manifest. Needs `tools:admin`. Refused with every gap it has (E3105)."""
+    return json(await ask.service.registration.register(manifest.root, by=ask.caller), 201)
+
+
+@router.get("/tools", tags=["tools"], **says(models.Tools))
+async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> Response:
+    """The tools that your token lets you use, a page at a time; with `q`, those that fit it, best first."""
+    tools = ask.service.tools
+    if query.q is not None:
+        found = tools.search(query.q, ask.caller, query.limit)
+        return json({"tools": [_tool(version) for version in found], "cursor": None})
+    shown = tools.page(ask.caller, query.cursor, query.limit)
+    return json({"tools": [_tool(version) for version in shown.versions], "cursor": shown.cursor})
+
+
+@router.post(
+    "/tools/invoke",
+    tags=["calls"],
+    dependencies=[Depends(bearer)],
+    **says(models.Called, 200, "it succeeded", also=ACCEPTED),
+)
+async def invoke_tool(
+    call: models.InvokeBody,
+    idempotency_key: Annotated[str | None, Header(description="the same as in the body")] = None,
+) -> Response:
+    """Call a tool. A call that changes something needs a key of your own: sent twice, it is done once."""
+    raise AssertionError(call, idempotency_key)  # the edge hands these requests to the hot route
+
+
+@router.post("/tools/negotiate", tags=["tools"], **says(models.Negotiated))
+async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
+    """How far tools offer what you expect of them, and those of them that you can use."""
+    matches = ask.service.tools.negotiate(body.expected, ask.caller)
+    usable = [_tool(one.version) for one in matches if one.usable]
+    return json({"matches": [one.document() for one in matches], "tools": usable})
+
+
+@router.post("/tools/resume/{invocation_id}", tags=["calls"], **says(models.Called, 200, "it succeeded", also=ACCEPTED))
+async def resume_call(invocation_id: Id, ask: Ask) -> Response:
+    """Go on with a call that a person has agreed to."""
+    return reply(of_result(await ask.service.calls.resume(invocation_id, ask.caller)))
+
+
+@router.get("/tools/{tool_id}", tags=["tools"], **says(models.Tool))
+async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
+    """One tool: what it takes, what it gives, what it changes."""
+    return json(_tool(ask.service.tools.find(tool_id, query.version, ask.caller)))
+
+
+@router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))
+async def list_versions(tool_id: Id, ask: Ask) -> Response:
+    """Every version of a tool that your token lets you use, the oldest first, with its state."""
+    newest = ask.service.tools.find(tool_id, None, ask.caller)
+    versions = ask.service.lock.catalog.versions(newest.row.address).values()
+    shown = [one for one in versions if sees(ask.caller, one)]
+    return json({"tool_id": newest.row.address, "versions": [_version(one) for one in shown]})
+
+
+@router.post("/tools/{tool_id}/deprecate", tags=["tools"], **says(models.Deprecated))
+async def deprecate_tool(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> Response:
+    """Announce the end of one version. It runs on until its removal date. Needs `tools:admin`."""
+    return json(await ask.service.registration.deprecate(tool_id, by=ask.caller, **body.model_dump()))
+
+
+def _version(version: Version) -> Json:
+    row = version.row
+    notice = None if row.notice is None else row.notice.document()
+    return {"version": row.version, "state": row.state, "published_at": iso(row.published_ms), "deprecation": notice}
+
+
+def _tool(version: Version) -> Json:
+    """A tool for those who call it; what runs it and where it came from is the operator's affair."""
+    told = shown(version.contract)
+    told.pop("namespace", None)
+    return {**told, "tool_id": version.row.address, **_version(version)}

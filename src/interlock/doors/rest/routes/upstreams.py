@@ -1,0 +1,45 @@
+"""Upstreams, brought in, looked at again and let go of."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from interlock.doors.rest import models
+from interlock.doors.rest.operation import Ask, Id, json, says
+
+router = APIRouter(prefix="/v1", tags=["upstreams"])
+
+
+@router.get("/upstreams", **says(models.Upstreams))
+async def list_upstreams(ask: Ask) -> Response:
+    """Every upstream, what it offers, and what became of that. Needs `tools:admin`."""
+    return json({"upstreams": ask.service.upstreams.all(by=ask.caller)})
+
+
+@router.post("/upstreams", **says(models.Report, 201, "connected"))
+async def add_upstream(body: models.AddUpstreamBody, ask: Ask) -> Response:
+    """Connect to a system that runs elsewhere, and serve those of its tools that are admitted. Needs `tools:admin`."""
+    upstreams = ask.service.upstreams
+    return json(await upstreams.add(body.name, body.kind, body.config, by=ask.caller, overlay=body.overlay), 201)
+
+
+@router.delete("/upstreams/{name}", **says(models.Removed))
+async def remove_upstream(name: Id, ask: Ask) -> Response:
+    """Let go of an upstream; its tools are sunset. Needs `tools:admin`."""
+    return json(await ask.service.upstreams.remove(name, by=ask.caller))
+
+
+@router.post("/upstreams/{name}/refresh", **says(models.Report))
+async def refresh_upstream(name: Id, body: models.RefreshBody, ask: Ask) -> Response:
+    """Look again at what an upstream offers. What has changed waits until a person accepts it. Needs `tools:admin`."""
+    return json(await ask.service.upstreams.refresh(name, by=ask.caller, overlay=body.overlay))
+
+
+@router.post("/upstreams/{name}/accept", **says(models.Report))
+async def accept_upstream(name: Id, body: models.AcceptBody, ask: Ask) -> Response:
+    """Accept changed definitions as new versions. For people with `tools:admin`."""
+    report = await ask.service.upstreams.accept(
+        name, by=ask.caller, tools=body.tools, reason=body.reason, shown=body.shown
+    )
+    return json(report)

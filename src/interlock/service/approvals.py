@@ -1,0 +1,168 @@
+"""Tickets and standing approvals, as those see them whose affair they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from interlock.approvals.notify import undelivered
+from interlock.approvals.standing import Standing
+from interlock.approvals.tickets import Ticket
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.service.rights import same_place
+from interlock.store.journal import Journal
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+
+class Approvals:
+    """What waits for a person, what they say of it, and what was agreed to in advance."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+
+    def tickets(self, *, by: Caller, every: bool = False) -> list[Json]:
+        """What waits for a person, the oldest first; or all there was, the newest first. Only what is one's affair."""
+        return [_ticket_document(one) for one in self._lock.approvals.list(every=every) if concerns(one, by)]
+
+    async def ticket(self, ticket_id: str, *, by: Caller) -> Json:
+        """One ticket, with what a reviewer should read before deciding."""
+        ticket = await self._ticket(ticket_id, by)
+        late = undelivered(self._lock.journal, ticket=ticket.id)
+        return {
+            **_ticket_document(ticket),
+            "told": told(self._lock.journal, ticket),
+            "undelivered": [{"channel": one.channel, "attempts": one.attempts, "error": one.error} for one in late],
+        }
+
+    async def approve(
+        self, ticket_id: str, *, by: Caller, comment: str = "", edit: Mapping[str, Any] | None = None
+    ) -> Json:
+        """Agree to one call, once; with `edit`, to that call with these arguments changed."""
+        ticket = await self._mine(ticket_id, by)
+        desk = self._lock.approvals
+        return _ticket_document(await desk.approve(ticket.id, by=by, comment=comment, edit=edit))
+
+    async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Json:
+        """Say no."""
+        ticket = await self._mine(ticket_id, by)
+        return _ticket_document(await self._lock.approvals.deny(ticket.id, by=by, comment=comment))
+
+    async def _ticket(self, ticket_id: str, by: Caller) -> Ticket:
+        ticket = await self._mine(ticket_id, by)
+        if not concerns(ticket, by):
+            raise _no_ticket(ticket_id)
+        return ticket
+
+    async def _mine(self, ticket_id: str, by: Caller) -> Ticket:
+        """A ticket of the caller's tenant, by its whole id. Who may decide on it the desk says, and records."""
+        ticket = await self._lock.approvals.show(ticket_id) if ticket_id.startswith("apr_") else None
+        if ticket is None or ticket.id != ticket_id or not same_place(by, ticket.tenant):
+            raise _no_ticket(ticket_id)
+        return ticket
+
+    def standing(self, *, by: Caller) -> list[Json]:
+        """What was agreed to in advance, by or for the caller."""
+        return [one.document() for one in self._lock.approvals.standing() if self._has_part(one, by)]
+
+    async def agree_in_advance(
+        self,
+        tool: str,
+        *,
+        by: Caller,
+        caller: str,
+        arguments: Mapping[str, Any],
+        uses: int,
+        lifetime_s: int,
+        versions: str | None = None,
+    ) -> Json:
+        """Agree to calls of one tool by one caller, within bounds."""
+        lock = self._lock
+        known = lock.identities.find(caller)
+        if known is None and ":" not in caller:
+            raise Failure("E3207", f"nobody is known as `{caller}`")
+        if known is not None and not same_place(by, known.tenant):
+            raise Failure("E3207", f"nobody is known as `{caller}`")
+        contract = lock.catalog.resolve(tool, versions).contract
+        takes: Json = contract.input.model_facing.get("properties") or {}
+        if unknown := sorted(arguments.keys() - takes.keys()):
+            words = ", ".join(takes) or "no arguments"
+            raise Failure("E3004", f"{contract.ref} takes no `{unknown[0]}`; it takes {words}")
+        standing = await lock.approvals.agree_in_advance(
+            str(contract.id),
+            by=by,
+            caller=caller if known is None else known.did,
+            arguments=arguments,
+            uses=uses,
+            expires_ms=lock.clock.now_ms() + lifetime_s * 1000,
+            versions=versions,
+        )
+        return standing.document()
+
+    async def take_back(self, standing_id: str, *, by: Caller) -> Json:
+        """End now what was agreed to in advance."""
+        found = next((one for one in self._lock.approvals.standing() if one.id == standing_id), None)
+        if found is None or not self._has_part(found, by):
+            raise Failure("E3702", f"no standing approval `{standing_id}`")
+        return (await self._lock.approvals.take_back(standing_id, by=by)).document()
+
+    def _has_part(self, standing: Standing, by: Caller) -> bool:
+        return by.acting in (standing.caller, standing.granted_by) or (
+            by.tenant == "local" and bool(by.groups & self._approvers(standing.tool))
+        )
+
+    def _approvers(self, tool: str) -> set[str]:
+        try:
+            manifest = self._lock.catalog.resolve(tool).contract.manifest
+        except Failure:
+            return set()  # no longer to be called
+        return {step.group for step in (manifest.approval or self._lock.settings.approval).chain}
+
+
+def concerns(ticket: Ticket, by: Caller) -> bool:
+    """Whether a ticket is somebody's affair: they asked for it, or may decide on it."""
+    if by.acting in (ticket.requester, ticket.caller):
+        return True
+    return same_place(by, ticket.tenant) and bool(by.groups.intersection(ticket.approvers))
+
+
+def told(journal: Journal, ticket: Ticket) -> list[str]:
+    """The channels by which people were told of a ticket."""
+    sent = journal.read(
+        "SELECT DISTINCT channel FROM notification WHERE ticket = ? AND state = 'sent' ORDER BY 1", (ticket.id,)
+    )
+    return [channel for (channel,) in sent]
+
+
+def _no_ticket(ticket_id: str) -> Failure:
+    return Failure("E3702", f"no ticket `{ticket_id}` is yours to see")
+
+
+def _ticket_document(ticket: Ticket) -> Json:
+    return {
+        **ticket.document(),
+        "mutation_class": ticket.head.get("mutationClass"),
+        "readable": _readable(ticket),
+    }
+
+
+def _readable(ticket: Ticket) -> list[str]:
+    """What a person should know before deciding, a line for each thing."""
+    behalf = "" if ticket.requester == ticket.caller else f" for {ticket.caller}"
+    undone = "cannot" if ticket.head.get("mutationClass") == "write_irreversible" else "can"
+    lines = [f"{ticket.requester}{behalf} asks to {ticket.operation} {ticket.ref}: {ticket.reason}"]
+    lines += [f"with {name} = {orjson.dumps(value).decode()}" for name, value in ticket.params.items()]
+    effects: list[Json] = ticket.preview.get("predicted_effects") or []
+    for effect in effects:
+        before, after = (orjson.dumps(effect.get(name)).decode() for name in ("before", "after"))
+        lines.append(f"it would {effect['operation']} {effect['resource']}, from {before} to {after}")
+    conditions: dict[str, bool] = ticket.preview.get("preconditions") or {}
+    lines += [f"{name}: {'holds' if holds else 'does not hold'}" for name, holds in conditions.items()]
+    if impact := ticket.preview.get("impact"):
+        lines.append(str(impact))
+    return [*lines, f"it {undone} be undone"]

@@ -1,0 +1,144 @@
+"""The journal, as an auditor reads it through a door. INVARIANT: that it was read is on record before it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+from interlock.core.clock import new_id
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.service.rights import require, same_place
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+PAGE = 100
+# How many records one page looks through at most, and at a time: a filter that fits nothing must not hold up calls.
+LOOKED_THROUGH = 20_000
+AT_A_TIME = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """Which records of the journal somebody wants to see. Times are ISO 8601 in UTC, `since` included, `until` not."""
+
+    call: str | None = None
+    tool: str | None = None
+    caller: str | None = None
+    kind: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    def fits(self, record: Json) -> bool:
+        """Whether a record is among them, as far as its body tells."""
+        at = str(record.get("timestamp", ""))
+        return (
+            (self.tool is None or self.tool in _tools_named(record))
+            and (
+                self.caller is None or self.caller in (record.get("callerId"), record.get("agentId"), record.get("by"))
+            )
+            and (self.since is None or at >= self.since)
+            and (self.until is None or at < self.until)
+        )
+
+    def document(self) -> Json:
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+
+class Audit:
+    """Proof of what happened, for those who look."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+
+    async def records(
+        self, sought: Sought, *, by: Caller, door: str, after: int = 0, limit: int = PAGE
+    ) -> tuple[list[Json], int | None]:
+        """Records of the journal in their order, and the place to go on from. That they were read is itself recorded.
+
+        A page may hold fewer than `limit`, even none, and still have more after it: so many were looked through.
+        """
+        filters = sought.document()
+        await self.note("records", {"sought": filters} if filters else {}, by=by, door=door)
+        found: list[Json] = []
+        looked = 0
+        while looked < LOOKED_THROUGH and len(found) < limit:
+            rows = self._lock.journal.read(
+                "SELECT seq, hash, body FROM journal WHERE seq > ? AND kind = coalesce(?, kind)"
+                " AND call = coalesce(?, call) ORDER BY seq LIMIT ?",
+                (after, sought.kind, sought.call, AT_A_TIME),
+            )
+            if not rows:
+                return found, None
+            for seq, digest, body in rows:
+                record: Json = orjson.loads(body)
+                after, looked = seq, looked + 1
+                if same_place(by, record.get("tenant")) and sought.fits(record):
+                    found.append({"seq": seq, "hash": digest.hex(), "record": record})
+                    if len(found) == limit:
+                        break
+            await asyncio.sleep(0)
+        return found, after
+
+    async def verify(self, *, by: Caller, door: str) -> Json:
+        """Recompute the whole chain and check it against its signed heads."""
+        from interlock.audit.chain import verify
+
+        await self.note("verify", {}, by=by, door=door, everything=True)
+        return (await asyncio.to_thread(verify, self._lock.home)).document()
+
+    async def export(self, *, by: Caller, door: str) -> AsyncGenerator[bytes]:
+        """Every record as JSON lines, byte for byte as it is chained: {"seq", "hash", "record"}."""
+        upto = await self.note("export", {}, by=by, door=door, everything=True)
+        return self._stream(upto)
+
+    async def _stream(self, upto: int) -> AsyncGenerator[bytes]:
+        for _, lines in lines_of(self._lock.journal, upto):
+            yield lines
+
+    async def note(self, what: str, facts: Json, *, by: Caller, door: str, everything: bool = False) -> int:
+        """Put on record that the journal is read, before anything of it is shown. Returns the record's place."""
+        require(by, "audit:read", "reading the audit journal")
+        if everything and by.tenant != "local":
+            raise Failure("E3206", "the whole journal is for callers of the tenant `local`; ask for records")
+        clock = self._lock.clock
+        ref = new_id(clock.now_ms(), clock.random_bytes(10))
+
+        def unit(transaction: Transaction) -> int:
+            body = records.plain("audit.read", ref, transaction.now_ms, by=by.acting, what=what, door=door, **facts)
+            transaction.append("audit.read", ref, body)
+            return transaction.head[0]
+
+        return await self._lock.journal.commit(unit)
+
+
+def lines_of(journal: Journal, upto: int) -> Generator[tuple[int, bytes]]:
+    """The journal up to a record, some lines at a time, and how many."""
+    after = -1
+    while True:
+        rows = journal.read(
+            "SELECT seq, hash, body FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+            (after, upto, AT_A_TIME),
+        )
+        if not rows:
+            return
+        # The body goes out byte for byte: its hash must still fit.
+        lines = [
+            b'{"seq":%d,"hash":"%b","record":%b}\n' % (seq, digest.hex().encode(), body) for seq, digest, body in rows
+        ]
+        yield len(lines), b"".join(lines)
+        after = rows[-1][0]
+
+
+def _tools_named(record: Json) -> set[str]:
+    """A record's tool by address and with its version, whichever way its kind writes it."""
+    named = {str(record[name]) for name in ("toolId", "tool") if record.get(name)}
+    return named | {name.partition("@")[0] for name in named} | {f"{record.get('toolId')}@{record.get('version')}"}

@@ -1,0 +1,68 @@
+"""Whether calls can be served, and by which part they cannot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Literal
+
+from interlock.approvals.notify import undelivered
+from interlock.core.errors import Failure
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+READY_WITHIN_S = 2.0
+READY_FOR_S = 1.0
+
+Condition = Literal["healthy", "degraded", "down"]
+
+
+class Health:
+    """How this place is. Says nothing but that, and seldom: anybody may ask."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+        self._ready: tuple[float, asyncio.Future[tuple[Condition, dict[str, Condition]]]] | None = None
+
+    async def ready(self) -> tuple[Condition, dict[str, Condition]]:
+        """How this place is, and each part that it depends on. Says nothing but that, and seldom: anybody may ask."""
+        now = self._lock.clock.monotonic()
+        if self._ready is None or now >= self._ready[0]:
+            self._ready = now + READY_FOR_S, asyncio.ensure_future(self._look_around())
+        return await asyncio.shield(self._ready[1])
+
+    async def _look_around(self) -> tuple[Condition, dict[str, Condition]]:
+        parts: dict[str, Condition] = {
+            "store": await _holds(self._store_answers()),
+            "signer": await _holds(asyncio.to_thread(self._signer_signs)),
+        }
+        if parts["store"] == "healthy" and self._lock.journal.crowded:
+            parts["store"] = "degraded"
+        if "down" in parts.values():
+            return "down", parts
+        # Without these, calls are still served.
+        parts |= {"sinks": self._sinks(), "upstreams": self._upstreams()}
+        return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
+
+    async def _store_answers(self) -> None:
+        """An empty write that goes all the way: what cannot be recorded cannot be run."""
+        await self._lock.journal.commit(lambda transaction: transaction.one("SELECT 1"))
+
+    def _signer_signs(self) -> None:
+        self._lock.issuer_keys.all()
+
+    def _sinks(self) -> Condition:
+        return "degraded" if undelivered(self._lock.journal, limit=1) else "healthy"
+
+    def _upstreams(self) -> Condition:
+        answering = [one.state == "available" for one in self._lock.upstreams.list()]
+        return "healthy" if all(answering) else "degraded" if any(answering) else "down"
+
+
+async def _holds(attempt: Awaitable[None]) -> Condition:
+    try:
+        await asyncio.wait_for(attempt, READY_WITHIN_S)
+    except (Failure, TimeoutError, OSError):
+        return "down"
+    return "healthy"

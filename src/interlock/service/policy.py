@@ -1,0 +1,139 @@
+"""The policy, seen, checked, explained and changed through a door."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from interlock.core.clock import new_id
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.service.files import keep
+from interlock.service.rights import require
+from interlock.store import records
+from interlock.store.journal import Transaction
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+    from interlock.authority.cedar import Fault
+    from interlock.authority.questions import Question
+
+
+class Policy:
+    """The rules by which calls are allowed, for those who write them."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+
+    def show(self, *, by: Caller) -> Json:
+        """The rules in force, as they are written."""
+        _require_policy(by)
+        rules = self._lock.policy.rules
+        return {
+            "version": rules.version,
+            "digest": rules.digest,
+            "text": rules.text,
+            "rules": [{"id": rule.id, "effect": rule.effect, "line": rule.line} for rule in rules.rules],
+        }
+
+    def check(self, text: str, *, by: Caller) -> Json:
+        """What is wrong with a policy, by the tools there are and what they take."""
+        _require_policy(by)
+        faults = faults_of(self._lock, text)
+        return {
+            "usable": not any(fault.grave for fault in faults),
+            "faults": [fault_document(fault) for fault in faults],
+        }
+
+    def explain(
+        self, *, by: Caller, door: str, principal: str, tool: str, arguments: Json, operation: str = "invoke"
+    ) -> Json:
+        """Why somebody may make a call, or may not: which rule decides, and what would have to change."""
+        _require_policy(by)
+        question = question_of(self._lock, somebody(self._lock, principal), tool, arguments, operation, door)
+        found = self._lock.policy.explain(question)
+        decision = found.decision
+        return {
+            "principal": question.caller.acting,
+            "tool": question.contract.ref,
+            "behavior": decision.behavior,
+            "reason": decision.reason,
+            "rules": list(decision.rules),
+            "policy": decision.policy,
+            "would_have_to_change": list(found.advice),
+            "considered": [
+                {"id": view.rule.id, "effect": view.rule.effect, "line": view.rule.line, "holds": view.holds}
+                for view in found.rules
+            ],
+        }
+
+    async def apply(self, text: str, *, by: Caller, instead_of: str | None = None) -> Json:
+        """Make a text the policy if it has no faults; with `instead_of`, only in place of the policy of that digest."""
+        require(by, "policy:admin", "changing the policy")
+        path = self._lock.policy.path
+        before = path.read_text(errors="replace") if path.exists() else ""
+        digests = [hashlib.sha256(one.encode()).hexdigest() for one in (before, text)]
+        if instead_of is not None and instead_of != self._lock.policy.rules.digest:
+            raise Failure("E3410", "the policy was changed meanwhile; read it again")
+        faults = faults_of(self._lock, text)
+        if any(fault.grave for fault in faults):
+            told = "; ".join(f"line {fault.line}: {fault.message}" for fault in faults if fault.grave)
+            details = {"faults": [fault_document(fault) for fault in faults]}
+            raise Failure("E3004", f"the policy cannot be used: {told}", details=details)
+        lock = self._lock
+        ref = new_id(lock.clock.now_ms(), lock.clock.random_bytes(8))
+
+        def unit(transaction: Transaction) -> None:
+            body = records.plain(
+                "authority", ref, transaction.now_ms, act="policy.applied", by=by.acting, before=digests[0],
+                after=digests[1],
+            )  # fmt: skip
+            transaction.append("authority", ref, body)
+
+        # The record comes first: a policy in force that nobody can be named for must not happen.
+        await lock.journal.commit(unit)
+        keep(path.with_name(f"{path.name}.previous"), before.encode())
+        keep(path, text.encode())
+        return {"applied": True, "changed": before != text, "faults": [fault_document(fault) for fault in faults]}
+
+
+def _require_policy(by: Caller) -> None:
+    if not by.scopes & {"policy:read", "policy:admin"}:
+        raise Failure("E3206", "looking at the policy needs the scope `policy:read`")
+
+
+def fault_document(fault: Fault) -> Json:
+    """A fault as every answer tells it."""
+    return {"line": fault.line, "rule": fault.rule, "message": fault.message, "grave": fault.grave}
+
+
+def faults_of(lock: Interlock, text: str) -> list[Fault]:
+    """What is wrong with a text as the policy here, the grave and the rest."""
+    from interlock.authority.cedar import check
+
+    now_ms = lock.clock.now_ms()
+    groups = lock.policy.groups | {group for identity in lock.identities.all() for group in identity.groups}
+    versions = [one for address in lock.catalog.addresses() for one in lock.catalog.versions(address).values()]
+    return check(text, [one.contract for one in versions if not one.gone(now_ms)], groups)
+
+
+def somebody(lock: Interlock, who: str) -> Caller:
+    """Whom a rule would be asked about: an identity by name or DID, anybody else by their id."""
+    known = lock.identities.find(who)
+    if known is None:
+        return lock.policy.principal(who)
+    return Caller(id=known.did, tenant=known.tenant, kind=known.kind, trust=known.trust, groups=known.groups)
+
+
+def question_of(lock: Interlock, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
+    """What the policy would be asked if somebody made a call."""
+    from interlock.authority.questions import Question
+
+    name, _, spec = tool.partition("@")
+    version = lock.catalog.resolve(name, spec or None)
+    filled = {**dict(version.contract.input.defaults), **arguments}
+    return Question(
+        caller, version.contract, version.row.digest, filled, operation, "", door, None, (0, 0),
+        lock.clock.now_ms(),
+    )  # fmt: skip

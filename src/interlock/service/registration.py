@@ -1,0 +1,142 @@
+"""Tools that come and go through a door: a manifest is registered, a version is deprecated."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from interlock.core.context import Caller
+from interlock.core.declare import Tool
+from interlock.core.errors import Failure
+from interlock.core.manifest import Manifest, parse_manifest
+from interlock.core.schema import Json
+from interlock.registry import admission
+from interlock.registry.admission import Evidence
+from interlock.registry.retirement import deprecate
+from interlock.service.files import keep
+from interlock.service.rights import require
+from interlock.store import records
+from interlock.store.journal import Transaction
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+
+class Registration:
+    """The catalog, for those who look after it."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+
+    async def register(self, document: Any, *, by: Caller) -> Json:
+        """Admit the tool of a manifest; E3105 with every gap if it is not fit to be admitted."""
+        require(by, "tools:admin", "registering a tool")
+        manifest = _complete(document)
+        self._refuse_foreign_code(manifest)
+        if any(one.startswith("credentials:") for one in manifest.required_permissions or ()):
+            require(by, "secrets:admin", "lending stored credentials to a new tool")
+        lock = self._lock
+        ref = f"{manifest.address}@{manifest.version}"
+
+        def unit(transaction: Transaction) -> None:
+            body = records.plain("registry", ref, transaction.now_ms, event="tool.offered", tool=ref, by=by.acting)
+            transaction.append("registry", ref, body)
+
+        await lock.journal.commit(unit)
+        path = lock.home.path / "manifests" / f"{hashlib.sha256(orjson.dumps(document)).hexdigest()}.json"
+        known = path.exists()
+        keep(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        admitted = False
+        try:
+            (offered,) = await lock.add_from(str(path))
+            admitted = offered.admitted
+        finally:
+            if not admitted and not known:
+                path.unlink(missing_ok=True)
+        if not admitted:
+            raise offered.verdict.failure(offered.tool)
+        return {
+            "tool_id": manifest.address,
+            "version": manifest.version,
+            "new": offered.new,
+            "warnings": list(offered.verdict.warnings),
+        }
+
+    def _refuse_foreign_code(self, manifest: Manifest) -> None:
+        """Refuse (E3105) to run what the operator has not brought here.
+
+        INVARIANT: a manifest that comes through a door makes nothing of this machine run that was not a tool before: it
+        names a function declared with @tool in a module that serves tools here already, or a program in a sandbox from
+        which neither a file of the machine can be seen nor a network reached.
+        """
+        execution = manifest.execution
+        assert execution is not None
+        if (manifest.sandbox is not None or execution.kind == "program") and manifest.tier:
+            words = "wants files, environment or network of this machine: interlock tools add, on the machine"
+            raise Failure("E3105", f"{manifest.address} {words}")
+        if execution.kind == "upstream":
+            raise Failure("E3105", f"{manifest.address} is an upstream's: add the upstream, and its tools come with it")
+        if execution.kind == "program":
+            return
+        module, _, name = execution.target.rpartition(":")
+        serving = {row.origin.removeprefix("module:") for row in self._lock.catalog.rows()}
+        loaded = sys.modules.get(module) or (importlib.import_module(module) if module in serving else None)
+        found = getattr(loaded, name, None) if name.isidentifier() else None
+        if not isinstance(found, Tool):
+            raise Failure(
+                "E3105",
+                f"`{execution.target}` is no tool that is loaded here: declare it with @tool in a module that was added"
+                " with interlock tools add, or describe a program",
+            )
+        for handler in execution.handlers.values():
+            where, _, name = handler.rpartition(":")
+            function = getattr(loaded, name, None) if name.isidentifier() else None
+            if where != module or getattr(function, "__module__", None) != module:
+                raise Failure("E3105", f"the handler `{handler}` must be a function of {module} itself")
+
+    async def deprecate(
+        self,
+        tool: str,
+        version: str,
+        *,
+        by: Caller,
+        successor: str | None = None,
+        guide: str | None = None,
+        days: int = 90,
+    ) -> Json:
+        """Announce the end of one version."""
+        require(by, "tools:admin", "retiring a version")
+        address = self._lock.catalog.address(tool)
+        unit = deprecate(address, version, by=by.acting, successor=successor, migration_guide=guide, grace_days=days)
+        notice = await self._lock.journal.commit(unit)
+        self._lock.catalog.forget()
+        return {"tool_id": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
+
+
+# What a manifest that says less is read with, to find the rest of what it lacks.
+_STAND_INS: Json = {"provider": "local", "protocol": "native"}
+
+
+def _complete(document: Any) -> Manifest:
+    """The manifest, if it says all that admission asks for; E3105 with everything that it lacks, not only the first."""
+    gaps: list[Json] = []
+    try:
+        manifest = parse_manifest(document)
+    except Failure as failure:
+        gaps += (failure.details or {}).get("faults", [])
+        try:
+            manifest = parse_manifest({**_STAND_INS, **document} if isinstance(document, dict) else document)
+        except Failure:
+            raise failure from None
+    verdict = admission.examine(manifest, "", {}, Evidence("", True, "pending", ""))
+    gaps += [{"pointer": f"/{name}", "message": fault} for name, found in verdict.refused.items() for fault in found]
+    if manifest.execution is None:
+        gaps.append({"pointer": "/execution", "message": "name what to run: {target: module:function}, or a program"})
+    if gaps:
+        told = "; ".join(f"{gap['pointer'] or '/'} {gap['message']}" for gap in gaps)
+        raise Failure("E3105", f"{manifest.address} was refused: {told}", details={"faults": gaps})
+    return manifest

@@ -1,0 +1,24 @@
+"""Who may do what through a door: the scopes they hold, and the tenant they are of.
+
+    tools:admin      register and deprecate tools, upstreams       policy:read     see, check and explain the policy
+    tokens:issue     issue and revoke tokens                       policy:admin    change it
+    audit:read       read the journal, which is recorded           approvals       by the groups that a ticket names
+
+Callers of the tenant `local` run the place and see all of it; others see what is their tenant's.
+"""
+
+from __future__ import annotations
+
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+
+
+def require(by: Caller, scope: str, what: str) -> None:
+    """Refuse (E3206) what the caller holds no scope for."""
+    if scope not in by.scopes:
+        raise Failure("E3206", f"{what} needs the scope `{scope}`")
+
+
+def same_place(by: Caller, tenant: str | None) -> bool:
+    """Whether something of a tenant is there for a caller."""
+    return by.tenant in ("local", tenant)

@@ -1,0 +1,121 @@
+"""Tokens, given out, passed on, looked at and taken back through a door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant, is_did
+from interlock.core.context import Caller, CallerKind
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.service.rights import require, same_place
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+
+class Tokens:
+    """Authority, for those who give it out."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+
+    async def issue(
+        self,
+        *,
+        by: Caller,
+        agent: str | None = None,
+        person: str | None = None,
+        user: str | None = None,
+        tools: Sequence[str] | None = None,
+        scopes: Sequence[str] = (),
+        resources: Sequence[str] | None = None,
+        constraints: Mapping[str, Any] | None = None,
+        ttl_s: int = 3600,
+    ) -> Json:
+        """A token for an agent or a person. Below the issuer's own token, where they act by one: never more than it."""
+        require(by, "tokens:issue", "issuing a token")
+        if (agent is None) == (person is None):
+            raise Failure("E3004", "say who holds the token: `agent` or `person`, and not both")
+        holder = await self._somebody(agent or person or "", "human" if agent is None else "agent", by)
+        behalf = None if user is None else await self._somebody(user, "human", by)
+        text = await self._lock.tokens.issue(
+            subject=holder.did,
+            user=None if behalf is None else behalf.did,
+            scopes=scopes,
+            tools=tool_grants(["*"] if tools is None else tools),
+            resources=resources,
+            constraints=constraints,
+            ttl_s=ttl_s,
+            by=by,
+        )
+        return {"token": text, **await self._lock.tokens.inspect(text)}
+
+    async def delegate(
+        self,
+        token: str,
+        *,
+        by: Caller,
+        to: str,
+        tools: Sequence[str] | None = None,
+        scopes: Sequence[str] | None = None,
+        resources: Sequence[str] | None = None,
+        constraints: Mapping[str, Any] | None = None,
+        ttl_s: int | None = None,
+    ) -> Json:
+        """Pass a token on, narrowed. Holding it is the right to; only a new name needs the right to issue."""
+        holder = await self._somebody(to, "agent", by)
+        text = await self._lock.tokens.delegate(
+            token,
+            subject=holder.did,
+            by=by,
+            scopes=scopes,
+            tools=None if tools is None else tool_grants(tools),
+            resources=resources,
+            constraints=constraints,
+            ttl_s=ttl_s,
+        )
+        return {"token": text, **await self._lock.tokens.inspect(text)}
+
+    async def inspect(self, token: str) -> Json:
+        """Whether a token holds, and why not; who gave it to whom, and what each of them may do."""
+        return await self._lock.tokens.inspect(token)
+
+    async def revoke(self, ref: str, *, by: Caller, reason: str) -> Json:
+        """Void a token, a link of a chain, an identity or a key, and everything that hangs on it."""
+        require(by, "tokens:issue", "revoking")
+        if by.tenant != "local":
+            known = self._lock.identities.find(ref)
+            if known is None or known.tenant != by.tenant:
+                raise Failure("E3206", "outside the tenant `local`, only identities of one's own tenant can be revoked")
+            ref = known.did
+        return {"revoked": await self._lock.tokens.revoke(ref, reason=reason, by=by)}
+
+    async def _somebody(self, who: str, kind: CallerKind, by: Caller) -> Identity:
+        """An identity by name or DID. A new name gets a did:key of its own, which needs the right to issue tokens."""
+        known = self._lock.identities.find(who)
+        if known is not None and same_place(by, known.tenant):
+            return known
+        # INVARIANT: a token never takes its holder into another tenant.
+        if known is not None or is_did(who) or "tokens:issue" not in by.scopes:
+            raise Failure("E3207", f"nobody is known as `{who}`; an operator registers identities")
+        return await make_identity(self._lock, by=by, name=who, kind=kind, tenant=by.tenant)
+
+
+async def make_identity(lock: Interlock, *, by: Caller, **told: Any) -> Identity:
+    """Register somebody under a fresh did:key and keep its private key in the home."""
+    from interlock.authority.dids import make_did_key
+    from interlock.authority.keys import keep_private, make_private
+
+    private = make_private("EdDSA")
+    did = make_did_key(private.public_key())
+    keep_private(lock.home.keys / "identities" / f"{did.rpartition(':')[2]}.pem", private)
+    return await lock.identities.register(Identity(did=did, **told), by=by.acting)
+
+
+def tool_grants(tools: Sequence[str]) -> list[ToolGrant]:
+    """What `TOOL` or `TOOL@RANGE` grants."""
+    pairs = [tool.partition("@") for tool in tools]
+    return [ToolGrant(name, within if at else "*") for name, at, within in pairs]

@@ -1,0 +1,62 @@
+"""Upstreams, brought in and let go of through a door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from interlock.core.connector import UpstreamKind
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.service.rights import require
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+# What reaches into the machine that this runs on.
+_ON_THE_MACHINE = frozenset(("command", "env", "cwd", "module", "allow_private", "tls"))
+
+
+class Upstreams:
+    """Systems that others run, for those who bring them in."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+
+    def all(self, *, by: Caller) -> list[Json]:
+        """Every upstream, what it was last seen to offer, and what became of that."""
+        require(by, "tools:admin", "looking at upstreams")
+        known = self._lock.upstreams
+        return [
+            {**one.document(), "tools": [tool.document() for tool in known.offers(one.name)]} for one in known.list()
+        ]
+
+    async def add(
+        self, name: str, kind: UpstreamKind, config: Json, *, by: Caller, overlay: Json | None = None
+    ) -> Json:
+        """Connect to an upstream that runs elsewhere, and serve those of its tools that are admitted."""
+        require(by, "tools:admin", "adding an upstream")
+        # INVARIANT: through a door nobody starts a program, loads code, reads a file or reaches into the network that
+        # this machine is in. Whoever wants that is on the machine.
+        if reaching := _ON_THE_MACHINE & config.keys() or ({"langchain"} if kind == "langchain" else set[str]()):
+            words = f"`{min(reaching)}` reaches into this machine: interlock upstream add, on the machine itself"
+            raise Failure("E3206", words)
+        if config.keys() & {"auth", "credentials"}:
+            require(by, "secrets:admin", "sending stored credentials to an upstream")
+        return (await self._lock.upstreams.add(name, kind, config, by=by, overlay=overlay)).document()
+
+    async def refresh(self, name: str, *, by: Caller, overlay: Json | None = None) -> Json:
+        """Look again at what an upstream offers."""
+        return (await self._lock.upstreams.refresh(name, by=by, overlay=overlay)).document()
+
+    async def accept(
+        self, name: str, *, by: Caller, tools: Sequence[str], reason: str, shown: Mapping[str, str] | None = None
+    ) -> Json:
+        """Take changed definitions as new versions, as a person who has looked at them."""
+        return (await self._lock.upstreams.accept(name, by=by, tools=tools, reason=reason, shown=shown)).document()
+
+    async def remove(self, name: str, *, by: Caller) -> Json:
+        """Let go of an upstream; its tools are sunset."""
+        await self._lock.upstreams.remove(name, by=by)
+        return {"removed": name}

@@ -1,0 +1,15 @@
+"""MCP servers as upstreams, reached through the pipes of a program we run or by their address.
+
+    McpUpstream     finds and calls the tools of one server
+      Sessions      its conversations: who shares one, when it is opened, probed, let go of
+        Session     one conversation, in either era of the protocol
+          Wire      how its messages travel: Pipes, Http
+
+What a server says of its tools is taken down and not believed (`answers`). A descriptor that cannot be understood is
+refused by itself; the others go on.
+"""
+
+from interlock.upstreams.mcp.config import McpConfig
+from interlock.upstreams.mcp.upstream import McpUpstream
+
+__all__ = ["McpConfig", "McpUpstream"]

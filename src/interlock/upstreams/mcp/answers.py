@@ -1,0 +1,166 @@
+"""What a server says, read with care: its tools, its answers, its questions, its refusals, its log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Container, Iterator
+from typing import Any, cast
+
+import orjson
+
+from interlock.core.connector import Definition, Interaction, RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.schema import Json, compile_validator
+from interlock.upstreams import wire
+from interlock.upstreams.mcp.protocol import INPUT_REQUIRED, INVALID_PARAMS, LOG_LEVELS, QUESTIONS, Listening, RpcError
+from interlock.upstreams.mcp.session import put
+
+MAX_NAME = 256
+MAX_ROUNDS = 10
+_LONGEST_DATA = 4096
+
+
+def understood(told: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:
+    """The tools that a list describes, and those that cannot be understood, with the reason."""
+    tools: dict[str, Definition] = {}
+    refused: list[tuple[str, str]] = []
+    for number, descriptor in enumerate(told):
+        try:
+            tool = _definition(descriptor, taken=tools, headers=headers)
+        except Failure as failure:
+            said = cast("Json", descriptor).get("name") if isinstance(descriptor, dict) else None
+            name = said[:MAX_NAME] if isinstance(said, str) and said else f"#{number + 1}"
+            refused.append((name, f"INVALID_TOOL_SCHEMA: {failure.message}"))
+        else:
+            tools[tool.name] = tool
+    return list(tools.values()), refused
+
+
+def _definition(descriptor: Any, *, taken: Container[str], headers: bool) -> Definition:
+    """A tool as its server describes it, if it can be understood (E3105)."""
+    if not isinstance(descriptor, dict):
+        raise Failure("E3105", "it is not an object")
+    told = cast("Json", descriptor)
+    name, description, title = told.get("name"), told.get("description"), told.get("title")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise Failure("E3105", f"its name is not a text of 1 to {MAX_NAME} characters")
+    if name in taken:
+        raise Failure("E3105", "another tool of this server has the same name")
+    if description is not None and not isinstance(description, str):
+        raise Failure("E3105", "its description is not a text")
+    takes, gives = told.get("inputSchema"), told.get("outputSchema")
+    if not isinstance(takes, dict) or cast("Json", takes).get("type") != "object":
+        raise Failure("E3105", "its inputSchema is not the schema of an object")
+    if gives is not None and not isinstance(gives, dict):
+        raise Failure("E3105", "its outputSchema is not a schema")
+    compile_validator(cast("Json", takes))
+    if gives is not None:
+        compile_validator(cast("Json", gives))
+    native: Json = {"protocol": "mcp", "name": name}
+    if headers:
+        from interlock.upstreams.mcp.http import header_parameters
+
+        if wanted := header_parameters(cast("Json", takes)):
+            native["headers"] = wanted
+    annotations = told.get("annotations")
+    hints = cast("Json", annotations) if isinstance(annotations, dict) else {}
+    shown = title if isinstance(title, str) else hints.get("title")
+    return Definition(
+        name,
+        description or "",
+        cast("Json", takes),
+        cast("Json | None", gives),
+        native,
+        hints,
+        shown if isinstance(shown, str) else None,
+    )
+
+
+async def rounds(ask: Callable[[Json], Awaitable[Json]], params: Json, interaction: Interaction) -> Json:
+    """Ask a server, and again with the client's answers for as long as it wants to know more that can be had now."""
+    answer = await ask({**params, **interaction.answers})
+    for _ in range(MAX_ROUNDS):
+        answers = await _answers(answer, interaction)
+        if answers is None:
+            break
+        answer = await ask({**params, **answers})
+    return answer
+
+
+async def _answers(answer: Json, interaction: Interaction) -> Json | None:
+    """What to send back to a server that wants to be told more, when the client can be asked all of it right away."""
+    if answer.get("resultType") != INPUT_REQUIRED or interaction.ask is None:
+        return None
+    wanted = answer.get("inputRequests")
+    responses: Json = {}
+    for name, question in (cast("Json", wanted) if isinstance(wanted, dict) else {}).items():
+        told = cast("Json", question) if isinstance(question, dict) else {}
+        method, params = told.get("method"), told.get("params", {})
+        if QUESTIONS.get(str(method)) not in interaction.capabilities or not isinstance(params, dict):
+            return None
+        responses[name] = await put(interaction.ask, str(method), cast("Json", params))
+    if not responses:
+        return None
+    state = {"requestState": answer["requestState"]} if "requestState" in answer else {}
+    return {"inputResponses": responses, **state}
+
+
+def value(answer: Json, call: RemoteCall) -> Json:
+    """What a call gave; E3401 when the tool itself says that it failed, E3411 when it wants to be told more."""
+    if answer.get("resultType") == INPUT_REQUIRED:
+        raise _wants_more(answer)
+    content = answer.get("content", [])
+    if not isinstance(content, list):
+        raise Failure("E3502", "the upstream's answer is not the result of a tool", details={"sent": True})
+    value: Json = {"content": content}
+    if "structuredContent" in answer:
+        value["structuredContent"] = answer["structuredContent"]
+    if answer.get("isError") is True:
+        words = " ".join(_texts(cast("list[Any]", content)))
+        raise Failure("E3401", wire.excerpt(words, call) or "the tool says that it failed", details=value)
+    if isinstance(answer.get("_meta"), dict):
+        value["_meta"] = answer["_meta"]
+    return value
+
+
+def tell(listens: Listening, said: Json, call: RemoteCall) -> None:
+    """Pass on what a server logs, if it is worth as much as the client said, as anybody may read it."""
+    level, logger, data = said.get("level"), said.get("logger"), said.get("data")
+    if level not in LOG_LEVELS or LOG_LEVELS.index(level) < LOG_LEVELS.index(listens.level):
+        return
+    words = data if isinstance(data, str) else json.dumps(data)  # which takes numbers of any length
+    named = {"logger": wire.excerpt(logger, call)} if isinstance(logger, str) else {}
+    listens.tell({"level": level, "data": wire.excerpt(words, call), **named})
+
+
+def _texts(content: list[Any]) -> Iterator[str]:
+    for block in content:
+        text = cast("Json", block).get("text") if isinstance(block, dict) else None
+        if isinstance(text, str):
+            yield text
+
+
+def _wants_more(answer: Json) -> Failure:
+    wanted = {name: answer[name] for name in ("inputRequests", "requestState") if name in answer}
+    return Failure("E3411", "the server asks for more before it goes on", details={"inputRequired": wanted})
+
+
+def plain(answer: Json) -> Json:
+    """An answer without what only concerns the conversation."""
+    if answer.get("resultType") == INPUT_REQUIRED:
+        raise _wants_more(answer)
+    return {name: value for name, value in answer.items() if name not in ("resultType", "ttlMs", "cacheScope")}
+
+
+def refusal(error: RpcError, call: RemoteCall | None) -> Failure:
+    """The server's own no. What it calls a mistake in the question is the tool's answer; the rest is the upstream's."""
+    message = wire.excerpt(error.message, call) or "no reason given"
+    if error.code == INVALID_PARAMS:
+        return Failure("E3401", f"the upstream refused the arguments: {message}", details=_told(error))
+    return Failure("E3502", f"the upstream answered with an error: {message}", details={**_told(error), "sent": True})
+
+
+def _told(error: RpcError) -> Json:
+    """What a server says of its own error, if it is brief."""
+    brief = error.data is not None and len(orjson.dumps(error.data)) <= _LONGEST_DATA
+    return {"code": error.code, **({"data": error.data} if brief else {})}

@@ -1,0 +1,52 @@
+"""Where an MCP server is, and how it is spoken to."""
+
+from __future__ import annotations
+
+import pydantic
+
+from interlock.upstreams import wire
+from interlock.upstreams.mcp.protocol import Era
+
+
+class McpConfig(wire.Part):
+    """Where a server is: `command` for a program to run, `url` for one that runs elsewhere.
+
+    `credentials` says which secret is lent as which environment variable, or header; a secret that is lent as
+    Authorization and names no scheme is shown as a bearer token. `questions`: whether the questions of a server of the
+    handshake's era are passed on; clients that can be asked then have a process apart from those that cannot. `logs`:
+    whether what it logs during a call is told to clients that want to hear it; each such caller then has a conversation
+    of their own, so unless told this is done only by `url`, where that costs no process.
+    """
+
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
+    credentials: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
+    protocol: Era = "auto"
+    questions: bool = True
+    logs: bool | None = None
+    allow_private: bool = False
+    tls: wire.Tls = wire.Tls()
+
+    @pydantic.field_validator("url")
+    @classmethod
+    def _plain(cls, url: str | None) -> str | None:
+        if url is not None:
+            wire.checked_url(url, ("http", "https"))
+        return url
+
+    @pydantic.model_validator(mode="after")
+    def _one_place(self) -> McpConfig:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("say either command or url")
+        if self.url is None and self.headers:
+            raise ValueError("headers go with url; a command has env")
+        if self.url is not None and (self.env or self.cwd):
+            raise ValueError("env and cwd go with command; a url has headers")
+        for name, value in self.headers.items():
+            wire.header_safe(name, value)
+            if name.lower() in ("authorization", "proxy-authorization", "cookie"):
+                raise ValueError(f"`{name}` would keep a credential in clear; name the secret in `credentials`")
+        return self

@@ -1,0 +1,137 @@
+"""Agreeing on a version with a server of either era.
+
+Unless the era is known, a server is asked in the modern way first. It may answer so, or say that it speaks an older
+version, or nothing at all: some servers of the handshake's era are silent until they are greeted, and modern ones may
+be slow to start. So a silent one is greeted the old way as well, and what it answers decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.upstreams.mcp.protocol import (
+    ABOUT_US,
+    HANDSHAKE,
+    META,
+    MODERN,
+    UNSENT,
+    UNSUPPORTED_VERSION,
+    Era,
+    RpcError,
+    Server,
+    members,
+    strings,
+)
+
+if TYPE_CHECKING:
+    from interlock.upstreams.mcp.session import Session
+
+START_S = 30.0
+# A server that says nothing for so long is greeted in the way of the handshake's era as well.
+DISCOVER_S = 5.0
+
+
+async def agree(session: Session, era: Era) -> None:
+    """Find out who the server is and which version both speak; E3502 when there is none, or it takes too long."""
+    try:
+        async with asyncio.timeout(START_S):
+            await _negotiate(session, era)
+    except TimeoutError:
+        raise Failure("E3502", "the upstream did not agree on a version in time", details=UNSENT) from None
+
+
+async def _negotiate(session: Session, era: Era) -> None:
+    if era == "handshake":
+        await _initialize(session)
+        return
+    session.server = Server(MODERN[0])
+    asking = asyncio.ensure_future(session.request("server/discover", within_s=None))
+    try:
+        await asyncio.wait({asking}, timeout=DISCOVER_S if era == "auto" else START_S)
+        if not asking.done() and era == "auto" and await _greeted_before(session, asking):
+            return
+        supported = _modern(session, asking)
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    if supported is None:
+        return
+    if era == "modern":
+        raise _mismatch(supported)
+    session.server = Server("")
+    await _initialize(session)
+
+
+async def _greeted_before(session: Session, asking: asyncio.Future[Json]) -> bool:
+    """Greet a silent server the old way too, for it may be old, or slow to start: what it answers decides."""
+    session.server = Server("")
+    greeting = asyncio.ensure_future(_initialize(session))
+    try:
+        await asyncio.wait({asking, greeting}, return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            session.server = Server(MODERN[0])
+            return False
+        await greeting
+        return True
+    finally:
+        greeting.cancel()
+        await asyncio.gather(greeting, return_exceptions=True)
+
+
+def _modern(session: Session, asking: asyncio.Future[Json]) -> list[Any] | None:
+    """None if the server speaks the modern era; else what it speaks instead, as far as it says so."""
+    if not asking.done():
+        return []
+    try:
+        answer = asking.result()
+    except RpcError as error:
+        if error.code == UNSUPPORTED_VERSION and not set(_supported(error.data)) & {*HANDSHAKE}:
+            raise _mismatch(_supported(error.data)) from None
+        return []
+    supported = strings(answer.get("supportedVersions"))
+    if MODERN[0] not in supported:
+        return supported
+    _adopt(session, MODERN[0], answer, members(answer.get("_meta")).get(f"{META}serverInfo"))
+    return None
+
+
+async def _initialize(session: Session) -> None:
+    offer: Json = {"protocolVersion": HANDSHAKE[0], "capabilities": session.capabilities, "clientInfo": ABOUT_US}
+    try:
+        answer = await session.request("initialize", offer, within_s=None)
+    except RpcError as error:
+        if error.code == UNSUPPORTED_VERSION or _supported(error.data):
+            raise _mismatch(_supported(error.data)) from None
+        raise Failure("E3502", f"the upstream refused the handshake: {error.message[:200]}", details=UNSENT) from None
+    chosen = answer.get("protocolVersion")
+    if chosen not in HANDSHAKE:
+        raise _mismatch([str(chosen)])
+    _adopt(session, chosen, answer, answer.get("serverInfo"))
+    await session.notify("notifications/initialized")
+
+
+def _adopt(session: Session, protocol: str, answer: Json, info: Any) -> None:
+    instructions = answer.get("instructions")
+    session.server = Server(
+        protocol,
+        str(members(info).get("name") or ""),
+        str(members(info).get("version") or ""),
+        members(answer.get("capabilities")),
+        instructions if isinstance(instructions, str) else None,
+    )
+
+
+def _mismatch(offered: list[str]) -> Failure:
+    theirs = ", ".join(offered[:10])[:200] or "nothing it would name"
+    return Failure(
+        "E3502",
+        f"no protocol version in common: the upstream speaks {theirs}; this program {', '.join((*MODERN, *HANDSHAKE))}",
+        details={"sent": False, "reason": "protocol_version_mismatch"},
+    )
+
+
+def _supported(data: Any) -> list[str]:
+    return strings(members(data).get("supported"))

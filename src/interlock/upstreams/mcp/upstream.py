@@ -1,0 +1,256 @@
+"""One MCP server as an upstream: its tools are found and called, its resources and prompts are passed on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from interlock.core.clock import Clock
+from interlock.core.connector import ALONE, Discovered, Interaction, RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.upstreams import wire
+from interlock.upstreams.children import Restarts, Supervisor
+from interlock.upstreams.mcp.answers import plain, refusal, rounds, tell, understood, value
+from interlock.upstreams.mcp.config import McpConfig
+from interlock.upstreams.mcp.protocol import LOG_LEVEL, LOG_LEVELS, METHOD_NOT_FOUND, QUESTIONS, Listening, RpcError
+from interlock.upstreams.mcp.session import Session
+from interlock.upstreams.mcp.sessions import LIST_S, Sessions
+
+if TYPE_CHECKING:
+    from interlock.resilience.services import Services
+
+_LISTS = {"resources": "resources/list", "resourceTemplates": "resources/templates/list", "prompts": "prompts/list"}
+
+
+class McpUpstream:
+    """One MCP server, connected when first needed. `alert` is told when it cannot be kept running."""
+
+    def __init__(
+        self,
+        name: str,
+        config: McpConfig,
+        *,
+        clock: Clock,
+        on_change: Callable[[], None],
+        logs: Path | None = None,
+        alert: Callable[[str], None] | None = None,
+        restarts: Restarts | None = None,
+        services: Services | None = None,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._on_change = on_change
+        self._sessions = Sessions(
+            name, config, clock=clock, on_change=self._changed, logs=logs, alert=alert, restarts=restarts
+        )
+        place = config.url or name
+        self._sender = wire.Sender(
+            name, (place,), wire.RemoteConfig.model_validate({}), clock=clock, sleep=asyncio.sleep, services=services
+        )
+
+    def _changed(self) -> None:
+        """The server offers something else now, so what it answered before may be no answer any more."""
+        self._sender.forget()
+        self._on_change()
+
+    # Calling
+
+    async def call(self, call: RemoteCall) -> Any:
+        """The tool's value: always `content`, with `structuredContent` and `_meta` where the server gave them."""
+        lent = self._sessions.lent(call.credentials)
+        return await self._sender.send(call, lambda _: self._attempt(call, lent))
+
+    async def _attempt(self, call: RemoteCall, lent: Mapping[str, str]) -> Json:
+        slot = self._sessions.slot(lent, {})
+        session = await slot.get(call.left_s)
+        interaction = call.interaction
+        able = self._able(interaction, session)
+        listens = self._listens(interaction, session)
+        if able or listens is not None:
+            slot = self._sessions.slot(lent, able, listens, call.caller)
+            session = await slot.get(call.left_s)
+        params: Json = {"name": call.native["name"], "arguments": call.arguments}
+        try:
+            answer = await rounds(lambda sent: self._request(session, call, sent, listens), params, interaction)
+        except RpcError as error:
+            raise refusal(error, call) from None
+        except Failure as failure:
+            if (failure.details or {}).get("reason") == "session_gone":
+                slot.discard(session)
+            raise
+        finally:
+            call.reported["mcp_session_id"] = getattr(session.wire, "session_id", None)
+        call.reported["isError"] = answer.get("isError", False) is True
+        return value(answer, call)
+
+    async def _request(self, session: Session, call: RemoteCall, params: Json, listens: Listening | None) -> Json:
+        wants_log = {} if listens is None or not session.server.modern else {LOG_LEVEL: listens.level}
+        return await session.request(
+            "tools/call",
+            params,
+            within_s=call.left_s,
+            meta={**call.trace, **wants_log},
+            headers=self._headers(call),
+            progress=call.progress,
+            ask=call.interaction.ask,
+            tell=None if listens is None else lambda said: tell(listens, said, call),
+            capabilities=call.interaction.capabilities,
+            noted=call.reported,
+        )
+
+    def _able(self, interaction: Interaction, session: Session) -> Json:
+        """What a client can be asked that a conversation of the handshake's era must be opened with."""
+        if interaction.ask is None or not self._config.questions or session.server.modern:
+            return {}
+        return {name: said for name, said in interaction.capabilities.items() if name in QUESTIONS.values()}
+
+    def _listens(self, interaction: Interaction, session: Session) -> Listening | None:
+        """The client of a call, if it wants to hear what the server logs, and the server has a log."""
+        told = self._config.url is not None if self._config.logs is None else self._config.logs
+        if not told or not isinstance(interaction, Listening) or not session.server.offers("logging"):
+            return None
+        return interaction if interaction.level in LOG_LEVELS else None
+
+    def _headers(self, call: RemoteCall) -> dict[str, str]:
+        if self._config.url is None:
+            return {}
+        headers = call.trace
+        if "headers" in call.native:
+            from interlock.upstreams.mcp.http import parameter_headers
+
+            headers |= parameter_headers(call.native["headers"], call.arguments)
+        return headers
+
+    # Looking
+
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
+        """Everything the server offers now. Raises E3502 when no version of the protocol is common to both."""
+        async with self._asking(credentials) as session:
+            server = session.server
+            told = await session.pages("tools/list", "tools", within_s=LIST_S) if server.offers("tools") else []
+            tools, refused = understood(told, headers=self._config.url is not None)
+            about: Json = {
+                "name": server.name,
+                "version": server.version,
+                "protocol": server.protocol,
+                "capabilities": server.capabilities,
+                "instructions": server.instructions,
+                "resources": await self._list(session, "resources", "resources"),
+                "resourceTemplates": await self._list(session, "resources", "resourceTemplates"),
+                "prompts": await self._list(session, "prompts", "prompts"),
+            }
+        return Discovered(tools, refused, about)
+
+    @staticmethod
+    async def _list(session: Session, capability: str, what: str) -> list[Json]:
+        if not session.server.offers(capability):
+            return []
+        try:
+            found = await session.pages(_LISTS[what], what, within_s=LIST_S)
+        except RpcError as error:
+            if error.code == METHOD_NOT_FOUND:
+                return []
+            raise
+        return [cast("Json", one) for one in found if isinstance(one, dict)]
+
+    async def list_resources(self, credentials: Mapping[str, str] | None = None) -> list[Json]:
+        async with self._asking(credentials) as session:
+            return await self._list(session, "resources", "resources")
+
+    async def list_resource_templates(self, credentials: Mapping[str, str] | None = None) -> list[Json]:
+        async with self._asking(credentials) as session:
+            return await self._list(session, "resources", "resourceTemplates")
+
+    async def list_prompts(self, credentials: Mapping[str, str] | None = None) -> list[Json]:
+        async with self._asking(credentials) as session:
+            return await self._list(session, "prompts", "prompts")
+
+    async def read_resource(
+        self, uri: str, credentials: Mapping[str, str] | None = None, interaction: Interaction = ALONE
+    ) -> Json:
+        """The server's answer as it is: `contents`. Raises E3411 when it asks for more first, as tools do."""
+        return await self._read("resources/read", {"uri": uri}, credentials, interaction)
+
+    async def get_prompt(
+        self,
+        name: str,
+        arguments: Mapping[str, str] | None = None,
+        credentials: Mapping[str, str] | None = None,
+        interaction: Interaction = ALONE,
+    ) -> Json:
+        """The server's answer as it is: `description`, `messages`. Raises E3411 when it asks for more first."""
+        params: Json = {"name": name, "arguments": dict(arguments or {})}
+        return await self._read("prompts/get", params, credentials, interaction)
+
+    async def _read(
+        self, method: str, params: Json, credentials: Mapping[str, str] | None, interaction: Interaction
+    ) -> Json:
+        async with self._asking(credentials) as session:
+
+            async def ask(sent: Json) -> Json:
+                return await session.request(method, sent, within_s=LIST_S, capabilities=interaction.capabilities)
+
+            return plain(await rounds(ask, params, interaction))
+
+    async def complete(self, ref: Json, argument: Json, context: Json | None = None) -> Json:
+        """What the server proposes for an argument of a prompt or a template: `completion`, maybe of no values."""
+        async with self._asking(None) as session:
+            if not session.server.offers("completions"):
+                return {"completion": {"values": []}}
+            params = {"ref": ref, "argument": argument, **({} if context is None else {"context": context})}
+            return plain(await session.request("completion/complete", params, within_s=LIST_S))
+
+    async def watch(self, uri: str, heard: Callable[[], None]) -> None:
+        """Call `heard` once the server agreed to tell of changes of a resource, and then at every change.
+
+        Goes on until it is cancelled or the conversation ends. Raises E3109 if the server does not tell of any.
+        """
+        async with self._asking(None) as session:
+            if not session.server.offers("resources") or not session.server.capabilities["resources"].get("subscribe"):
+                raise Failure("E3109", f"`{self._name}` does not tell of changes of its resources")
+            await session.watch(uri, heard, LIST_S)
+
+    def _asking(self, credentials: Mapping[str, str] | None) -> _Asking:
+        """A session for a question of ours: without credentials, or with those of the one who asks."""
+        lent = {} if credentials is None else self._sessions.lent(credentials)
+        return _Asking(self._sessions.slot(lent, {}))
+
+    def attend(self, hear: Callable[[str], None]) -> None:
+        """Have `hear` told which of the server's lists change: tools, resources or prompts."""
+        self._sessions.attend(hear)
+
+    # Keeping it there
+
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
+        """Whether it answers within five seconds. A program that does not is ended, and so started again."""
+        await self._sessions.probe(credentials)
+
+    async def replace(self) -> None:
+        """Start everything anew without losing a call: the new one is up before the old one is asked to finish."""
+        await self._sessions.replace()
+
+    async def close(self) -> None:
+        """End every conversation and every program."""
+        await self._sessions.close()
+
+    def health(self) -> Json:
+        """How it fares, for those who watch: the state of the shared conversation, and how many there are."""
+        return self._sessions.health()
+
+
+class _Asking:
+    """A session for as long as a question takes, whose refusals become failures."""
+
+    def __init__(self, slot: Supervisor[Session], within_s: float = LIST_S) -> None:
+        self._slot = slot
+        self._within_s = within_s
+
+    async def __aenter__(self) -> Session:
+        return await self._slot.get(self._within_s)
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, RpcError):
+            raise refusal(error, None) from None

@@ -1,0 +1,255 @@
+"""HTTP as it is spoken on the wire: in order, within bounds, and answered once, whatever else the client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlock.doors import connection
+from interlock.doors.asgi import Message, Receive, Scope, Send, answer, read_body
+from interlock.doors.connection import Connection
+
+
+class Wire(NamedTuple):
+    """One end of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, *parts: bytes) -> None:
+        self.writer.write(b"".join(parts))
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        """The head and the body of the next answer."""
+        async with asyncio.timeout(10):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            if b"transfer-encoding: chunked" not in head:
+                length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                return head, await self.reader.readexactly(int(length or b"0"))
+            body = b""
+            while size := int(await self.reader.readline(), 16):
+                body += (await self.reader.readexactly(size + 2))[:-2]
+            await self.reader.readline()
+            return head, body
+
+    async def rest(self) -> bytes:
+        async with asyncio.timeout(10):
+            return await self.reader.read()
+
+
+class Place:
+    """A server whose application does as its paths say."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.port = 0
+        self.wires: list[Wire] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == "/echo":
+            await answer(send, 200, await read_body(receive), kind=b"text/plain")
+        elif path == "/wait":
+            await self.gate.wait()
+            await answer(send, 200, b"waited")
+        elif path == "/watch":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.gone.set()
+        elif path == "/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in (b"one ", b"", b"two"):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await self.gate.wait()
+            await send({"type": "http.response.body", "body": b""})
+        elif path == "/early":
+            await answer(send, 200, b"early")
+        elif path == "/nothing":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+        elif path == "/split":
+            await answer(send, 200, b"", [(b"x-name", b"a\r\nset-cookie: b")])
+        elif path == "/short":
+            await self._send(send, b"12345", length=b"9")
+        elif path == "/raise":
+            raise RuntimeError("no")
+
+    @staticmethod
+    async def _send(send: Send, body: bytes, length: bytes) -> None:
+        start: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]}
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+
+    async def wire(self) -> Wire:
+        self.wires.append(Wire(*await asyncio.open_connection("127.0.0.1", self.port)))
+        return self.wires[-1]
+
+    async def close(self) -> None:
+        for wire in self.wires:
+            wire.writer.close()
+            with contextlib.suppress(ConnectionError):
+                await wire.writer.wait_closed()
+
+
+@pytest_asyncio.fixture
+async def place() -> AsyncGenerator[Place]:
+    place = Place()
+    bound = socket.create_server(("127.0.0.1", 0))
+    place.port = bound.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(place, http=Connection, lifespan="off", log_level="critical"))
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    try:
+        yield place
+    finally:
+        place.gate.set()
+        await place.close()
+        server.should_exit = True
+        await serving
+
+
+def request(what: str, body: bytes = b"", *lines: str) -> bytes:
+    head = [f"{what} HTTP/1.1", "host: here", *lines, *([f"content-length: {len(body)}"] if body else [])]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+async def test_requests_that_come_together_are_answered_in_turn(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(*(request("POST /echo", str(number).encode()) for number in range(50)))
+    assert [(await wire.answer())[1] for _ in range(50)] == [str(number).encode() for number in range(50)]
+
+
+async def test_a_request_behind_a_slow_one_waits(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(request("GET /wait"), request("POST /echo", b"after"))
+    other = await place.wire()
+    other.send(request("POST /echo", b"other"))
+    assert (await other.answer())[1] == b"other"
+    place.gate.set()
+    assert (await wire.answer())[1] == b"waited"
+    assert (await wire.answer())[1] == b"after"
+
+
+async def test_what_is_no_request_takes_nothing_from_the_one_before_it(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(request("GET /wait"), b"\0\0 what is this\r\n\r\n")
+    other = await place.wire()
+    other.send(request("POST /echo", b"other"))
+    await other.answer()
+    place.gate.set()
+    head, body = await wire.answer()
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" in head
+    assert body == b"waited"
+    assert await wire.rest() == b""
+
+
+async def test_what_is_no_request_is_told_so(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(b"\0\0 what is this\r\n\r\n")
+    assert (await wire.answer())[0].startswith(b"HTTP/1.1 400 ")
+    assert await wire.rest() == b""
+
+
+async def test_a_body_is_asked_for_when_it_is_wanted_and_only_then(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(request("POST /echo", b"", "content-length: 4", "expect: 100-Continue"))
+    assert (await wire.answer())[0] == b"HTTP/1.1 100 Continue\r\n\r\n"
+    wire.send(b"body")
+    assert (await wire.answer())[1] == b"body"
+    wire.send(request("POST /early", b"", "content-length: 4", "expect: 100-continue"))
+    assert (await wire.answer())[1] == b"early"
+
+
+async def test_answers_without_a_length_are_sent_as_they_come(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(request("GET /stream"))
+    async with asyncio.timeout(10):
+        begun = await wire.reader.readuntil(b"3\r\ntwo\r\n")
+    assert b"transfer-encoding: chunked" in begun
+    assert begun.endswith(b"\r\n\r\n4\r\none \r\n3\r\ntwo\r\n")
+    place.gate.set()
+    async with asyncio.timeout(10):
+        assert await wire.reader.readuntil(b"0\r\n\r\n") == b"0\r\n\r\n"
+    wire.send(request("HEAD /echo"), request("GET /nothing"), request("POST /echo", b"x"))
+    async with asyncio.timeout(10):
+        assert b"content-length: 0" in await wire.reader.readuntil(b"\r\n\r\n")
+        assert (await wire.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204 No Content\r\n")
+    assert (await wire.answer())[1] == b"x"
+
+
+@pytest.mark.parametrize("path", ["/split", "/raise", "/nowhere"])
+async def test_an_application_that_breaks_is_an_error_and_nothing_of_it_is_sent(place: Place, path: str) -> None:
+    wire = await place.wire()
+    wire.send(request(f"GET {path}"))
+    head, _ = await wire.answer()
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert b"cookie" not in head
+    assert await wire.rest() == b""
+
+
+async def test_an_answer_of_another_length_than_it_said_is_cut_off(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(request("GET /short"))
+    assert (await wire.rest()).startswith(b"HTTP/1.1 500 ")
+
+
+async def test_a_client_that_goes_is_noticed(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(request("GET /watch"))
+    wire.writer.close()
+    async with asyncio.timeout(10):
+        await place.gone.wait()
+
+
+async def test_an_old_client_is_answered_and_left(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(b"POST /echo HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
+    head, body = await wire.answer()
+    assert b"connection: close" in head
+    assert body == b"hi"
+    assert await wire.rest() == b""
+
+
+async def test_a_connection_that_is_not_used_is_closed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.05)
+    wire = await place.wire()
+    wire.send(request("POST /echo", b"x"))
+    await wire.answer()
+    assert await wire.rest() == b""
+
+
+async def test_however_requests_are_cut_into_pieces_they_are_the_same(place: Place) -> None:
+    whole = b"".join((
+        request("POST /echo", b"first"),
+        b"POST /echo HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n3\r\nsec\r\n3\r\nond\r\n0\r\n\r\n",
+        request("GET /early"),
+        request("POST /echo", b"last", "connection: close"),
+    ))  # fmt: skip
+    loop = asyncio.get_running_loop()
+
+    async def spoken(cuts: list[int]) -> None:
+        wire = await place.wire()
+        for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+            wire.send(whole[start:end])
+            await wire.writer.drain()
+            await asyncio.sleep(0)
+        answers = [(await wire.answer())[1] for _ in range(4)]
+        assert answers == [b"first", b"second", b"early", b"last"]
+        assert await wire.rest() == b""
+
+    @settings(max_examples=40)
+    @given(st.lists(st.integers(1, len(whole) - 1), max_size=6, unique=True).map(sorted))
+    def check(cuts: list[int]) -> None:
+        asyncio.run_coroutine_threadsafe(spoken(cuts), loop).result(30)
+
+    await asyncio.to_thread(check)

@@ -1,0 +1,414 @@
+"""What a contract promises, kept at every door: what is hidden stays hidden, what fails says so in one form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+from pydantic import BaseModel, ConfigDict
+
+from interlock import Field, Hook, Interlock, tool
+from interlock.core.connector import RemoteCall
+from interlock.core.contract import ERROR_SCHEMA
+from interlock.core.errors import CODES, Failure
+from interlock.core.objects import ToolError
+from interlock.core.redact import safe_log
+from interlock.core.results import ENVELOPE_SCHEMA
+from interlock.core.schema import Schema
+from interlock.doors.server import Gate, Listening
+from interlock.registry.source import load
+from interlock.telemetry.logs import JsonLines
+from tests import sample
+from tests.conftest import TOOLS
+from tests.doors.contracts import WIRES, Heard, Wires, opened
+from tests.gateway.test_interleavings import admit
+from tests.gateway.test_paging import rows
+from tests.gateway.test_programs import NAMED, written
+from tests.upstreams.test_manager import Scripted
+from tests.upstreams.test_manager import opened as far
+
+Json = dict[str, Any]
+SECRET = "sk-live-0123456789abcdef"
+PLACE = "/srv/interlock/private/signing.key"
+WORDS = f"cannot read {PLACE} with password={SECRET}"
+TRACEBACK = f'{WORDS}\nTraceback (most recent call last):\n  File "{PLACE}", line 3, in run'
+Hint = Annotated[str, Field(description="set by the runtime", examples=["t"], json_schema_extra={"x-internal": True})]
+
+
+class Options(BaseModel):
+    """An object that takes any other field as well."""
+
+    model_config = ConfigDict(extra="allow")
+
+    note: sample.Text = "none"
+    billing_hint: Hint = "none"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def routed(
+    text: sample.Text,
+    options: Annotated[Options, Field(description="more", examples=[{"note": "a"}])],
+    tenant_hint: Hint = "none",
+) -> str:
+    """Say what arrived."""
+    state.runs += 1
+    return f"{text} {tenant_hint} {options.billing_hint}"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def raises(code: sample.Text) -> str:
+    """Fail in the way that it is asked for."""
+    raise Failure(code)
+
+
+class Box(BaseModel):
+    """A result with a bound."""
+
+    number: Annotated[int, Field(le=9)]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def boxed(number: Annotated[int, Field(description="a number", examples=[1], ge=0)]) -> Box:
+    """Put a number into a box that may be too small for it."""
+    state.runs += 1
+    return {"number": number}  # pyright: ignore[reportReturnType] - not checked here, but by its contract
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def explodes(how: sample.Text) -> str:
+    """Fail with what nobody else should read."""
+    raise state.failures[how]()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="c")
+async def choosy(text: sample.Text) -> str:
+    """Never get as far as this."""
+    return text
+
+
+@choosy.check
+def _(text: str) -> list[str]:
+    raise RuntimeError(WORDS)
+
+
+class State:
+    """What the tools of this module did, and how they are to fail."""
+
+    runs = 0
+    failures: dict[str, Callable[[], Exception]] = {  # noqa: RUF012 - never changed
+        "foreseen": lambda: Failure("E3502", TRACEBACK),
+        "in its details": lambda: Failure("E3401", "see the details", details={"why": WORDS, "at": [PLACE]}),
+        "unforeseen": lambda: RuntimeError(WORDS),
+    }
+
+
+state = State()
+
+
+@pytest_asyncio.fixture
+async def wires(home: Path) -> AsyncGenerator[Wires]:
+    state.runs = 0
+    async with opened(home) as made:
+        for one in TOOLS:
+            made.lock.catalog.attach(one)
+        await admit(made.lock, routed, raises, boxed, explodes, choosy, rows)
+        yield made
+
+
+# What callers may not see
+
+
+@pytest.mark.proves("CONTRACT-12")
+@pytest.mark.parametrize("door", WIRES)
+async def test_a_field_of_the_runtimes_own_shows_nowhere_and_is_refused(wires: Wires, door: str) -> None:
+    for told in await wires.found(door, "c.routed"):
+        assert "routed" in told or "1.0.0" in told, "it is there"
+        assert "hint" not in told
+        assert "x-internal" not in told
+    good = {"text": "a", "options": {"note": "b", "anything": 1}}
+    assert "a none none" in str((await wires.call(door, "c.routed", good)).data)
+    for sent in (
+        {**good, "tenant_hint": "mine"},
+        {"text": "a", "options": {"billing_hint": "mine"}},
+        {"text": "a", "options": {"note": "b", "anything": 1, "billing_hint": "mine"}},
+        {"text": "a", "tenant_hin": "x"},
+        {"text": 1, "options": {"billing_hin": "x"}, "tenant_hint": 1},
+    ):
+        heard = await wires.call(door, "c.routed", sent)
+        assert heard.failure["errorCode"] == "INVALID_INPUT"
+        assert "tenant_hint" not in heard.text
+        assert "billing_hint" not in heard.text
+    assert state.runs == 1
+
+
+# What a failure says
+
+
+@pytest.mark.proves("CONTRACT-18")
+async def test_every_code_is_the_same_triple_with_its_own_status_at_every_door(wires: Wires) -> None:
+    seen: set[str] = set()
+    for code, row in CODES.items():
+        if row.http == 200:
+            continue  # a diagnostic, which fails nothing
+        # Both eras of MCP word a failure by the same function; the slower is asked once for each errorCode.
+        doors = [door for door in WIRES if door != "mcp-legacy" or row.error_code not in seen]
+        seen.add(row.error_code)
+        heard = {door: await wires.call(door, "c.raises", {"code": code}) for door in doors}
+        expected = (code, row.error_code.value, row.error_class.value, bool(row.retryable))
+        assert {door: one.triple for door, one in heard.items()} == dict.fromkeys(doors, expected)
+        statuses = {"rest": row.http, "jsonrpc": row.jsonrpc, "grpc": row.grpc}
+        assert {door: one.status for door, one in heard.items()} == {
+            door: statuses.get(door, "isError") for door in doors
+        }
+
+
+def sound(heard: Heard, door: str) -> Json:
+    """The envelope, which has all that every envelope has and nothing that none may have."""
+    envelope = heard.failure
+    assert Schema(ERROR_SCHEMA).valid(envelope)
+    if door != "grpc":  # which has a typed form of it, with no place for anything else
+        assert ToolError.parse(envelope).document() == envelope
+    for name in (
+        "retryable", "humanMessage", "message", "traceId", "error_code", "errorCode", "error_class", "recoverability",
+        "resolution", "policy_refs", "evidence_refs",
+    ):  # fmt: skip
+        assert name in envelope
+    assert envelope["traceId"]
+    assert envelope["humanMessage"] == envelope["message"]
+    for private in (SECRET, PLACE, "Traceback", "RuntimeError: ", ".py"):
+        assert private not in heard.text
+    return envelope
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(WORDS)
+
+
+def _hook(lock: Interlock, when: Any) -> None:
+    lock.hook(Hook(id="h", when=when, tools="demo.add", run=raising))
+
+
+LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch], object]] = {
+    "the service": lambda w, m: m.setattr(w.service.calls, "invoke", raising),
+    "request": lambda w, m: m.setattr(w.lock.gateway, "_request", raising),
+    "validate": lambda w, m: m.setattr(w.lock.gateway, "_validate", raising),
+    "a hook before": lambda w, _: _hook(w.lock, "pre"),
+    "authorize": lambda w, m: m.setattr(w.lock.gateway, "_authorizer", None),
+    "execute": lambda w, m: m.setattr(w.lock.gateway.execution, "run", raising),
+    "verify": lambda w, m: m.setattr(w.lock.gateway, "_verify", raising),
+    "closing": lambda w, m: m.setattr(w.lock.gateway._closer, "succeed", raising),  # pyright: ignore[reportPrivateUsage]
+    "the journal": lambda w, m: [m.setattr(w.lock.journal, n, raising) for n in ("append", "record", "commit")],
+}
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("layer", LAYERS)
+async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says_what_it_was(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, layer: str
+) -> None:
+    for door in WIRES:
+        assert (await wires.call(door, "demo.add", {"a": 1})).envelope is None
+        with monkeypatch.context() as broken:
+            LAYERS[layer](wires, broken)
+            heard = await wires.call(door, "demo.add", {"a": 1})
+        wires.lock.gateway.hooks.registered.clear()
+        envelope = sound(heard, door)
+        assert envelope["error_code"] in ("E3000", "E3211"), (door, envelope)
+        assert logged(wires, caplog, envelope["traceId"]), door
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("how", State.failures)
+async def test_what_a_tool_fails_with_is_told_without_what_it_gives_away(
+    wires: Wires, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    for door in WIRES:
+        envelope = sound(await wires.call(door, "c.explodes", {"how": how}), door)
+        assert logged(wires, caplog, envelope["traceId"]), door
+        checked = sound(await wires.call(door, "c.choosy", {"text": "a"}), door)
+        assert logged(wires, caplog, checked["traceId"]), door
+
+
+def logged(wires: Wires, caplog: pytest.LogCaptureFixture, trace_id: str) -> str:
+    """What the log says under a trace: what happened and where, without the secret."""
+    form = JsonLines(lambda text: safe_log(wires.lock.redactor, text))
+    found = [record for record in caplog.records if getattr(record, "trace_id", None) == trace_id]
+    lines = "\n".join(form.format(record) for record in found if record.levelno >= logging.WARNING)
+    assert SECRET not in lines
+    return lines if PLACE in lines or "raising" in lines or "NoneType" in lines else ""
+
+
+@pytest.mark.proves("CONTRACT-13")
+async def test_what_is_no_request_at_all_is_told_as_an_envelope_too(wires: Wires) -> None:
+    http, bad = wires.http, {"authorization": "Bearer nonsense"}
+    answers = [
+        await http.post("/v1/tools/invoke", content=b"{"),
+        await http.post("/v1/tools/invoke", json={"tool_id": "demo.add"}, headers=bad),
+        await http.get("/v1/nothing"),
+        await http.delete("/v1/policy"),
+        await http.get("/v1/tools", params={"limit": "x"}),
+        await http.get("/rpc"),
+        await http.post("/rpc", content=b"{"),
+        await http.post("/rpc", json=[]),
+        await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "nothing"}),
+        await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": {"x": 1}}),
+        await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "tools.list"}, headers=bad),
+        await http.post("/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=bad),
+        await http.get("/health", headers={"host": "elsewhere.example"}),
+        await http.get("/health", headers={"origin": "http://elsewhere.example"}),
+    ]
+    for answer in answers:
+        body: Any = answer.json()
+        told = body.get("interlock") or body["error"].get("data") or body["error"]
+        sound(Heard(answer.text, answer.status_code, envelope=told), "rest")
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_door_that_cannot_even_be_loaded_is_told_as_an_envelope(
+    caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    for gate in (Gate(Listening(), {}, raising), Gate(Listening(), {(method, "/x"): raising}, raising)):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://localhost") as client:
+            answer = await client.request(method, "/x")
+        envelope = sound(Heard(answer.text, answer.status_code, envelope=answer.json()["error"]), "rest")
+        assert (answer.status_code, envelope["error_code"]) == (500, "E3000")
+        assert any(getattr(record, "trace_id", None) == envelope["traceId"] for record in caplog.records)
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("modern", [True, False])
+async def test_a_list_that_cannot_be_made_is_told_as_an_envelope(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, modern: bool
+) -> None:
+    await wires.mcp("tools/list", {}, modern=modern)
+    monkeypatch.setattr(wires.service.tools, "page", raising)
+    text = await wires.mcp("tools/list", {}, modern=modern)
+    error: Json = orjson.loads(text)["error"]
+    envelope = sound(Heard(text, 0, envelope=error.get("data") or error), "mcp")
+    assert logged(wires, caplog, envelope["traceId"])
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("modern", [True, False])
+async def test_a_fault_of_the_protocol_is_told_as_an_envelope(wires: Wires, modern: bool) -> None:
+    bad: tuple[tuple[str, Json], ...] = (
+        ("tools/nothing", {}),
+        ("tools/list", {"cursor": 7}),
+        ("tools/call", {"name": "demo-nothing", "arguments": {}}),
+        ("tools/call", {"name": "demo-add", "arguments": {"a": 1}, "_meta": {"interlock/key": 7}}),
+        ("resources/read", {"uri": "payload:nothing"}),
+    )
+    for method, params in bad:
+        text = await wires.mcp(method, params, modern=modern)
+        sound(Heard(text, 0, envelope=orjson.loads(text)["error"]["data"]), "grpc")
+
+
+# What a result says
+
+
+def sections(heard: Heard, door: str) -> Json:
+    """The four sections of a success, wherever a door puts them."""
+    about: Json = heard.about
+    data = heard.data["result"] if door.startswith("mcp") and set(heard.data) == {"result"} else heard.data
+    return {"data": data, "pagination": None, **{n: about[n] for n in about if n in ENVELOPE_SCHEMA["properties"]}}
+
+
+@pytest.mark.proves("CONTRACT-07")
+@pytest.mark.parametrize("door", WIRES)
+async def test_the_cursor_alone_fetches_the_next_page_at_every_door(wires: Wires, door: str) -> None:
+    asked: Json = {"prefix": "a", "secret": "hush"}
+    gathered: list[int] = []
+    pages = 0
+    while True:
+        heard = await wires.call(door, "p.rows", asked)
+        envelope = sections(heard, door)
+        assert Schema(ENVELOPE_SCHEMA).valid(envelope), Schema(ENVELOPE_SCHEMA).errors(envelope)
+        assert envelope["pagination"]["totalCount"] == 25
+        assert "hush" not in heard.text
+        gathered += envelope["data"]
+        pages += 1
+        if not envelope["pagination"]["hasMore"]:
+            break
+        asked = {"cursor": envelope["pagination"]["cursor"]}
+    assert (gathered, pages) == (list(range(25)), 3)
+
+
+@pytest.mark.proves("CONTRACT-07")
+@pytest.mark.parametrize("door", WIRES)
+async def test_every_success_says_where_its_data_comes_from_and_what_it_took(wires: Wires, door: str) -> None:
+    calls: tuple[tuple[str, Json, str | None, str], ...] = (
+        ("demo.add", {"a": 1, "b": 2}, None, "compute"),
+        ("demo.echo", {"value": {"a": None}}, None, "compute"),
+        ("demo.increment", {"name": "n"}, "k", "compute"),
+        ("demo.increment", {"name": "n"}, "k", "replay"),
+    )
+    for name, asked, key, freshness in calls:
+        envelope = sections(await wires.call(door, name, asked, key), door)
+        assert Schema(ENVELOPE_SCHEMA).valid(envelope), envelope
+        assert envelope["pagination"] is None
+        assert (envelope["provenance"]["source"], envelope["provenance"]["freshness"]) == (name, freshness)
+
+
+# What passes at all
+
+
+@pytest.mark.proves("CONTRACT-01")
+@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation")
+@pytest.mark.parametrize("door", WIRES)
+async def test_neither_an_input_nor_an_output_passes_a_door_that_does_not_fit_its_schema(
+    wires: Wires, door: str
+) -> None:
+    for sent in ({}, {"number": -1}, {"number": "x"}, {"number": 1, "more": 1}, {"number": None}, {"number": [1]}):
+        assert (await wires.call(door, "c.boxed", sent)).failure["error_class"] == "schema_validation_failed"
+    assert state.runs == 0
+    alerts: list[Any] = []
+    stop = wires.lock.listen(lambda event: alerts.append(event) if event.type == "tool.alert" else None)
+    heard = await wires.call(door, "c.boxed", {"number": 7654321})
+    stop()
+    (alert,) = alerts
+    assert (alert.tool, alert.data) == ("c.boxed@1.0.0", {"alert": "TOOL_OUTPUT_SCHEMA_VIOLATION", "at": ["/number"]})
+    await wires.lock.journal.commit(lambda _: None)
+    rows = wires.lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+    record: Json = orjson.loads(rows[0][0])
+    assert (record["status"], record["outputSummary"], record["error_code"]) == ("ERROR", None, "E3303")
+    assert b"7654321" not in rows[0][0]
+    assert heard.triple == ("E3303", "INTERNAL_TOOL_ERROR", "schema_validation_failed", False)
+    assert "/number" in heard.text
+    assert "7654321" not in heard.text
+    assert (await wires.call(door, "c.boxed", {"number": 9})).data == {"number": 9}
+
+
+class Careless(Scripted):
+    """An upstream that answers something else than it says."""
+
+    async def call(self, call: RemoteCall) -> Any:
+        await super().call(call)
+        return {"said": 7654321}
+
+
+@pytest.mark.proves("CONTRACT-01")
+async def test_no_executor_is_handed_or_hands_on_what_does_not_fit(home: Path, tmp_path: Path) -> None:
+    server = Careless()
+    _, programs = load(written(tmp_path / "programs.json", NAMED["misfit"], NAMED["bare"]))
+    async with far(home, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        await admit(lock, boxed, *programs)
+        state.runs = 0
+        for name, unfit, fit in (
+            ("c.boxed", {"number": "x"}, {"number": 7654321}),
+            ("prog.misfit", {"more": 1}, {}),
+            ("far.look", {"text": 5.5}, {"text": "a"}),
+        ):
+            refused, wrong = await lock.call(name, unfit), await lock.call(name, fit)
+            assert refused.error is not None
+            assert refused.error.row.error_class == "schema_validation_failed"
+            assert wrong.error is not None
+            assert (wrong.error.code, wrong.value) == ("E3303", None)
+        assert (state.runs, len(server.calls)) == (1, 1)

@@ -1,0 +1,387 @@
+"""What calls through every door leave behind, and what they do not: one record each, and nothing private anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import orjson
+import pytest
+import pytest_asyncio
+from pydantic import BaseModel
+
+from interlock import Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
+from interlock.authority.identities import Identity
+from interlock.core.redact_schema import Walk
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.telemetry.trace import Span
+from tests import sample
+from tests.authority.test_tokens import did_of
+from tests.doors.contracts import WIRES, Wires, wired
+from tests.doors.test_lifecycle import ONE_EACH, Place, opened
+from tests.doors.test_parity import Wish
+from tests.gateway.test_interleavings import admit
+
+Json = dict[str, Any]
+FIELDS = {
+    "timestamp", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash", "outputSummary",
+    "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
+}  # fmt: skip
+API_KEY, PASSWORD = "sk-secret123456", "supersecret"
+CHANNELS = [{"name": "chat", "url": "json://127.0.0.1:9/{secret}", "secret": "chat", "allow_private": True}]
+Private = Annotated[
+    str, Field(description="for nobody else", examples=["x"], json_schema_extra={"x-sensitivity": "pii"})
+]
+Coded = Annotated[
+    str,
+    Field(
+        description="for nobody else, of one form", examples=["n-1"], pattern="^[a-zA-Z0-9-]+$",
+        json_schema_extra={"x-sensitivity": "confidential"},
+    ),
+]  # fmt: skip
+Key = Annotated[str, Field(description="a key of some service", examples=["k"])]
+How = Annotated[str, Field(description="how it ends", examples=["well"])]
+
+
+@pytest_asyncio.fixture
+async def place(home: Path) -> AsyncGenerator[Place]:
+    async with opened(home) as made:
+        yield made
+
+
+# One record for each
+
+NAMED = "arguments that a tool itself reports as a change or names a resource by; hashes on Postgres nodes"
+
+
+class Case(BaseModel):
+    """A call, and what its record says."""
+
+    tool: str
+    arguments: Json
+    status: str = "SUCCESS"
+    error: str | None = None
+    decision: str | None = "ALLOW"
+    operation: str = "invoke"
+    source: str = "compute"
+    changes: Json = {}
+    keyed: bool = False
+    dry_run: bool = False
+
+    def wish(self, door: str) -> Wish:
+        return Wish(self.tool, self.arguments, key=f"k-{door}" if self.keyed else None, dry_run=self.dry_run)
+
+
+CASES: Mapping[str, Case] = {
+    "read": Case(tool="demo.add", arguments={"a": 1, "b": 2}),
+    "write": Case(tool="demo.increment", arguments={"name": "a"}, keyed=True, changes={"counter:a": "UPDATE"}),
+    "replayed": Case(tool="demo.increment", arguments={"name": "a"}, keyed=True, source="replay"),
+    "dry run": Case(
+        tool="demo.increment", arguments={"name": "a"}, dry_run=True, operation="preview", source="preview"
+    ),
+    "unknown": Case(tool="demo.nothing", arguments={}, status="ERROR", error="TOOL_NOT_FOUND", decision=None),
+    "invalid": Case(
+        tool="demo.add", arguments={"a": "many"}, status="ERROR", error="INVALID_INPUT", decision=None
+    ),
+    "denied": Case(
+        tool="demo.shout", arguments={"text": "x"}, status="ERROR", error="AUTHORIZATION_DENIED", decision="DENY"
+    ),
+    "failed": Case(
+        tool="demo.unsteady", arguments={"name": "a"}, status="ERROR", error="EXECUTION_FAILED", keyed=True
+    ),
+    "timed out": Case(tool="life.gives_up", arguments={}, status="TIMEOUT", error="DEADLINE_EXCEEDED"),
+}  # fmt: skip
+
+
+@pytest.mark.proves("AUDIT-01")
+@pytest.mark.part_of(
+    "AUDIT-02", rest="arguments that a tool itself reports as a change or names a resource by; Postgres"
+)
+async def test_through_every_door_each_outcome_leaves_one_record_with_every_field(place: Place) -> None:
+    place.lock.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
+    hashes: dict[str, set[str]] = {}
+    made = len(place.records("closed"))
+    for door in ONE_EACH:
+        for name, case in CASES.items():
+            sample.flaky.failures = [ValueError("it failed")]
+            await place.ways[door](case.wish(door))
+            record = await place.last("closed")
+            made += 1
+            assert len(place.records("closed")) == made, (door, name)
+            assert record.keys() >= FIELDS, (door, name)
+            said = (record["status"], record["errorCode"], record["operation"], record["source"])
+            source = "synthetic" if name == "timed out" else case.source
+            assert said == (case.status, case.error, case.operation, source), (door, name)
+            assert record["authDecision"] == case.decision, (door, name)
+            assert (record["callerId"], record["agentId"]) == (did_of("ann"), did_of("bot"))
+            assert {one["resource"]: one["operation"] for one in record["sideEffects"]} == case.changes
+            assert record["timestamp"].endswith("Z")
+            assert record["latencyMs"] >= 0
+            assert record["traceId"]
+            assert record["inputHash"] == hashlib.sha256(orjson.dumps(case.arguments)).hexdigest()
+            assert (record["version"] is None) == (name == "unknown")
+            hashes.setdefault(name, set()).add(record["inputHash"])
+    assert {len(found) for found in hashes.values()} == {1}
+    pending = await place.pending("rest", Wish("life.mail", {"to": "ann"}, key="p"))
+    asked = await place.last("pending")
+    assert (asked["approvalTicketId"], asked["authDecision"]) == (pending["ticketId"], "REQUIRES_APPROVAL")
+
+
+# Who reads
+
+
+@pytest.mark.part_of("AUDIT-03", rest="the runtime role on Postgres")
+async def test_what_others_called_is_seen_with_the_scope_alone_and_seeing_it_is_on_record(place: Place) -> None:
+    lock = place.lock
+    await place.ways["rest"](Wish("demo.add", {"a": 1}))
+    call = (await place.last())["call"]
+    await lock.identities.register(Identity(did=did_of("eve"), name="eve", kind="human"), by="test")
+    for scopes, seen in ((), False), (("audit:read",), True):
+        token = await lock.tokens.issue(subject=did_of("eve"), scopes=scopes, by=lock.caller)
+        bearer = {"authorization": f"Bearer {token}"}
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "calls.status", "params": [call]}
+        told = [
+            "result" in (await place.http.post("/rpc", json=asked, headers=bearer)).json(),
+            (await place.http.get(f"/v1/calls/{call}", headers=bearer)).status_code == 200,
+            (await place.http.get("/v1/audit/records", headers=bearer)).status_code == 200,
+            (await place.http.get("/v1/audit/export", headers=bearer)).status_code == 200,
+        ]
+        assert told == [seen] * 4
+    await lock.journal.drain()
+    read = place.records("audit.read")
+    assert [(one["by"], one["what"]) for one in read] == [
+        (did_of("eve"), what) for what in ("call", "call", "records", "export")
+    ]
+
+
+# Where it comes from
+
+
+@pytest.mark.proves("LIFE-19")
+async def test_every_door_says_of_a_success_where_it_comes_from_and_what_it_took(sinks: tuple[Wires, Sinks]) -> None:
+    wires, _ = sinks
+    for door in WIRES:
+        for key in (door, door):  # and so does a replay
+            told = await wires.call(door, "priv.note", {"slot": "a", "note": "n", "how": "well"}, key=key)
+            source, execution = told.about["provenance"], told.about["execution"]
+            assert (source["source"], source["version"]) == ("priv.note", "1.0.0"), door
+            assert source["executedAt"] <= source["retrievedAt"]
+            assert min(execution["latencyMs"], execution["cost"]) >= 0
+
+
+# Nothing private
+
+
+class Kept(BaseModel):
+    """What a tool of these tests gives back."""
+
+    slot: str
+    note: Private
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="priv", effects=[Effect("note:{slot}", "UPDATE")])
+async def note(ctx: Context, slot: sample.Name, note: Coded, how: How) -> Kept:
+    """Keep a private note, and say so wherever it can be said."""
+    ctx.log.warning("keeping %s", note)
+    ctx.progress(f"keeping {note}", percent=50)
+    ctx.partial(Kept(slot=slot, note=note).model_dump())
+    ctx.effect(f"note:{slot}", "UPDATE", before=None, after={"note": note})
+    if how == "fail":
+        raise Failure("E3401", f"cannot keep {note}", details={"with": note})
+    if how == "crash":
+        raise ValueError(f"cannot keep {note}")
+    return Kept(slot=slot, note=note)
+
+
+@note.preview
+def _(slot: str, note: str, how: str) -> Preview:
+    return Preview(impact=f"{note} would be kept")
+
+
+@note.compensate
+async def _(result: Kept) -> None:
+    return None
+
+
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="priv", effects=[Effect("post:{slot}", "CREATE")])
+async def post(slot: sample.Name, note: Coded) -> str:
+    """Post a private note; a person must agree."""
+    return slot
+
+
+@post.preview
+async def _(slot: str, note: str) -> Preview:
+    return Preview(impact=f"{note} would be posted to {slot}")
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="priv", effects=[Effect("vault:{slot}", "UPDATE")])
+async def vault(ctx: Context, slot: sample.Name, api_key: Key, password: Key) -> dict[str, str]:
+    """Use credentials that came as arguments, and let them out in every way there is."""
+    ctx.log.warning("using %s and %s", api_key, password)
+    ctx.progress(f"using {password}")
+    ctx.effect(f"vault:{slot}", "UPDATE", before=password, after=api_key)
+    if slot == "fail":
+        raise Failure("E3502", f"{api_key} was refused", details={"password": password})
+    return {"api_key": api_key, "said": f"{password} works"}
+
+
+@vault.preview
+def _(slot: str, api_key: str, password: str) -> Preview:
+    return Preview(impact=f"{api_key} would be used")
+
+
+@vault.compensate
+async def _(result: dict[str, str]) -> None:
+    return None
+
+
+class Sinks:
+    """Everything that anything of a call is written or sent to."""
+
+    def __init__(self, lock: Interlock, log: pytest.LogCaptureFixture) -> None:
+        self._lock = lock
+        self._log = log
+        self._events: list[str] = []
+        self._spans: list[Span] = []
+        self.wire: list[str] = []
+        lock.listen(lambda event: self._events.append(str(event.document())))
+        tracer = lock.gateway.telemetry.tracer
+        assert tracer is not None
+        tracer.sinks.append(self._spans.extend)
+
+    async def texts(self) -> dict[str, str]:
+        lock = self._lock
+        await lock.journal.drain()
+        files = [path for path in lock.home.path.rglob("*") if path.is_file()]
+        tables = ("journal", "ticket", "notification", "reservation", "session", "payload")
+        return {
+            "answers": "\n".join(self.wire),
+            "events": "\n".join(self._events),
+            "log": self._log.text,
+            "traces": str(self._spans),
+            "metrics": lock.gateway.telemetry.metrics.render().decode(),
+            "process": " ".join(sys.orig_argv),
+            **{table: repr(lock.journal.read(f"SELECT * FROM {table}")) for table in tables},
+            **{str(path): path.read_bytes().decode("latin-1") for path in files},
+        }
+
+    async def holding(self, *canaries: str) -> list[str]:
+        texts = await self.texts()
+        return [f"{canary} in {name}" for canary in canaries for name, text in texts.items() if canary in text]
+
+
+@pytest_asyncio.fixture
+async def sinks(home: Path, caplog: pytest.LogCaptureFixture) -> AsyncGenerator[tuple[Wires, Sinks]]:
+    caplog.set_level("DEBUG", logger="interlock")
+    given: Json = {"housekeeping": False, "trace_ratio": 1.0, "channels": CHANNELS}
+    async with Interlock.open(home, **given) as lock:
+        await admit(lock, note, post, vault)
+        async with wired(lock) as wires:
+            yield wires, Sinks(lock, caplog)
+
+
+@pytest.mark.proves("AUDIT-06")
+async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call_ends(
+    sinks: tuple[Wires, Sinks],
+) -> None:
+    wires, found = sinks
+    wires.lock.hook(Hook(id="no", when="pre", tools="priv.note", run=_denies))
+    canaries: list[str] = []
+    for number, door in enumerate(WIRES):
+        for how in ("well", "fail", "crash", "deny", "invalid"):
+            canary = f"Quux{number}{how}7731"
+            canaries.append(canary)
+            given = {"slot": "a", "note": f"{canary} !" if how == "invalid" else canary, "how": how}
+            told = await wires.call(door, "priv.note", given, key=f"{how}-{number}")
+            found.wire.append(told.text)
+            if how == "well":
+                assert told.data == {"slot": "a", "note": "[REDACTED]"}, door
+            else:
+                assert told.failure["error_code"] == {"invalid": "E3301", "deny": "E3206"}.get(how, "E3401"), door
+        canary = f"Quux{number}gated7731"
+        canaries.append(canary)
+        pending = await _gated(wires, door, canary)
+        assert "APPROVAL_REQUIRED" in pending, door
+        found.wire.append(pending)
+    shown = await wires.lock.call("priv.note", {"slot": "a", "note": canaries[0], "how": "well"}, key="shown")
+    assert shown.document()["redaction_state"] == {"redacted": True, "paths": ["/note"]}
+    assert await found.holding(*canaries) == []
+    texts = await found.texts()
+    assert "[REDACTED]" in texts["answers"]
+    assert "tool.result.redacted" in texts["events"]
+    assert "priv.note" in texts["traces"]
+    assert "priv_note" in texts["metrics"] or "priv.note" in texts["metrics"]
+    assert "keeping [REDACTED]" in texts["log"]
+    assert wires.lock.journal.read("SELECT COUNT(*) FROM notification") == [(len(WIRES),)]
+
+
+def _denies(seen: Any) -> HookResult | None:
+    return HookResult(permission="deny") if seen.input["how"] == "deny" else None
+
+
+async def _gated(wires: Wires, door: str, canary: str) -> str:
+    """What a door says of a call that waits for a person."""
+    given, key = {"slot": door, "note": canary}, f"gated-{door}"
+    asked = {"tool_id": "priv.post", "parameters": given, "idempotency_key": key}
+    if door == "rest":
+        return (await wires.http.post("/v1/tools/invoke", json=asked)).text
+    if door == "jsonrpc":
+        return await wires.rpc("tools.invoke", asked)
+    if door == "grpc":
+        request = wire.InvokeRequest(tool_id="priv.post", arguments_json=orjson.dumps(given), idempotency_key=key)
+        bearer = tuple(wires._bearer.items())  # pyright: ignore[reportPrivateUsage]
+        return str(await wires._stub.Invoke(request, metadata=bearer))  # pyright: ignore[reportPrivateUsage]
+    wanted = {"name": "priv-post", "arguments": {**given, "idempotency_key": key}}
+    return await wires.mcp("tools/call", wanted, modern=door == "mcp-modern")
+
+
+@pytest.mark.proves("AUDIT-06")
+async def test_a_redactor_that_fails_withholds_the_content_at_every_door(
+    sinks: tuple[Wires, Sinks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wires, found = sinks
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("Quux-broken-7731")
+
+    for door in WIRES:
+        with monkeypatch.context() as patched:
+            patched.setattr(Walk, "visit", _after_the_tool(broken, Walk.visit))
+            told = await wires.call(
+                door, "priv.note", {"slot": "a", "note": "Quux-broken-7731", "how": "well"}, key=door
+            )
+        found.wire.append(told.text)
+        assert told.failure["error_code"] == "E3304", door
+    assert await found.holding("Quux-broken-7731") == []
+
+
+def _after_the_tool(broken: Callable[..., Any], visit: Callable[..., Any]) -> Callable[..., Any]:
+    """Fail where a result is redacted, once what went in has been."""
+
+    def chosen(self: Any, value: Any, *given: Any, **named: Any) -> Any:
+        result = isinstance(value, dict) and cast("Json", value).keys() == {"slot", "note"}
+        return broken() if result else visit(self, value, *given, **named)
+
+    return chosen
+
+
+@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+async def test_credentials_that_came_as_arguments_are_nowhere_whichever_door_they_came_by(
+    sinks: tuple[Wires, Sinks],
+) -> None:
+    wires, found = sinks
+    for door in WIRES:
+        for slot in ("a", "fail"):
+            given = {"slot": slot, "api_key": API_KEY, "password": PASSWORD}
+            told = await wires.call(door, "priv.vault", given, key=f"{slot}-{door}")
+            found.wire.append(told.text)
+        wrong = await wires.call(door, "priv.vault", {**given, "slot": 7, "more": PASSWORD}, key=f"x-{door}")
+        found.wire.append(wrong.text)
+        assert wrong.failure["error_code"] == "E3301"
+    assert await found.holding(API_KEY, PASSWORD) == []
+    texts = await found.texts()
+    for sink in ("answers", "events", "log"):
+        assert "[REDACTED]" in texts[sink], sink

@@ -1,0 +1,429 @@
+"""Versions that come to their end, services that are left alone and limits that are kept: the same at every door."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import httpx
+import httpx2
+import orjson
+import pytest
+from google.rpc.status_pb2 import Status
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from interlock import Interlock, tool
+from interlock.authority.identities import Identity
+from interlock.authority.secrets import Credential, SecretSource
+from interlock.core.capability import ToolGrant
+from interlock.core.errors import Failure
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.doors.server import Listening, serving
+from interlock.registry.retirement import deprecate
+from interlock.service import Service
+from interlock.testing import FakeClock
+from tests import sample
+from tests.authority.test_tokens import did_of
+from tests.doors.test_parity import DOORS
+from tests.doors.test_rest import COMPLETE
+from tests.gateway.test_interleavings import admit
+from tests.registry.test_retirement import GUIDE, versioned
+from tests.upstreams.servers import Answer, HttpServer
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a client heard of a call: of the version that ran what it gave and what is said of its end; or the error."""
+
+    value: Any = None
+    deprecation: Json | None = None
+    code: str | None = None
+    error_code: str | None = None
+    retry_after_ms: int | None = None
+    details: Any = None
+
+
+def _refused(envelope: Mapping[str, Any]) -> Heard:
+    return Heard(
+        code=envelope["error_code"], error_code=envelope["errorCode"], retry_after_ms=envelope.get("retryAfterMs"),
+        details=envelope.get("details"),
+    )  # fmt: skip
+
+
+class Clients:
+    """A client of every door, for callers whose tokens are `tokens`."""
+
+    def __init__(self, lock: Interlock, base: str, grpc_port: int, tokens: dict[str, str]) -> None:
+        self.lock = lock
+        self.tokens = tokens
+        self._base = base
+        self.http = httpx.AsyncClient(base_url=base, timeout=30)
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
+        self._stub = GatewayStub(self._channel)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self._channel.close(grace=None)
+
+    def bearer(self, token: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.tokens[token]}"}
+
+    async def ask(
+        self, door: str, tool: str, arguments: Json | None = None, *, version: str | None = None, token: str = "full"
+    ) -> Heard:
+        given = arguments or {}
+        if door == "library":
+            result = await self.lock.call(tool, given, version=version, token=self.tokens[token])
+            if result.error is not None:
+                return _refused(result.error.envelope(""))
+            return Heard(result.value, result.metadata.get("deprecation"))
+        if door == "grpc":
+            return await self._grpc(tool, given, version, token)
+        if door.startswith("mcp"):
+            return await self._mcp(door, tool, given, version, token)
+        body: Json = {"tool_id": tool, "parameters": given}
+        if version is not None:
+            body["tool_version"] = version
+        return await (self._rest(body, token) if door == "rest" else self._jsonrpc(body, token))
+
+    async def _rest(self, body: Json, token: str) -> Heard:
+        answer = await self.http.post("/v1/tools/invoke", json=body, headers=self.bearer(token))
+        said: Json = answer.json()
+        if answer.status_code == 200:
+            return Heard(said["result"], said["deprecation"])
+        heard = _refused(said["error"])
+        assert answer.status_code == Failure(heard.code or "").row.http
+        if heard.retry_after_ms is not None:
+            assert answer.headers["retry-after"] == str(math.ceil(heard.retry_after_ms / 1000))
+        return heard
+
+    async def _jsonrpc(self, body: Json, token: str) -> Heard:
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
+        answer: Json = (await self.http.post("/rpc", json=request, headers=self.bearer(token))).json()
+        if "error" in answer:
+            return _refused(answer["error"]["data"])
+        result: Json = answer["result"]
+        return Heard(result["structured_content"], result["metadata"].get("deprecation"))
+
+    async def _grpc(self, tool: str, given: Json, version: str | None, token: str) -> Heard:
+        request = wire.InvokeRequest(tool_id=tool, arguments_json=orjson.dumps(given), version=version)
+        try:
+            answer = await self._stub.Invoke(request, metadata=tuple(self.bearer(token).items()))
+        except grpc.aio.AioRpcError as error:
+            status = Status.FromString(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])  # pyright: ignore[reportArgumentType, reportCallIssue] - grpc's own stubs are loose here
+            envelope = wire.ErrorEnvelope()
+            (packed,) = [one for one in status.details if one.type_url.endswith("/interlock.v1.ErrorEnvelope")]
+            packed.Unpack(envelope)
+            return Heard(
+                code=envelope.code, error_code=envelope.error_code,
+                retry_after_ms=envelope.retry_after_ms if envelope.HasField("retry_after_ms") else None,
+                details=orjson.loads(envelope.details_json) if envelope.HasField("details_json") else None,
+            )  # fmt: skip
+        return Heard(orjson.loads(answer.value_json), orjson.loads(answer.metadata_json).get("deprecation"))
+
+    async def _mcp(self, door: str, tool: str, given: Json, version: str | None, token: str) -> Heard:
+        era = "2026-07-28" if door == "mcp-modern" else "legacy"
+        meta: Json = {} if version is None else {"interlock/version": version}
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=self.bearer(token), timeout=30))
+            transport = streamable_http_client(f"{self._base}/mcp", http_client=http)
+            client = await stack.enter_async_context(Client(transport, mode=era, read_timeout_seconds=30))
+            answer: Any = await client.call_tool(tool, given, meta=cast("Any", meta))
+        told: Json = answer.meta
+        if "interlock/error" in told:
+            return _refused(told["interlock/error"])
+        value: Json = answer.structured_content
+        return Heard(value["result"] if set(value) == {"result"} else value, told["interlock/call"].get("deprecation"))
+
+    async def mcp_names(self, era: str, expected: Json) -> list[str]:
+        """What an MCP client that expects something is shown."""
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=self.bearer("full"), timeout=30))
+            transport = streamable_http_client(f"{self._base}/mcp", http_client=http)
+            client = await stack.enter_async_context(Client(transport, mode=era, read_timeout_seconds=30))
+            listed = await client.list_tools(meta=cast("Any", {"interlock/expects": expected}))
+            return [one.name for one in listed.tools]
+
+
+@asynccontextmanager
+async def served(home: Path, clock: FakeClock | None = None, **settings: Any) -> AsyncGenerator[Clients]:
+    """A place with all its doors open, and a client of each."""
+    time_ = None if clock is None else clock.clock
+    async with Interlock.open(home, clock=time_, housekeeping=False, **settings) as lock:
+        if not lock.issuer_keys.all():
+            lock.issuer_keys.init("EdDSA")
+            await lock.identities.register(Identity(did=did_of("bot"), name="bot", kind="agent", trust=80), by="test")
+        async with serving(Service(lock), Listening(port=0, grpc_port=0)) as server:
+            assert server.grpc_port is not None
+            clients = Clients(lock, f"http://127.0.0.1:{server.port}", server.grpc_port, {})
+            await issue(clients, "full", "*")
+            try:
+                yield clients
+            finally:
+                await clients.close()
+
+
+async def issue(clients: Clients, name: str, tools: str, **more: Any) -> None:
+    lock = clients.lock
+    clients.tokens[name] = await lock.tokens.issue(
+        subject=did_of("bot"), tools=[ToolGrant(tools)], by=lock.caller, **more
+    )
+
+
+# Versions
+
+
+@pytest.mark.proves("REG-05")
+async def test_a_deprecated_version_says_until_when_and_is_then_refused_at_every_door(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with served(tmp_path, clock) as clients:
+        lock = clients.lock
+        for version in ("1.0.0", "2.0.0"):
+            await lock.add(versioned(version))
+        notice = await lock.journal.commit(
+            deprecate("demo.answer", "2.0.0", by="ann", successor="demo.answer@1.0.0", migration_guide=GUIDE)
+        )
+        lock.catalog.forget()
+        told = notice.document()
+        assert {told["removalDate"], told["successor"], told["migrationGuide"]} >= {"demo.answer@1.0.0", GUIDE}
+        for door in DOORS:
+            assert await clients.ask(door, "demo.answer", version="2.0.0") == Heard("2.0.0", told), door
+            assert await clients.ask(door, "demo.answer") == Heard("1.0.0"), door
+            assert await clients.ask(door, "demo.answer", version="LATEST") == Heard("1.0.0"), door
+
+        clock.advance((notice.removal_ms - clock.now_ms) / 1000)
+        await issue(clients, "full", "*")  # the other one has long expired
+        for door in DOORS:
+            gone = await clients.ask(door, "demo.answer", version="2.0.0")
+            assert (gone.code, gone.details) == ("E3104", {"deprecation": told}), door
+            assert await clients.ask(door, "demo.answer") == Heard("1.0.0"), door
+        assert Failure("E3104").row.http == 410
+
+
+@pytest.mark.part_of("REG-03", rest="on Postgres")
+async def test_what_is_registered_over_rest_stays_as_it_is(tmp_path: Path) -> None:
+    async with served(tmp_path) as clients:
+        await issue(clients, "operator", "*", scopes=("tools:admin",))
+
+        async def register(**edits: Any) -> httpx.Response:
+            manifest = {**COMPLETE, **edits}
+            return await clients.http.post("/v1/tools/register", json=manifest, headers=clients.bearer("operator"))
+
+        assert (await register(version="2.0.0")).status_code == 201
+        before = clients.lock.catalog.rows()
+        assert (await register(version="2.0.0")).status_code == 201
+        assert clients.lock.catalog.rows() == before
+        other = await register(version="2.0.0", result_schema={"type": "object"})
+        assert (other.status_code, other.json()["error"]["error_code"]) == (409, "E3103")
+        assert clients.lock.catalog.rows() == before
+        assert (await register(version="1.1.1")).status_code == 201
+        (listed,) = (await clients.http.get("/v1/tools", headers=clients.bearer("full"))).json()["tools"]
+        assert listed["version"] == "2.0.0"
+
+
+# What an agent expects
+
+
+def takes(*required: str, **parts: str) -> Json:
+    return {"type": "object", "properties": {n: {"type": kind} for n, kind in parts.items()}, "required": [*required]}
+
+
+@pytest.mark.proves("REG-13")
+async def test_a_tool_that_is_not_what_an_agent_expects_is_kept_off_its_surface(tmp_path: Path) -> None:
+    expected = {
+        "demo.note": takes("text", text="string"),
+        "demo.add": takes("a", a="integer", c="integer"),
+        "demo.shout": takes("text", "loudness", text="string", loudness="integer"),
+    }
+    usable = ["demo.add", "demo.echo", "demo.note"]
+    async with served(tmp_path) as clients:
+        await admit(clients.lock, note, sample.add, sample.echo, sample.shout)
+        headers = clients.bearer("full")
+        answer: Json = (
+            await clients.http.post("/v1/tools/negotiate", json={"expected": expected}, headers=headers)
+        ).json()
+        assert [(one["tool_id"], one["outcome"], one["missing"]) for one in answer["matches"]] == [
+            ("demo.note", "FULL_MATCH", []),
+            ("demo.add", "PARTIAL_MATCH", ["c"]),
+            ("demo.shout", "INCOMPATIBLE", ["loudness"]),
+        ]
+        assert [one["tool_id"] for one in answer["tools"]] == ["demo.note", "demo.add"]
+
+        async def rpc(method: str, **params: Any) -> Json:
+            request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            return (await clients.http.post("/rpc", json=request, headers=headers)).json()
+
+        listed = (await rpc("tools.list", expected=expected))["result"]
+        assert [one["tool_id"] for one in listed["tools"]] == usable
+        assert (await rpc("tools.negotiate", expected=expected))["result"]["matches"] == answer["matches"]
+        caller = await clients.lock.caller_of(clients.tokens["full"])
+        surface = Service(clients.lock).tools
+        assert [one.row.address for one in surface.visible(caller, expected)] == usable
+        assert [one.row.address for one in surface.visible(caller)] == [*usable, "demo.shout"]
+        for era in ("2026-07-28", "legacy"):
+            names = await clients.mcp_names(era, expected)
+            assert names == [name.replace(".", "-") for name in usable], era
+
+        wrong = {"demo.note": {"type": "nonsense"}}
+        assert (await rpc("tools.list", expected=wrong))["error"]["data"]["error_code"] == "E3004"
+        assert (await rpc("tools.list", expected=[]))["error"]["code"] == -32602
+        nobody = await clients.http.post("/v1/tools/negotiate", json={"expected": {"no.such": {}}}, headers=headers)
+        assert (nobody.status_code, nobody.json()["error"]["error_code"]) == (404, "E3101")
+
+
+# Services
+
+
+class Counted:
+    """Lends what another source has, and counts how often it was asked."""
+
+    def __init__(self, source: SecretSource) -> None:
+        self._source = source
+        self.asked = 0
+
+    async def fetch(self, name: str) -> Credential:
+        self.asked += 1
+        return await self._source.fetch(name)
+
+    async def rest(self, name: str, slot: str, ms: int) -> None:
+        await self._source.rest(name, slot, ms)
+
+    async def release(self, credential: Credential) -> None:
+        await self._source.release(credential)
+
+    async def close(self) -> None:
+        await self._source.close()
+
+
+@asynccontextmanager
+async def bank(home: Path, **settings: Any) -> AsyncGenerator[tuple[Clients, HttpServer, Counted]]:
+    """A place whose one tool asks a service, with a credential."""
+    async with HttpServer.open() as server, served(home, **settings) as clients:
+        server.otherwise = lambda _: Answer(body=b'{"rate": 1}')
+        lock = clients.lock
+        await lock.secrets.set("bank/token", "s3cret", by=lock.caller.id)
+        lent = Counted(lock.secrets)
+        lock.lend_from(lent)
+        described: Json = {
+            "name": "rate", "method": "GET", "path": "/rate", "description": "The rate of a currency.",
+            "input_schema": {"type": "object", "properties": {"of": {"type": "string", "description": "which"}}},
+            "output_schema": {"type": "object", "properties": {"rate": {"type": "number"}}},
+        }  # fmt: skip
+        config: Json = {
+            "urls": [server.url], "tools": [described], "allow_private": True,
+            "auth": {"kind": "bearer", "secret": "bank/token"},
+        }  # fmt: skip
+        overlay = {"tools": {"rate": {"mutation_class": "read_only"}}}
+        report = await lock.upstreams.add("bank", "http", config, by=lock.caller, overlay=overlay)
+        assert [one.state for one in report.tools] == ["admitted"], report.tools
+        yield clients, server, lent
+
+
+@pytest.mark.proves("RESIL-04")
+async def test_a_service_that_failed_five_times_is_asked_by_no_door(tmp_path: Path) -> None:
+    async with bank(tmp_path) as (clients, server, lent):
+        server.otherwise = lambda _: Answer(500)
+        for door in DOORS[:5]:
+            assert (await clients.ask(door, "bank.rate")).code == "E3502"
+        asked, lent_before = len(server.got), lent.asked
+        for door in DOORS:
+            refused = await clients.ask(door, "bank.rate")
+            assert refused.code == "E3501", door
+            assert refused.retry_after_ms is not None
+            assert 0 < refused.retry_after_ms <= 60_000
+        assert (len(server.got), lent.asked) == (asked, lent_before)
+        assert Failure("E3501").row.http == 503
+
+        took: list[float] = []
+        for _ in range(30):
+            began = time.perf_counter()
+            result = await clients.lock.call("bank.rate", {})
+            took.append(time.perf_counter() - began)
+            assert result.error is not None
+        assert min(took) < 0.010  # the least of many: what else the machine does meanwhile is not the point
+        assert len(server.got) == asked
+
+
+@pytest.mark.proves("RESIL-04")
+async def test_nothing_that_callers_do_opens_a_breaker(tmp_path: Path) -> None:
+    async with bank(tmp_path) as (clients, server, _):
+        await issue(clients, "narrow", "demo.*")
+        lock = clients.lock
+        for number in range(100):
+            door = DOORS[number % 4]
+            assert (await clients.ask(door, "bank.rate", {"of": 5})).error_code == "INVALID_INPUT"
+        for door in DOORS:
+            assert (await clients.ask(door, "bank.rate", {"of": 5})).error_code == "INVALID_INPUT"
+            assert (await clients.ask(door, "bank.rate", token="narrow")).error_code == "AUTHORIZATION_DENIED"
+        server.otherwise = lambda _: Answer(hang=True)
+        for _ in range(6):
+            late = await lock.call("bank.rate", {}, timeout_s=0.02)
+            assert late.error is not None
+            assert late.error.code in ("E3402", "E3503")
+        for _ in range(6):
+            before = len(server.got)
+            given_up = asyncio.create_task(lock.call("bank.rate", {}))
+            async with asyncio.timeout(20):
+                while len(server.got) == before:  # noqa: ASYNC110 - there is nothing to be told by
+                    await asyncio.sleep(0.001)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+        assert {(one.state, one.failures) for one in lock.gateway.execution.services.snapshot()} <= {("closed", 0)}
+        server.otherwise = lambda _: Answer(body=b'{"rate": 1}')
+        for door in DOORS:
+            assert (await clients.ask(door, "bank.rate")).value == {"rate": 1}, door
+
+
+# Limits
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def note(text: sample.Text) -> str:
+    """Say a text again."""
+    return text
+
+
+LIMITED = pytest.mark.part_of("RESIL-05", rest="nodes on several machines")
+
+
+@LIMITED
+async def test_a_limit_is_kept_and_told_of_at_every_door(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with served(tmp_path, clock, rate_limits=[{"per": "tool", "limit": 1, "window_s": 10}]) as clients:
+        await admit(clients.lock, note)
+        for first in ("rest", "mcp-modern"):
+            assert (await clients.ask(first, "demo.note", {"text": "a"})).value == "a"
+            clock.advance(4)
+            for door in DOORS:
+                refused = await clients.ask(door, "demo.note", {"text": "a"})
+                assert (refused.code, refused.error_code) == ("E3003", "RATE_LIMITED"), door
+                assert refused.retry_after_ms == 6000, door
+            clock.advance(6)
+
+
+@LIMITED
+async def test_what_a_service_asks_for_is_told_at_every_door_and_kept(tmp_path: Path) -> None:
+    async with bank(tmp_path) as (clients, server, _):
+        server.otherwise = lambda _: Answer(429, headers={"retry-after": "60"})
+        first = await clients.ask("rest", "bank.rate")
+        assert (first.code, first.error_code) == ("E3504", "RATE_LIMITED")
+        await clients.lock.journal.drain()
+        asked = len(server.got)
+        for door in DOORS:
+            waiting = await clients.ask(door, "bank.rate")
+            assert (waiting.code, waiting.error_code) == ("E3504", "RATE_LIMITED"), door
+            assert waiting.retry_after_ms is not None
+            assert 0 < waiting.retry_after_ms <= 60_000
+        assert len(server.got) == asked

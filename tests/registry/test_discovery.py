@@ -1,0 +1,306 @@
+"""MCP servers and the registry: what is found is registered and not believed, what goes away comes back as it was, and
+a reader sees the tools of one moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pydantic
+import pytest
+
+from interlock import Interlock
+from interlock.core.errors import Failure
+from interlock.core.results import Result
+from interlock.doors.mcp.listing import Listing
+from interlock.doors.mcp.names import Names
+from interlock.service import Service
+from interlock.service.health import Health
+from interlock.settings import Settings
+from interlock.telemetry.alerts import Alert
+from interlock.upstreams.children import Restarts
+from interlock.upstreams.manager import PROBE_LIMIT_S
+from interlock.upstreams.mcp.sessions import PROBE_S
+from tests.registry.swapping import SETS
+from tests.upstreams.servers import Answer, Got, HttpServer, free_port, json_answer
+
+Json = dict[str, Any]
+SCRIPTED = Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"
+SWAPPING = Path(__file__).parent / "swapping.py"
+READS: Json = {"mutation_class": "read_only"}
+KEPT = pytest.mark.part_of("OPS-10", rest="a cache, of which there is none yet")
+
+
+def run(script: Path, *options: str) -> Json:
+    return {"command": [sys.executable, "-I", "-S", str(script), *options]}
+
+
+def code(result: Result) -> str | None:
+    return None if result.error is None else result.error.code
+
+
+class Watch:
+    """Hears the alerts of a place, and waits for what others bring about."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self.alerts: list[Alert] = []
+        self._more = asyncio.Event()
+        lock.gateway.telemetry.alerts.listeners.append(self._hear)
+
+    def _hear(self, alert: Alert) -> None:
+        self.alerts.append(alert)
+        self._more.set()
+
+    async def heard(self, name: str, times: int = 1) -> Alert:
+        async with asyncio.timeout(20):
+            while len(found := [one for one in self.alerts if one.name == name]) < times:
+                self._more.clear()
+                await self._more.wait()
+        return found[-1]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - there is nothing to be told by
+            await asyncio.sleep(0.002)
+
+
+# Found
+
+
+@pytest.mark.proves("REG-10")
+@pytest.mark.parametrize("era", [(), ("--modern",)], ids=["handshake", "modern"])
+async def test_what_a_server_offers_on_three_pages_is_registered_and_one_bad_descriptor_is_a_warning(
+    tmp_path: Path, era: tuple[str, ...]
+) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        watch = Watch(lock)
+        before_ms = lock.clock.now_ms()
+        report = await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *era), by=lock.caller)
+        assert {one.name: one.state for one in report.tools} == {
+            **dict.fromkeys(("echo", "shuffle", "hang", "exit", "grow", "state"), "admitted"),
+            "spoilt": "refused",
+        }
+        assert report.about["protocol"] == ("2026-07-28" if era else "2025-06-18")
+        warning = await watch.heard("INVALID_TOOL_SCHEMA")
+        assert (warning.severity, warning.facts["offered"]) == ("warning", "spoilt")
+
+        rows = {row.address: row for row in lock.catalog.rows()}
+        assert {row.origin for row in rows.values()} == {"upstream:desk"}
+        assert sorted(rows) == [f"desk.{name}" for name in ("echo", "exit", "grow", "hang", "shuffle", "state")]
+        found = lock.journal.read("SELECT DISTINCT discovered_ms FROM upstream_tool WHERE state = 'admitted'")
+        assert [before_ms <= at_ms <= lock.clock.now_ms() for (at_ms,) in found] == [True]
+
+        # It announces that it only reads. Nobody has said that this is to be believed.
+        contract = lock.catalog.resolve("desk.echo").contract
+        assert contract.mutation.mutation_class == "write_irreversible"
+        assert (await lock.call("desk.echo", text="hi", key="k")).pending
+
+
+@pytest.mark.proves("REG-10")
+@pytest.mark.parametrize("options", [("--protocol", "1999-01-01"), ("--future",)])
+async def test_a_server_of_another_protocol_is_not_discovered_and_that_is_the_reason(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        with pytest.raises(Failure) as caught:
+            await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *options), by=lock.caller)
+        assert caught.value.details == {"sent": False, "reason": "protocol_version_mismatch"}
+        assert lock.catalog.rows() == []
+        assert lock.upstreams.list() == []
+
+
+@pytest.mark.proves("REG-10")
+@pytest.mark.parametrize("era", [(), ("--modern",)], ids=["handshake", "modern"])
+async def test_a_change_that_a_server_announces_is_found_by_itself(tmp_path: Path, era: tuple[str, ...]) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        overlay = {"tools": {"grow": READS}}
+        await lock.upstreams.add("desk", "mcp", run(SCRIPTED, *era), by=lock.caller, overlay=overlay)
+        assert (await lock.call("desk.grow")).ok
+        await until(lambda: "desk.grown7" in lock.catalog.addresses())
+        # What an operator said of one tool gives nothing to another.
+        assert lock.catalog.resolve("desk.grown7").contract.mutation.mutation_class == "write_irreversible"
+
+
+# Away and back
+
+
+def said(got: Got) -> Answer:
+    """What a small server of the era without handshake answers."""
+    request: Json = orjson.loads(got.body)
+    results: Json = {
+        "server/discover": {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}},
+        "tools/list": {"tools": [{"name": "look", "description": "Looks.", "inputSchema": {"type": "object"}}]},
+        "tools/call": {"content": []},
+    }
+    return json_answer({"jsonrpc": "2.0", "id": request["id"], "result": results.get(request["method"], {})})
+
+
+@asynccontextmanager
+async def at(port: int, server: HttpServer) -> AsyncGenerator[str]:
+    """A server that is there for a while."""
+    server.otherwise = said
+    listening = await asyncio.start_server(server._serve, "127.0.0.1", port)  # pyright: ignore[reportPrivateUsage] - one port, twice
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        listening.close()
+        for writer in list(server._writers):  # pyright: ignore[reportPrivateUsage]
+            writer.close()
+        await listening.wait_closed()
+
+
+@pytest.mark.proves("REG-11")
+async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_back_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, probes, server = free_port(), 0, HttpServer()
+    async with Interlock.open(tmp_path, upstream_probe_s=0.05) as lock:
+        watch, probe_all = Watch(lock), lock.upstreams.probe_all
+
+        async def counted() -> None:
+            nonlocal probes
+            await probe_all()
+            probes += 1
+
+        monkeypatch.setattr(lock.upstreams, "probe_all", counted)
+
+        def kept() -> list[Any]:
+            return [
+                *lock.journal.read("SELECT address, version, digest, state, published_ms FROM tool_version ORDER BY 1"),
+                *lock.journal.read("SELECT name, state, pinned, discovered_ms FROM upstream_tool ORDER BY 1"),
+            ]
+
+        async with at(port, server) as url:
+            overlay = {"tools": {"look": READS}}
+            config: Json = {"url": url, "allow_private": True}
+            await lock.upstreams.add("far", "mcp", config, by=lock.caller, overlay=overlay)
+            assert (await lock.call("far.look")).ok
+            registered = kept()
+
+        stopped_at = probes
+        await watch.heard("UPSTREAM_UNAVAILABLE")
+        assert probes - stopped_at <= 2
+        assert lock.upstreams.get("far").state == "unavailable"
+        assert kept() == registered
+        away = await lock.call("far.look")
+        assert away.error is not None
+        assert (away.error.code, away.error.row.error_class) == ("E3502", "dependency_unavailable")
+        assert away.error.message.startswith("the upstream `far` does not answer"), "nobody tried to reach it"
+
+        async with at(port, server):
+            started_at = probes
+            await watch.heard("UPSTREAM_AVAILABLE")
+            assert probes - started_at <= 2
+            assert (await lock.call("far.look")).ok
+            assert kept() == registered
+
+
+# Kept running
+
+
+def at_once(_: Restarts, failures: int) -> float:
+    """Stands in for the pause before a restart."""
+    return 0.0 * failures
+
+
+@KEPT
+async def test_a_child_that_cannot_be_kept_running_is_alerted_and_readiness_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Restarts, "pause", at_once)
+    script = tmp_path / "server.py"
+    script.write_text(SCRIPTED.read_text())
+    async with HttpServer.open() as inbox:
+        inbox.otherwise = lambda _: Answer(500)
+        hook = {"name": "hook", "webhook": inbox.url, "secret": "hook", "allow_private": True}
+        async with Interlock.open(tmp_path / "home", housekeeping=False, channels=[hook]) as lock:
+            await lock.secrets.set("hook", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", by=lock.caller.id)
+            watch = Watch(lock)
+            await lock.upstreams.add("desk", "mcp", run(script), by=lock.caller, overlay={"tools": {"state": READS}})
+            ready = {"store": "healthy", "signer": "healthy", "sinks": "healthy", "upstreams": "healthy"}
+            assert await Health(lock).ready() == ("healthy", ready)
+
+            first = await answering(lock)
+            os.kill(first, signal.SIGKILL)
+            second = await answering(lock)
+            assert second != first, "it was started again and greeted"
+            script.write_text("import os\nos._exit(1)\n")
+            os.kill(second, signal.SIGKILL)
+            failed = await watch.heard("UPSTREAM_FAILED")
+            assert (failed.severity, "10" in failed.facts["reason"]) == ("critical", True)
+            await lock.upstreams.probe_all()
+            assert await Health(lock).ready() == ("degraded", {**ready, "upstreams": "down"})
+
+            assert (await lock.call("desk.echo", text="hi", key="k")).pending
+            await lock.courier.deliver_due()
+            assert await Health(lock).ready() == ("degraded", {**ready, "upstreams": "down", "sinks": "degraded"})
+
+
+async def answering(lock: Interlock) -> int:
+    """The process that answers."""
+    return (await lock.call("desk.state")).unwrap()["structuredContent"]["pid"]
+
+
+@KEPT
+def test_a_child_is_asked_at_least_every_five_minutes_and_has_five_seconds_to_answer() -> None:
+    assert Settings.model_validate({}).upstream_probe_s <= 300
+    with pytest.raises(pydantic.ValidationError):
+        Settings.model_validate({"upstream_probe_s": 301})
+    assert PROBE_S <= PROBE_LIMIT_S == 5.0
+
+
+# Changed
+
+
+BOTH = [frozenset(f"far.{name}" for name in ("rate", *names)) for names in SETS]
+
+
+@pytest.mark.part_of("REG-12", rest="affordance blocks, which nothing compiles yet")
+async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other_and_then_nothing_of_the_old(
+    tmp_path: Path,
+) -> None:
+    overlay = {"tools": {"rate": {**READS, "stale_s": 3600}}}
+    home, seen, done = tmp_path / "home", list[frozenset[str]](), False
+    async with Interlock.open(home, housekeeping=False) as lock, Interlock.open(home, housekeeping=False) as elsewhere:
+        await lock.upstreams.add("far", "mcp", run(SWAPPING, str(tmp_path)), by=lock.caller, overlay=overlay)
+        tools, others = Service(lock).tools, Service(elsewhere).tools
+        listing = Listing(Service(lock), Names(lock.journal, lock.clock))
+
+        async def read() -> None:
+            while not done:
+                seen.append(frozenset(row.address for row in lock.catalog.rows() if row.state == "active"))
+                seen.append(frozenset(one.row.address for one in tools.visible(lock.caller)))
+                seen.append(frozenset(one.row.address for one in others.visible(elsewhere.caller)))
+                described, _ = listing.page(lock.caller, None)
+                seen.append(frozenset(one.document["_meta"]["interlock/address"] for one in described))
+                await asyncio.sleep(0.002)
+
+        assert (await lock.call("far.rate")).ok
+        (tmp_path / "broken").touch()
+        old = await lock.call("far.rate")
+        assert (old.ok, old.source) == (True, "cache"), "its contract permits an old answer"
+
+        reader = asyncio.create_task(read())
+        await until(lambda: len(seen) >= 4)
+        (tmp_path / "swapped").touch()
+        await lock.upstreams.probe("far")
+        await until(lambda: reader.done() or seen[-4:] == [BOTH[1]] * 4)
+        done = True
+        await reader
+        assert set(seen) == set(BOTH)
+
+        assert code(await lock.call("far.rate")) == "E3502", "what it answered before the change is forgotten"
+        told = b"".join(one.encoded for one in listing.page(lock.caller, None)[0])
+        assert b"new_49" in told
+        assert b"old_" not in told
+        assert tools.search("old_7", lock.caller) == []
+        assert code(await lock.call("far.old_7")) == "E3102"

@@ -1,0 +1,76 @@
+"""Who shares a write to disk: those who come together, and those who come one after the other in a crowd."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from interlock.core.clock import Clock
+from interlock.store import journal as journals
+from interlock.store.home import Home
+from interlock.store.journal import Journal, Transaction
+from interlock.store.signing import Signer
+
+
+@pytest_asyncio.fixture
+async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
+    home = Home(tmp_path)
+    home.prepare()
+    made = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    yield made
+    await made.close()
+
+
+async def crowd(journal: Journal) -> None:
+    await asyncio.gather(*(journal.commit(lambda _: None) for _ in range(3)))
+
+
+async def one_to_a_turn(journal: Journal, count: int) -> int:
+    """Commit units that come in one after the other; in how many writes they went to disk."""
+    writes: list[Transaction] = []
+    coming: list[asyncio.Task[None]] = []
+    for _ in range(count):
+        coming.append(asyncio.create_task(journal.commit(writes.append)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await asyncio.gather(*coming)
+    assert len(writes) == count
+    return len({id(write) for write in writes})
+
+
+async def test_in_a_crowd_those_who_come_one_to_a_turn_share_a_write(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "GATHER_S", 60.0)
+    await crowd(journal)
+    assert await one_to_a_turn(journal, 20) == 1
+
+
+async def test_a_crowd_that_never_ends_is_not_waited_for(journal: Journal) -> None:
+    await crowd(journal)
+    first = asyncio.create_task(journal.commit(lambda _: None))
+    async with asyncio.timeout(10):
+        while not first.done():
+            journal.post(lambda _: None)
+            await asyncio.sleep(0)
+
+
+async def test_whoever_is_alone_does_not_wait_for_company(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they, after a while, where there was a crowd: a lone unit is on disk in the turn after it came."""
+    monkeypatch.setattr(journals, "INLINE_BELOW_S", 60.0)  # whatever the disk, a lone unit is committed on the loop
+    waited: list[int] = []
+    for number in range(3 * journals.LONELY):
+        if number == journals.LONELY:
+            await crowd(journal)
+        task, turns = asyncio.create_task(journal.commit(lambda _: None)), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+        waited.append(turns)
+    before, after = waited[: journals.LONELY], waited[-journals.LONELY :]
+    assert min(before) == min(after) <= 3
+    assert max(waited[journals.LONELY : journals.LONELY + 2]) > 3

@@ -51,6 +51,7 @@ class Place:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
+        self.waiting = asyncio.Event()
         self.gone = asyncio.Event()
         self.port = 0
         self.wires: list[Wire] = []
@@ -60,6 +61,7 @@ class Place:
         if path == "/echo":
             await answer(send, 200, await read_body(receive), kind=b"text/plain")
         elif path == "/wait":
+            self.waiting.set()
             await self.gate.wait()
             await answer(send, 200, b"waited")
         elif path == "/watch":
@@ -157,6 +159,48 @@ async def test_what_is_no_request_is_told_so(place: Place) -> None:
     wire = await place.wire()
     wire.send(b"\0\0 what is this\r\n\r\n")
     assert (await wire.answer())[0].startswith(b"HTTP/1.1 400 ")
+    assert await wire.rest() == b""
+
+
+BROKEN = b"POST %b HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+
+
+async def test_a_head_that_is_too_long_takes_nothing_from_the_request_before_it(place: Place) -> None:
+    wire, other = await place.wire(), await place.wire()
+    wire.send(request("GET /wait"))
+    await place.waiting.wait()
+    wire.send(b"GET /echo HTTP/1.1\r\n", *(b"x-long: %b\r\n" % (b"x" * 1000) for _ in range(80)))
+    other.send(request("POST /echo", b"other"))
+    await other.answer()
+    place.gate.set()
+    assert (await wire.answer())[1] == b"waited"
+    # Whether the next one was refused by then is for the network to say.
+    assert (await wire.rest()).partition(b"\r\n")[0] in (b"", b"HTTP/1.1 431 Request Header Fields Too Large")
+
+
+async def test_a_body_that_breaks_off_is_refused_once_and_its_application_is_told(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(BROKEN % b"/watch", b"what is this\r\n")
+    assert (await wire.answer())[0].startswith(b"HTTP/1.1 400 ")
+    async with asyncio.timeout(10):
+        await place.gone.wait()
+    assert await wire.rest() == b""
+
+
+async def test_a_body_that_breaks_off_after_its_answer_is_not_answered_again(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(BROKEN % b"/early")
+    assert (await wire.answer())[1] == b"early"
+    wire.send(b"what is this\r\n")
+    assert await wire.rest() == b""
+
+
+async def test_a_body_that_breaks_off_cuts_an_answer_that_has_begun(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(BROKEN % b"/stream")
+    async with asyncio.timeout(10):
+        await wire.reader.readuntil(b"3\r\ntwo\r\n")
+    wire.send(b"what is this\r\n")
     assert await wire.rest() == b""
 
 

@@ -131,25 +131,28 @@ class Connection(asyncio.Protocol):
                 self._reading.end()
             return
         except httptools.HttpParserError:
-            self._misread()
+            self._refuse(b"400 Bad Request")
             return
         if not self._in_head:
             return
         if self._head > MAX_HEAD:
-            self._deaf = True
-            self._end(b"431 Request Header Fields Too Large")
+            self._refuse(b"431 Request Header Fields Too Large")
         elif self._head and self._when_due != self._late_head:
             self._expect(HEAD_S, self._late_head)
 
-    def _misread(self) -> None:
-        """What comes is not HTTP. An answer that is under way is still given."""
+    def _refuse(self, status: bytes) -> None:
+        """What comes is not a request. The answers before it are given; a request has one answer, or none."""
         self._deaf = True
-        exchange = self._answering
-        if exchange is not None and exchange.whole and not exchange.done:
-            exchange.keep_alive = False
+        answering, reading = self._answering, self._reading
+        if answering is not None and answering.whole:
+            answering.keep_alive = False
             self._waiting.clear()
+        elif reading is not None and reading.begun:
+            self.transport.close()
         else:
-            self._end(b"400 Bad Request")
+            if reading is not None:
+                reading.lose()
+            self._end(status)
 
     def on_message_begin(self) -> None:
         self._url = b""

@@ -49,8 +49,8 @@ class Exchange:
     """One request and its answer, as an application sees them."""
 
     __slots__ = (
-        "_asked", "_begun", "_body", "_chunked", "_given", "_gone", "_head", "_late", "_left", "_news", "_wire",
-        "done", "keep_alive", "scope", "whole",
+        "_asked", "_body", "_chunked", "_given", "_gone", "_head", "_late", "_left", "_news", "_wire",
+        "begun", "done", "keep_alive", "scope", "whole",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool) -> None:
@@ -65,7 +65,7 @@ class Exchange:
         self._late = False
         self._gone = False
         self._news: asyncio.Event | None = None
-        self._begun = False
+        self.begun = False
         self._head = b""
         self._left = 0
         self._chunked = False
@@ -105,7 +105,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         """The next part of the body; when all is read, the news that the client has gone or the answer is out."""
-        if not self.whole and not self._asked and not self._begun:
+        if not self.whole and not self._asked and not self.begun:
             self._asked = True
             self._ask_for_body()
         while not (self._gone or self.done):
@@ -132,15 +132,15 @@ class Exchange:
             await full.wait()
         if self._gone:
             return
-        if message["type"] == "http.response.start" and not self._begun:
+        if message["type"] == "http.response.start" and not self.begun:
             self._start(message["status"], message.get("headers", ()))
-        elif message["type"] == "http.response.body" and self._begun and not self.done:
+        elif message["type"] == "http.response.body" and self.begun and not self.done:
             self._say(message.get("body", b""), more=message.get("more_body", False))
         else:
             raise RuntimeError(f"an application may not send {message['type']} here")
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self._begun = True
+        self.begun = True
         length: int | None = None
         closes = False
         lines = [_STATUS[status], self._wire.common_headers()]
@@ -164,7 +164,7 @@ class Exchange:
         # A line break in a value would be a header, or an answer, of somebody else's making.
         breaks = len(lines) - 1 + lines[1].count(b"\n")
         if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
-            self._begun = False
+            self.begun = False
             raise RuntimeError("a header's value is not of one line")
         if length is None:
             self._wire.transport.write(head)
@@ -191,10 +191,10 @@ class Exchange:
 
     def _break_off(self) -> None:
         """An application ended without an answer, or in the middle of one."""
-        if self._begun and not self._head:
+        if self.begun and not self._head:
             self._wire.transport.close()
             return
-        self._begun, self._head, self.keep_alive = False, b"", False
+        self.begun, self._head, self.keep_alive = False, b"", False
         headers = ((b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"))
         self._start(500, headers)
         self._say(b"Internal Server Error", more=False)

@@ -18,7 +18,7 @@ from interlock import Interlock
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import Algorithm, IssuerKeys, make_private
-from interlock.authority.policy import Policies
+from interlock.authority.policy import Policies, make_defaults
 from interlock.authority.questions import Question
 from interlock.authority.tokens import Tokens
 from interlock.core.clock import Clock
@@ -101,6 +101,7 @@ def _decisions(lock: Interlock, plan: Plan) -> list[Table]:
         with tempfile.TemporaryDirectory(prefix="interlock-bench-") as directory:
             home = Path(directory)
             (home / "policy.cedar").write_text(_rules(count))
+            make_defaults(home / "policy.cedar", home / "principals.toml")
             began = time.process_time()
             policies = Policies(home / "policy.cedar", home / "principals.toml", clock=Clock())
             caller = policies.principal("local:bench")

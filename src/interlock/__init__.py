@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pydantic import Field
 
     from interlock.app import Admission, Interlock
+    from interlock.core.artifacts import Artifact
+    from interlock.core.checkpoints import Checkpoint
     from interlock.core.clock import Clock, Deadline
     from interlock.core.context import Caller, Change, Context, Preview
     from interlock.core.declare import Tool, tool
@@ -30,9 +32,11 @@ _HOMES = {
     "Admission": "interlock.app",
     "Approval": "interlock.core.manifest",
     "ApprovalStep": "interlock.core.manifest",
+    "Artifact": "interlock.core.artifacts",
     "BatchPolicy": "interlock.gateway.batch",
     "Caller": "interlock.core.context",
     "Change": "interlock.core.context",
+    "Checkpoint": "interlock.core.checkpoints",
     "Clock": "interlock.core.clock",
     "Context": "interlock.core.context",
     "Deadline": "interlock.core.clock",
@@ -59,9 +63,11 @@ __all__ = [
     "Admission",
     "Approval",
     "ApprovalStep",
+    "Artifact",
     "BatchPolicy",
     "Caller",
     "Change",
+    "Checkpoint",
     "Clock",
     "Context",
     "Deadline",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import difflib
 import os
+import re
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import pydantic
 
 from interlock.core.allowances import Budget, LoopLimits, Prices, RateLimit
 from interlock.core.channels import Channel
+from interlock.core.documents import Malformed, read_json
 from interlock.core.errors import Failure
 from interlock.core.manifest import Approval, NetworkPolicy
 
@@ -42,6 +45,12 @@ class Settings(pydantic.BaseModel):
     min_window_s: int = pydantic.Field(3600, ge=1, description="the shortest time an idempotency record lives")
     payload_days: int = pydantic.Field(7, ge=1, description="how long large results are kept")
     undo_days: int = pydantic.Field(90, ge=1, description="how long the means to undo a call are kept")
+    checkpoint_bytes: int = pydantic.Field(
+        1 << 18, ge=1024, le=16 << 20, description="how many bytes the state of one checkpoint may have"
+    )
+    checkpoints_per_call: int = pydantic.Field(
+        200, ge=1, le=10_000, description="how many checkpoints one call may save; they are kept, whatever their age"
+    )
     retention_years: int = pydantic.Field(1, ge=1, le=7, description="how long records of reads are kept at least")
     retention_years_writes: int = pydantic.Field(7, ge=1, le=7, description="the same for writes and all other records")
     strict_redaction: bool = pydantic.Field(False, description="redact whatever merely looks like a number or address")
@@ -159,21 +168,91 @@ class Settings(pydantic.BaseModel):
 
 
 def load_settings(path: Path, **given: Any) -> Settings:
-    """Settings from the file, overridden by the environment, overridden by what the program was given."""
+    """Settings from the file, overridden by the environment, overridden by what the program was given.
+
+    E3108 for what cannot be used, with the place that says it: the line of the file, the variable or the argument.
+    """
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text()) if path.exists() else {}
+        text = path.read_text() if path.exists() else ""
+        values: dict[str, Any] = tomllib.loads(text)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Failure("E3004", f"settings.toml cannot be read: {str(error).splitlines()[0]}") from None
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise Failure("E3108", f"settings.toml cannot be read: {reason}", resolution=_MEND) from None
     for name in Settings.model_fields:
-        from_environment = os.environ.get(f"INTERLOCK_{name.upper()}")
+        from_environment = os.environ.get(variable(name))
         if from_environment is not None:
             values[name] = _from_environment(name, from_environment)
     try:
         return Settings.model_validate({**values, **given})
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Failure("E3004", f"the setting `{where}` cannot be used: {first['msg'].lower()}") from None
+        faults = [
+            f"{_place(fault['type'], fault['loc'], text, given)}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
+            for fault in error.errors(include_url=False, include_input=False, include_context=False)
+        ]
+        raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_MEND) from None
+
+
+_MOST = 5
+_MEND = "mend what is named, or take it out; the settings reference describes each one; then: interlock doctor"
+
+
+def variable(name: str) -> str:
+    """The environment variable that states a setting."""
+    return f"INTERLOCK_{name.upper()}"
+
+
+def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:
+    """The one of some names that somebody may have meant."""
+    return next(iter(difflib.get_close_matches(name, names, 1, alike)), None)
+
+
+def _fault(kind: str, loc: tuple[int | str, ...], message: str) -> str:
+    where = ".".join(map(str, loc))
+    if kind == "extra_forbidden":
+        meant = nearest(str(loc[-1]), _names_beside(loc))
+        return f"there is no setting `{where}`" + (f"; did you mean `{meant}`?" if meant else "")
+    if kind == "missing":
+        return f"`{where}` must be said"
+    return f"`{where}` cannot be used: {message.removeprefix('Value error, ').lower()}"
+
+
+def _names_beside(loc: tuple[int | str, ...]) -> Iterable[str]:
+    """What could have been said in the place of the last of these names."""
+    model: type[pydantic.BaseModel] | None = Settings
+    for part in loc[:-1]:
+        if model is not None and isinstance(part, str):
+            field = model.model_fields.get(part)
+            model = None if field is None else _model_in(field.annotation)
+    return () if model is None else model.model_fields
+
+
+def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
+
+
+def _place(kind: str, loc: tuple[int | str, ...], text: str, given: Mapping[str, Any]) -> str:
+    """Who says it: the program, a variable, or a line of the file."""
+    name = str(loc[0])
+    if name in given:
+        return "what the program was given"
+    if name in Settings.model_fields and variable(name) in os.environ:
+        return variable(name)
+    said = loc[:-1] if kind == "missing" else loc
+    return f"settings.toml, line {_line(text.splitlines(), said)}"
+
+
+def _line(lines: list[str], loc: tuple[int | str, ...]) -> int:
+    """The line where it is said, or the nearest one above that leads there."""
+    at, says = 0, re.compile("")
+    for part in loc:
+        if isinstance(part, str):
+            says = re.compile(rf"[^#=]*\b{re.escape(part)}\b")
+        skip = part if isinstance(part, int) else 0
+        found = [number for number, line in enumerate(lines, 1) if number >= at and says.match(line)]
+        at = found[min(skip, len(found) - 1)] if found else at
+    return max(at, 1)
 
 
 def _from_environment(name: str, text: str) -> Any:
@@ -181,7 +260,7 @@ def _from_environment(name: str, text: str) -> Any:
     default = Settings.model_fields[name].default
     if isinstance(default, pydantic.BaseModel | dict) or (isinstance(default, tuple) and text.startswith("[")):
         try:
-            return json.loads(text)
-        except ValueError:
-            raise Failure("E3004", f"INTERLOCK_{name.upper()} is not valid JSON") from None
+            return read_json(text)
+        except Malformed as error:
+            raise Failure("E3108", f"{variable(name)}: {error}", resolution=_MEND) from None
     return [part for part in text.split(",") if part] if isinstance(default, tuple) else text

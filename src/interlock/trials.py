@@ -124,12 +124,24 @@ async def _run_example(
     dry = mode == "preview"
     request = make(str(contract.id), case.input, key=None if dry else case.name.replace(" ", "-"), dry_run=dry)
     result = await run(request)
-    outcomes = [Outcome(case.name, result.ok, "" if result.error is None else result.error.message)]
+    outcomes = [Outcome(case.name, result.ok, _why(result))]
     if contract.mutation.writes and result.ok:
         outcomes.append(_same(case.name, result, await run(request), replayed=not dry))
         if not dry:
             outcomes.extend(await _undone(run, contract, case.name, request, result))
     return outcomes
+
+
+def _why(result: Result) -> str:
+    """Why a case failed, as its author must know it: where the result or the effect is not as promised, and how."""
+    failure = result.error
+    if failure is None:
+        return ""
+    if failure.code not in ("E3303", "E3417"):
+        return failure.message
+    faults: list[Json] = (failure.details or {}).get("faults", [])
+    listed = [f"{fault.get('what') or fault.get('pointer') or 'the result'} {fault['message']}" for fault in faults]
+    return f"{failure.message}: {'; '.join(listed[:5])}"
 
 
 def _same(name: str, first: Result, again: Result, *, replayed: bool) -> Outcome:
@@ -155,7 +167,7 @@ async def _undone(run: Run, contract: Contract, name: str, request: Request, don
         return []
     undo = replace(request, arguments={}, key=f"{request.key}-undo", operation="compensate", parent=done.invocation_id)
     result = await run(undo)
-    return [Outcome(f"{name} undone", result.ok, "" if result.error is None else result.error.message)]
+    return [Outcome(f"{name} undone", result.ok, _why(result))]
 
 
 async def _run_in_fixture(run: Run, tool: Tool[..., Any], make: Callable[..., Request]) -> list[Outcome]:
@@ -165,7 +177,7 @@ async def _run_in_fixture(run: Run, tool: Tool[..., Any], make: Callable[..., Re
             request = make(str(contract.id), arguments, key="fixture")
             first = await run(request)
             if not first.ok:
-                return [Outcome("fixture", False, first.error.message if first.error else "")]
+                return [Outcome("fixture", False, _why(first))]
             again = _same("fixture", first, await run(request), replayed=True)
             return [Outcome("fixture", True), again, *await _undone(run, contract, "fixture", request, first)]
     except Failure:

@@ -651,13 +651,19 @@ async def test_an_edited_approval_runs_the_edited_input_and_leaves_the_callers_o
     assert outbox.sent == [("dora", "second-private")]
     document = (await lock.approvals.show(ticket)).document()
     assert document["user_modified"]
+    assert (document["params"]["to"], document["edit"]["params"]["to"]) == ("carl", "dora")
+    assert [one["argument"] for one in document["edit"]["changes"]] == ["note", "to"]
+    assert "dora" in str(document["edit"]["preview"])
+    assert "dora" not in str(document["preview"])
+    assert "-private" not in str(document)
     [approved] = [one for one in records(lock, "approval") if one["act"] == "approved"]
     assert approved["user_modified"]
     assert approved["edited"]["to"] == "dora"
     # The caller's own input is what its key stands for.
     [waiting], [intent] = records(lock, "pending"), records(lock, "intent")
     assert waiting["inputHash"] == intent["inputHash"]
-    assert (await lock.call("demo.mail", to="carl", note="first-private", key="k")).replayed
+    again = await lock.call("demo.mail", to="carl", note="first-private", key="k")
+    assert (again.replayed, again.metadata["input_mutations"]) == (True, result.metadata["input_mutations"])
     assert code(await lock.call("demo.mail", to="dora", note="second-private", key="k")) == "E3306"
     text = b"".join(row[0] for row in lock.journal.read("SELECT body FROM journal"))
     assert b"-private" not in text
@@ -821,6 +827,34 @@ async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Inter
     # What ran is told again without asking anybody, though nothing is left of the approval.
     ran = next(number for number, result in enumerate(results) if result.ok)
     assert (await lock.call("demo.mail", to=f"team-{ran}", key=f"k{ran}")).replayed
+
+
+@pytest.mark.proves("HITL-09")
+@pytest.mark.parametrize("goes_on", ["by the desk", "by its caller"])
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_call_that_ran_under_another_approval_does_not_run_again_under_its_ticket(
+    lock: Interlock, clock: FakeClock, goes_on: str, answered: bool
+) -> None:
+    pending = await lock.call("demo.mail", to="carl", key="k")
+    (ticket,) = lock.approvals.list()
+    if answered:
+        await lock.approvals.approve(ticket.id, by=BEN)
+    await lock.approvals.agree_in_advance(
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "none"}, uses=1,
+        expires_ms=clock.now_ms + 60_000,
+    )  # fmt: skip
+    if answered and goes_on == "by the desk":
+        assert [one.ok for one in await lock.approvals.resume_all()] == [True]
+    else:
+        assert (await lock.call("demo.mail", to="carl", key="k")).ok
+    assert (await lock.approvals.show(ticket.id)).state == "VOID"
+    clock.advance(40 * 86_400)  # the key is forgotten, and the ticket would have been agreed to long ago
+    assert await lock.approvals.resume_all() == []
+    assert (await refusal(lock.approvals.approve(ticket.id, by=BEN))).code.startswith("E3")
+    await lock.approvals.sweep()
+    assert len(outbox.sent) == 1
+    ended = [record for record in records(lock, "closed") if record["call"] == pending.invocation_id]
+    assert len(ended) == 1
 
 
 @pytest.mark.proves("HITL-09")

@@ -64,8 +64,8 @@ def test_a_standing_approval_covers_what_it_names_and_nothing_else(
     patterns: dict[str, object], arguments: dict[str, object], caller: str, version: str, used: int, now_ms: int
 ) -> None:
     standing = Standing(
-        id="sta_1", tool="demo.mail", versions="^1.0.0", arguments=patterns, caller=ANN, uses=2, expires_ms=10,
-        granted_by=BEN.id, used=used,
+        id="sta_1", tenant="local", tool="demo.mail", versions="^1.0.0", arguments=patterns, caller=ANN, uses=2,
+        expires_ms=10, granted_by=BEN.id, used=used,
     )  # fmt: skip
 
     def allows(name: str, value: object) -> bool:

@@ -7,11 +7,12 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,15 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock.audit import layout
 from interlock.audit.chain import MAX_FAULTS, Verdict, verify
 from interlock.core.canonical import digest
+from interlock.core.clock import Clock
 from interlock.store.home import Home
 from interlock.store.signing import Signer
 
-TRIGGERS = (
-    "journal_never_changes", "journal_keeps_its_term", "anchor_never_changes",
-    "anchor_stays", "segment_never_changes", "segment_stays",
-)  # fmt: skip
 CANARY = "canary-7f3a"
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Account = Annotated[str, Field(description="ledger account", examples=["cash"])]
@@ -118,19 +117,29 @@ class Copy:
             self.db.execute("UPDATE journal SET hash = ? WHERE seq = ?", (head, seq))
 
 
-def tampered(original: Home, act: Callable[[Copy], Any], **options: Any) -> Verdict:
-    """What the verification says after something was done to a copy."""
+@contextmanager
+def unguarded(db: sqlite3.Connection, *, put_back: bool = True) -> Generator[None]:
+    """One transaction without the triggers, which are back in the end, to the letter, if they are to be."""
+    db.execute("BEGIN")
+    guards = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    for name, _ in guards:
+        db.execute(f"DROP TRIGGER {name}")
+    yield
+    for _, sql in guards if put_back else ():
+        db.execute(sql)
+    db.execute("COMMIT")
+
+
+def tampered(original: Home, act: Callable[[Copy], Any], *, guards: bool = True, **options: Any) -> Verdict:
+    """What the verification says after something was done to a copy, whose guards were put back if they are to be."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "home"
         shutil.copytree(original.path, path)
         with closing(sqlite3.connect(path / "interlock.db", isolation_level=None)) as db:
             db.execute("PRAGMA synchronous=OFF")
-            db.execute("BEGIN")
-            for trigger in TRIGGERS:
-                db.execute(f"DROP TRIGGER {trigger}")
             copy = Copy(Home(path), db)
-            act(copy)
-            db.execute("COMMIT")
+            with unguarded(db, put_back=guards):
+                act(copy)
             verdict = copy.verdict(**options)
     assert verdict.intact == (not verdict.faults)
     return verdict
@@ -175,8 +184,9 @@ def test_verification_needs_only_a_copy_of_the_database_and_leaves_nothing_besid
 ) -> None:
     shutil.copy(original.database, tmp_path)
     before = (tmp_path / "interlock.db").read_bytes()
-    verdict = verify(Home(tmp_path), public_key=Signer(original.keys).public)
+    verdict = verify(Home(tmp_path), public_key=Signer(original.keys).public, database_only=True)
     assert verdict.intact
+    assert not verdict.anchors_file
     assert verdict.anchors >= 5
     assert os.listdir(tmp_path) == ["interlock.db"]
     assert (tmp_path / "interlock.db").read_bytes() == before
@@ -332,7 +342,11 @@ def test_a_cut_tail_is_found_by_the_anchors_in_the_database_the_file_or_the_audi
     assert verdict.faults[0].seq == keep + 1
     assert "missing" in verdict.faults[0].what
     if anchors == "gone":
-        assert tampered(original, act).intact  # without any head, a cut journal is just a shorter one
+        (fault,) = tampered(original, act).faults
+        assert "the anchors file is missing" in fault.what
+        # Of the database alone, without any head, a cut journal is just a shorter one; the verdict says what it is of.
+        alone = tampered(original, act, database_only=True)
+        assert (alone.intact, alone.anchors_file) == (True, False)
 
 
 @AUDIT_03
@@ -432,7 +446,7 @@ def test_a_home_signed_anew_with_another_key_does_not_pass_the_auditors_key(orig
         copy.home.anchors.unlink()
         (copy.home.keys / "journal.pub").write_text(other.public.hex())
 
-    assert tampered(original, act).intact
+    assert tampered(original, act, database_only=True).intact
     assert not tampered(original, act, public_key=trusted).intact
 
 
@@ -443,20 +457,39 @@ def test_no_more_faults_are_listed_than_a_person_reads(original: Home) -> None:
     assert verdict.records == count(original)
 
 
+def read_by_all(database: Path) -> list[list[Any]]:
+    """The journal as its readers look at it: in order, by call, by number, the newest of a kind first."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro&immutable=1", uri=True)) as db:
+        found = [db.execute("SELECT seq, kind, call, body, hash FROM journal ORDER BY seq").fetchall()]
+        for seq, _, call, *_ in found[0]:
+            found.append(db.execute("SELECT seq, body FROM journal WHERE call = ? ORDER BY seq", (call,)).fetchall())
+            found.append(db.execute("SELECT body FROM journal WHERE seq = ?", (seq,)).fetchall())
+        found.append(db.execute("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC").fetchall())
+        found.append(db.execute("SELECT DISTINCT call FROM journal WHERE call >= '0' AND call < 'a'").fetchall())
+    return found
+
+
+@AUDIT_03
 @EXAMPLES
 @given(data=st.data())
-def test_flipped_bytes_of_the_file_never_break_the_verification_itself(original: Home, data: st.DataObject) -> None:
+def test_flipped_bytes_never_break_the_verification_nor_have_others_read_what_it_did_not(
+    original: Home, data: st.DataObject
+) -> None:
     content = bytearray(original.database.read_bytes())
-    for at in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=8)):
+    # The schema and the roots of the ledger are in the first pages.
+    places = st.one_of(st.integers(0, 7 * 4096 - 1), st.integers(0, len(content) - 1))
+    for at in data.draw(st.lists(places, min_size=1, max_size=8)):
         content[at] ^= data.draw(st.integers(1, 255))
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "interlock.db").write_bytes(content)
-        code = None
+        database = Path(directory) / "interlock.db"
+        database.write_bytes(content)
+        intact, code = False, "E3804"
         try:
-            verify(Home(directory), public_key=Signer(original.keys).public)
+            intact = verify(Home(directory), public_key=Signer(original.keys).public, database_only=True).intact
         except Failure as failure:
             code = failure.code
-    assert code in (None, "E3804")
+        assert code == "E3804"
+        assert not intact or read_by_all(database) == read_by_all(original.database)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a database at all" * 100])
@@ -479,13 +512,193 @@ def test_a_foreign_or_hollow_database_is_refused(tmp_path: Path, original: Home)
         copy.db.execute("CREATE VIEW journal AS SELECT * FROM j")
 
     with pytest.raises(Failure, match="no ledger"):
-        tampered(original, act)
+        tampered(original, act, guards=False)
 
 
 def test_a_malformed_public_key_is_refused(original: Home) -> None:
     with pytest.raises(Failure) as caught:
         verify(original, public_key=b"short")
     assert caught.value.code == "E3004"
+
+
+# Read by everybody as it was verified
+
+COLUMNS = "seq INTEGER NOT NULL, kind TEXT NOT NULL, call TEXT NOT NULL, body BLOB NOT NULL, hash BLOB NOT NULL"
+BY_CALL = "CREATE INDEX journal_call ON journal (call)"
+
+
+def rebuild(db: sqlite3.Connection, definition: str) -> None:
+    """Make the journal anew by another definition, with the same rows."""
+    db.execute("ALTER TABLE journal RENAME TO former")
+    db.execute("DROP INDEX journal_call")
+    db.execute(f"CREATE TABLE journal {definition}")
+    db.execute("INSERT INTO journal (seq, kind, call, body, hash) SELECT seq, kind, call, body, hash FROM former")
+    db.execute("DROP TABLE former")
+    db.execute(BY_CALL)
+
+
+def index_as(db: sqlite3.Connection, what: str) -> None:
+    """Have another index under the definition of the one by call."""
+    db.execute("DROP INDEX journal_call")
+    db.execute(f"CREATE INDEX journal_call ON journal {what}")
+    db.execute("PRAGMA writable_schema=ON")
+    db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'journal_call'", (BY_CALL,))
+
+
+def test_the_ledger_is_known_to_the_letter_and_nothing_else_acts_by_itself(original: Home) -> None:
+    with closing(sqlite3.connect(original.database)) as db:
+        assert list(layout.departures(db)) == []
+        acting = db.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')").fetchall()
+    assert len(acting) == 9
+
+
+@AUDIT_03
+@pytest.mark.parametrize(
+    "definition",
+    [
+        f"({COLUMNS})",
+        f"({COLUMNS}, PRIMARY KEY (seq)) WITHOUT ROWID",
+        f"({COLUMNS}, PRIMARY KEY (seq), UNIQUE (seq, call))",
+        f"({COLUMNS}, PRIMARY KEY (seq), CHECK (kind != 'intent' OR 1))",
+        f"({COLUMNS}, shown TEXT AS (call), PRIMARY KEY (seq))",
+        f"({COLUMNS.replace('call TEXT', 'call TEXT COLLATE NOCASE')}, PRIMARY KEY (seq))",
+        f"({COLUMNS.replace('seq INTEGER', 'seq INT')}, PRIMARY KEY (seq))",
+        f"({COLUMNS.replace(' NOT NULL', '')}, PRIMARY KEY (seq))",
+    ],
+)
+def test_a_ledger_made_anew_by_another_definition_is_found(original: Home, definition: str) -> None:
+    fault = tampered(original, lambda copy: rebuild(copy.db, definition)).faults[0]
+    assert fault.what == "the table `journal` is not as it was made"
+
+
+@AUDIT_03
+@pytest.mark.parametrize("seq", ["NULL", "'7'", "7.5", "x'07'", "-1", "3"])
+def test_a_record_that_no_order_reaches_is_found(original: Home, seq: str) -> None:
+    def act(copy: Copy) -> None:
+        rebuild(copy.db, "(seq, kind TEXT, call TEXT, body BLOB, hash BLOB)")
+        copy.db.execute(f"INSERT INTO journal SELECT {seq}, kind, 'forged', body, hash FROM journal WHERE seq = 2")
+
+    found = [fault.what for fault in tampered(original, act).faults]
+    assert "the table `journal` is not as it was made" in found
+    assert any("no place of its own" in what or "before the start" in what for what in found)
+
+
+@AUDIT_03
+@pytest.mark.parametrize(
+    "what",
+    [
+        "(call) WHERE seq != 3",
+        "(call) WHERE kind != 'intent'",
+        "(call COLLATE NOCASE DESC)",
+        "(kind)",
+        "(CASE seq WHEN 3 THEN 'nobody' ELSE call END)",
+    ],
+)
+def test_a_record_that_an_index_hides_is_found_though_the_definition_was_put_back(original: Home, what: str) -> None:
+    verdict = tampered(original, lambda copy: index_as(copy.db, what))
+    assert verdict.records == count(original)
+    assert "the table `journal` contradicts itself" in verdict.faults[0].what
+    shown = tampered(original, lambda copy: copy.db.execute(f"CREATE INDEX another ON journal {what}"))
+    assert "the index `another` on `journal` was not made by Interlock" in shown.faults[0].what
+
+
+@AUDIT_03
+def test_an_index_that_is_kept_elsewhere_is_found(original: Home) -> None:
+    def act(copy: Copy) -> None:
+        copy.db.execute("PRAGMA writable_schema=ON")
+        other = "(SELECT rootpage FROM sqlite_master WHERE name = 'reservation_call')"
+        copy.db.execute(f"UPDATE sqlite_master SET rootpage = {other} WHERE name = 'journal_call'")
+
+    assert "contradicts itself" in tampered(original, act).faults[0].what
+
+
+@AUDIT_03
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("CREATE VIEW calls AS SELECT * FROM journal WHERE seq != 3", "the view `calls` on `calls`"),
+        ("CREATE TRIGGER later AFTER INSERT ON reservation BEGIN DELETE FROM anchor; END", "the trigger `later`"),
+        ("CREATE TRIGGER later AFTER INSERT ON journal BEGIN DELETE FROM journal WHERE seq = NEW.seq; END", "`later`"),
+        ("CREATE UNIQUE INDEX one ON anchor (hash)", "the index `one` on `anchor`"),
+        ("ALTER TABLE segment ADD COLUMN note TEXT", "the table `segment` is not as it was made"),
+        ("DROP INDEX journal_call", "the index `journal_call` on `journal` is missing"),
+    ],
+)
+def test_whatever_answers_or_acts_beside_the_ledger_is_found(original: Home, statement: str, found: str) -> None:
+    assert found in tampered(original, lambda copy: copy.db.execute(statement)).faults[0].what
+
+
+@AUDIT_03
+def test_missing_guards_are_found(original: Home) -> None:
+    verdict = tampered(original, lambda _: None, guards=False)
+    assert len([fault for fault in verdict.faults if "the trigger" in fault.what and "is missing" in fault.what]) == 9
+
+
+@AUDIT_03
+def test_what_others_would_roll_back_before_they_read_is_not_passed_over(original: Home, tmp_path: Path) -> None:
+    """A hot rollback journal that would put a former page back."""
+    path = tmp_path / "home"
+    shutil.copytree(original.path, path)
+    page = original.database.read_bytes()[:4096]
+    header = bytes.fromhex("d9d505f920a163d7") + struct.pack(">IIIII", 1, 0, 1, 512, 4096)
+    checksum = sum(page[at] for at in range(4096 - 200, 0, -200)) & 0xFFFFFFFF
+    content = header.ljust(512, b"\0") + struct.pack(">I", 1) + page + struct.pack(">I", checksum)
+    (path / "interlock.db-journal").write_bytes(content)
+    with pytest.raises(Failure) as caught:
+        verify(Home(path))
+    assert caught.value.code == "E3804"
+
+
+# The anchors file
+
+
+@AUDIT_03
+@pytest.mark.parametrize("how", ["gone", "empty", "begun anew"])
+def test_a_tail_cut_in_the_database_shows_by_the_anchors_file_that_went_with_it(original: Home, how: str) -> None:
+    def act(copy: Copy) -> None:
+        cut = copy.db.execute("SELECT seq FROM anchor ORDER BY seq DESC LIMIT 1 OFFSET 1").fetchone()[0]
+        copy.db.execute("DELETE FROM journal WHERE seq > ?", (cut,))
+        copy.db.execute("DELETE FROM anchor WHERE seq > ?", (cut,))
+        last = copy.home.anchors.read_bytes().split()[-2]
+        copy.home.anchors.unlink()
+        if how != "gone":
+            copy.home.anchors.write_bytes(b"" if how == "empty" else last + b"\n")
+
+    (fault,) = tampered(original, act).faults
+    assert "the anchors file lacks the first" in fault.what or "the anchors file is missing or empty" in fault.what
+
+
+@AUDIT_03
+def test_without_keys_and_anchors_a_database_passes_only_as_what_it_is(original: Home) -> None:
+    def act(copy: Copy) -> None:
+        copy.db.execute("DELETE FROM anchor")
+        copy.home.anchors.unlink()
+        shutil.rmtree(copy.home.keys)
+
+    trusted = Signer(original.keys).public
+    (fault,) = tampered(original, act, public_key=trusted, database_only=True).faults
+    assert fault.what == "there is no signed head, so the public key given proves nothing"
+
+
+def test_an_anchors_file_that_ended_long_ago_is_found_and_one_that_a_crash_cut_short_is_not(tmp_path: Path) -> None:
+    now_ms = 1_800_000_000_000
+
+    async def live() -> None:
+        nonlocal now_ms
+        async with Interlock.open(tmp_path / "home", clock=Clock(now_ms=lambda: now_ms)) as lock:
+            await lock.add(echo)
+            for _ in range(3):
+                now_ms += 400_000
+                await lock.call("demo.echo", account="a")
+                lock.journal.anchor()
+
+    asyncio.run(live())
+    home = Home(tmp_path / "home")
+    lines = home.anchors.read_bytes().split()
+    for kept in range(1, len(lines)):
+        home.anchors.write_bytes(b"\n".join(lines[:kept]) + b"\n")
+        # The last one and the one before are less than ten minutes apart.
+        assert verify(home).intact == (kept >= len(lines) - 2)
 
 
 # Who may write

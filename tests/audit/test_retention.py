@@ -27,7 +27,7 @@ from interlock.core.clock import Clock
 from interlock.settings import Settings
 from interlock.store.home import Home
 from interlock.store.signing import Signer
-from tests.audit.test_chain import TRIGGERS, echo, post
+from tests.audit.test_chain import echo, post, unguarded
 
 AUDIT_11 = pytest.mark.proves("AUDIT-11")
 SETTINGS = Settings.model_validate({})
@@ -310,11 +310,16 @@ async def test_a_broken_chain_is_not_purged_because_that_would_remove_the_eviden
 
 
 @AUDIT_11
-async def test_a_purge_that_fails_half_way_leaves_everything_as_it_was(tmp_path: Path) -> None:
+async def test_a_purge_that_fails_half_way_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = await make_home(tmp_path)
     before = verify(home)
-    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
-        db.execute("CREATE TRIGGER in_the_way BEFORE INSERT ON anchor BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+
+    def full(*_: Any) -> bytes:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(retention, "_anchor", full)
     with pytest.raises(Failure) as caught:
         purge(home, SETTINGS, now_ms=ms(2040), by=BY)
     assert caught.value.code in ("E3801", "E3803")
@@ -347,11 +352,8 @@ def tampered(home: Home, act: Callable[[sqlite3.Connection], Any]) -> Verdict:
         copy = Home(shutil.copytree(home.path, Path(directory) / "home"))
         with closing(sqlite3.connect(copy.database, isolation_level=None)) as db:
             db.execute("PRAGMA synchronous=OFF")
-            db.execute("BEGIN")
-            for trigger in TRIGGERS:
-                db.execute(f"DROP TRIGGER {trigger}")
-            act(db)
-            db.execute("COMMIT")
+            with unguarded(db):
+                act(db)
         return verify(copy)
 
 
@@ -380,6 +382,18 @@ SEGMENT_EDITS = [
 def test_an_edit_of_a_segment_or_at_its_boundary_is_found(purged: Home, edit: str, position: int) -> None:
     assert verify(purged).intact
     assert tampered(purged, lambda db: db.execute(edit)).faults[0].seq == position
+
+
+@AUDIT_11
+def test_two_segments_made_one_are_found_by_the_record_of_the_purge(purged: Home) -> None:
+    def act(db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM segment WHERE last_seq = 2")
+        db.execute("UPDATE segment SET first_seq = 1 WHERE last_seq = 5")
+
+    found = [fault.what for fault in tampered(purged, act).faults]
+    assert found == [
+        f"the segment that stands for records {stretch} is missing or another" for stretch in ("1 to 2", "3 to 5")
+    ]
 
 
 @AUDIT_11

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from interlock.authority.policy import Policies
+from interlock.authority.policy import Policies, make_defaults
 from interlock.authority.questions import Question
 from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.context import Caller
@@ -72,6 +72,7 @@ class PolicyHome:
         self.clock = FakeClock()
         if text is not None:
             (path / "policy.cedar").write_text(text)
+        make_defaults(path / "policy.cedar", path / "principals.toml")
         self.engine = Policies(path / "policy.cedar", path / "principals.toml", clock=self.clock.clock)
 
     def write(self, text: str, name: str = "policy.cedar") -> None:

@@ -107,11 +107,11 @@ async def test_an_estimate_above_a_budget_is_refused_by_name_and_leaves_nothing(
     assert failure.code == "E3210"
     assert failure.row.error_class is ErrorClass.POLICY_BLOCKED
     assert failure.message == (
-        "the budget of 0.5 per session and 60 s for demo.* does not allow it: "
+        "the budget of 0.5 per session and 1 min for demo.* does not allow it: "
         "0 is spent and 0 set aside, and this call needs 1"
     )
     assert failure.details == {
-        "budget": "0.5 per session and 60 s for demo.*", "limit": 0.5, "spent": 0, "held": 0, "needed": 1,
+        "budget": "0.5 per session and 1 min for demo.*", "limit": 0.5, "spent": 0, "held": 0, "needed": 1,
     }  # fmt: skip
     assert books(journal) == []
     assert journal.read("SELECT COUNT(*) FROM hold") == [(0,)]

@@ -17,8 +17,22 @@ from hypothesis import strategies as st
 from interlock.authority.identities import Identity
 from interlock.authority.tokens import delegate_offline, narrowed
 from interlock.core.capability import DEEPEST, Link, ToolGrant, read_above, read_link, write_above, write_link
+from interlock.core.context import CallerKind
 from interlock.core.errors import Failure
-from tests.authority.test_tokens import AGENT, HELPER, OPERATOR, USER, World, did_of, opened, parts, private_key, sign
+from tests.authority.test_tokens import (
+    AGENT,
+    DEPUTIES,
+    HELPER,
+    NAMES,
+    OPERATOR,
+    USER,
+    World,
+    did_of,
+    opened,
+    parts,
+    private_key,
+    sign,
+)
 from tests.authority.test_tokens import world as world  # the fixture
 
 Json = dict[str, Any]
@@ -88,11 +102,39 @@ async def test_a_holder_passes_his_token_on_without_asking_anybody(world: World)
     assert caller.capability.keys[0] == world.keys.active().kid
     assert caller.capability.keys[1].startswith(f"{AGENT}#")
     # And on, from either kind, by either way.
-    again = delegate_offline(below, private=private_key("helper"), subject=AGENT, clock=world.clock.clock)
-    assert (await world.tokens.verify(again)).agent == AGENT
-    signed = await world.tokens.delegate(again, subject=HELPER, by=OPERATOR)
+    first, second = map(did_of, DEPUTIES[:2])
+    again = delegate_offline(below, private=private_key("helper"), subject=first, clock=world.clock.clock)
+    assert (await world.tokens.verify(again)).agent == first
+    signed = await world.tokens.delegate(again, subject=second, by=OPERATOR)
     assert len(chain_of(signed)) == 5
-    assert (await world.tokens.verify(signed)).agent == HELPER
+    assert (await world.tokens.verify(signed)).agent == second
+
+
+async def test_a_token_comes_back_to_nobody_who_passed_it_on(world: World) -> None:
+    token = await world.issue()
+    below = await world.tokens.delegate(token, subject=HELPER, by=OPERATOR)
+    for parent, holder, back in ((token, "agent", AGENT), (token, "agent", USER), (below, "helper", AGENT)):
+        with pytest.raises(Failure) as asked:
+            await world.tokens.delegate(parent, subject=back, by=OPERATOR)
+        with pytest.raises(Failure) as alone:
+            delegate_offline(parent, private=private_key(holder), subject=back, clock=world.clock.clock)
+        forged = await world.refusal(passed_on(world, parent, by=holder, to=back))
+        assert (asked.value.code, alone.value.code, forged) == ("E3206", "E3206", "E3206")
+
+
+async def test_a_token_is_passed_on_to_no_person(world: World) -> None:
+    carol = did_of("carol")
+    await world.identities.register(Identity(did=carol, kind="human", groups=frozenset({"approvers"})), by="test")
+    token = await world.issue(scopes=["tokens:issue"])
+    with pytest.raises(Failure) as asked:
+        await world.tokens.delegate(token, subject=carol, by=OPERATOR)
+    by_token = await world.issue_refusal(subject=carol, user=None, scopes=[], by=await world.tokens.verify(token))
+    offline = delegate_offline(token, private=private_key("agent"), subject=carol, clock=world.clock.clock)
+    assert (asked.value.code, by_token, await world.refusal(offline)) == ("E3206", "E3206", "E3206")
+    # Whom a token is for already, it need not be issued for again.
+    held = await world.tokens.verify(await world.issue(subject=USER, user=None, scopes=["tokens:issue"]))
+    again = await world.tokens.verify(await world.issue(user=USER, scopes=[], by=held))
+    assert (again.id, again.agent, again.kind) == (USER, AGENT, "agent")
 
 
 async def test_only_the_holder_s_key_passes_a_token_on(world: World) -> None:
@@ -130,7 +172,7 @@ async def test_a_wider_child_is_refused_at_issue_and_the_widening_is_named(
     with pytest.raises(Failure) as offline:
         delegate_offline(token, private=private_key("agent"), subject=HELPER, clock=world.clock.clock, **more)
     assert offline.value.code == "E3206"
-    assert len(world.acts()) == 4  # three identities and the first token: nothing more was issued
+    assert [act["act"] for act in world.acts()].count("token.issued") == len(world.acts()) - len(NAMES) == 1
 
 
 @pytest.mark.parametrize(
@@ -200,11 +242,12 @@ async def test_a_holder_cannot_take_another_link_s_id(world: World) -> None:
 
 async def test_a_chain_has_at_most_eight_links(world: World) -> None:
     token = await world.issue(scopes=[])
-    while len(chain_of(token)) < DEEPEST:
-        token = await world.tokens.delegate(token, subject=AGENT, by=OPERATOR)
-    assert (await world.tokens.verify(token)).agent == AGENT
+    for deputy in DEPUTIES:
+        token = await world.tokens.delegate(token, subject=did_of(deputy), by=OPERATOR)
+    assert len(chain_of(token)) == DEEPEST
+    assert (await world.tokens.verify(token)).agent == did_of(DEPUTIES[-1])
     with pytest.raises(Failure) as refused:
-        await world.tokens.delegate(token, subject=AGENT, by=OPERATOR)
+        await world.tokens.delegate(token, subject=HELPER, by=OPERATOR)
     assert refused.value.code == "E3004"
     links = chain_of(token)
     header, claims = parts(token)
@@ -212,8 +255,8 @@ async def test_a_chain_has_at_most_eight_links(world: World) -> None:
     assert await world.refusal(sign(header, ninth, world.keys.active().private)) == "E3203"
     # The same by proofs within proofs.
     proven = await world.issue(user=None, scopes=[])
-    for _ in range(DEEPEST):
-        proven = passed_on(world, proven, to=AGENT)
+    for holder, deputy in pairwise(("agent", *DEPUTIES, "helper", "ninth")):
+        proven = passed_on(world, proven, by=holder, to=did_of(deputy))
     assert await world.refusal(proven) == "E3203"
 
 
@@ -231,7 +274,8 @@ async def test_an_issuer_s_own_wider_chain_is_refused_too(world: World) -> None:
 async def test_revoking_a_link_voids_it_and_everything_below(world: World, level: int) -> None:
     first = await world.issue()
     second = await world.tokens.delegate(first, subject=HELPER, by=OPERATOR)
-    third = delegate_offline(second, private=private_key("helper"), subject=AGENT, clock=world.clock.clock)
+    deputy = did_of(DEPUTIES[0])
+    third = delegate_offline(second, private=private_key("helper"), subject=deputy, clock=world.clock.clock)
     links = chain_of(third)
     held = {token: (await world.tokens.verify(token)).capability for token in (first, second, third)}
     await world.tokens.revoke(links[level].jti, reason="no longer needed", by=OPERATOR)
@@ -265,7 +309,7 @@ async def test_tokens_identities_and_keys_can_be_revoked_by_what_names_them(worl
 async def test_a_key_takes_down_what_the_issuer_passed_on_from_what_it_signed(world: World) -> None:
     token = await world.issue()
     below = delegate_offline(token, private=private_key("agent"), subject=HELPER, clock=world.clock.clock)
-    again = await world.tokens.delegate(below, subject=AGENT, by=OPERATOR)
+    again = await world.tokens.delegate(below, subject=did_of(DEPUTIES[0]), by=OPERATOR)
     capability = (await world.tokens.verify(again)).capability
     assert capability is not None
     assert set(capability.keys) == {world.keys.active().kid, f"{AGENT}#{AGENT.rpartition(':')[2]}"}
@@ -324,7 +368,7 @@ TOOLS = ["*", "demo.*", "demo.add"]
 RANGES = ["*", "^1.0.0", "^1.2.0", ">=1.0.0", "2.x"]
 CALLS = list(product(["demo.add", "demo.sub", "mail.send"], ["1.0.0", "1.2.0", "2.0.0", "3.0.0-a"]))
 PLACES = ["file:/a/b", "file:/a/c", "file:/b"]
-HOLDERS = ["user", "agent", "helper"]
+HOLDERS = ["user", "agent", "helper", *DEPUTIES[:3]]
 
 grants = st.builds(ToolGrant, st.sampled_from(TOOLS), st.sampled_from(RANGES))
 options: dict[str, st.SearchStrategy[Any]] = {
@@ -408,8 +452,9 @@ def test_no_descendant_holds_more_and_revoking_a_link_voids_exactly_its_subtree(
                     continue
                 caller, code = await outcome(world.tokens.verify(token))
                 if caller is None:
-                    # Only a forger gets as far as a token that does not verify.
-                    assert (step.way, code) == ("forge", "E3203")
+                    # Only a forger gets as far as a token that does not verify, or who signs for a person by himself.
+                    assert (step.way, code) in (("forge", "E3203"), ("forge", "E3206"), ("offline", "E3206"))
+                    assert step.way == "forge" or step.holder == "user"
                     continue
                 assert all(holds_no_more(above, below) for above, below in pairwise(chain_of(token)))
                 tokens.append(token)
@@ -421,6 +466,50 @@ def test_no_descendant_holds_more_and_revoking_a_link_voids_exactly_its_subtree(
             for token in tokens:
                 _, code = await outcome(world.tokens.verify(token))
                 assert code == ("E3201" if void in [link.jti for link in chain_of(token)] else None)
+
+    with tempfile.TemporaryDirectory() as home:
+        asyncio.run(run(Path(home) / "home"))
+
+
+KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
+
+
+@settings(max_examples=25)
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=5),
+    trusts=st.lists(st.integers(0, 100), min_size=5, max_size=5),
+    groups=st.lists(st.frozensets(st.sampled_from(["a", "b", "c"])), min_size=5, max_size=5),
+)
+def test_passing_a_token_on_raises_no_trust_adds_no_group_and_makes_no_person(
+    kinds: list[CallerKind], trusts: list[int], groups: list[frozenset[str]]
+) -> None:
+    async def run(path: Path) -> None:
+        async with opened(path, "EdDSA") as world:
+            people = [
+                Identity(did=did_of(name), kind=kind, trust=trust, groups=within)
+                for name, kind, trust, within in zip(DEPUTIES, kinds, trusts, groups, strict=False)
+            ]
+            for one in people:
+                await world.identities.update(one, by="test")
+            token = await world.issue(subject=people[0].did, user=None)
+            before = await world.tokens.verify(token)
+            assert (before.kind, before.trust, before.groups) == (kinds[0], trusts[0], groups[0])
+            for above, one in pairwise(people):
+                token, code = await outcome(world.tokens.delegate(token, subject=one.did, by=OPERATOR))
+                if token is None:
+                    assert (one.kind, code) == ("human", "E3206")
+                    return
+                caller = await world.tokens.verify(token)
+                assert caller.kind != "human"
+                assert caller.trust <= one.trust
+                assert caller.groups <= one.groups
+                # What the operator says of an agent a person chose counts; what an agent chooses adds nothing.
+                assert caller.passed_on == (above.kind != "human")
+                if above.kind != "human":
+                    assert caller.trust <= before.trust
+                    assert caller.groups <= before.groups
+                    assert caller.kind in (before.kind, "agent")
+                before = caller
 
     with tempfile.TemporaryDirectory() as home:
         asyncio.run(run(Path(home) / "home"))

@@ -151,15 +151,19 @@ def test_a_path_without_a_normal_form_is_refused(world: PolicyHome, path: str) -
 @pytest.mark.parametrize(
     "command",
     ["rm -rf x", "/bin/rm x", "true; rm x", "true && rm x", "a | rm", "X=1 rm x", "echo $(rm x)", "echo `rm x`",
-     "'r'm x", "true\nrm x", ["rm", "-rf", "x"], ["/bin/rm", "x"]],
+     "'r'm x", "true\nrm x", ["rm", "-rf", "x"], ["/bin/rm", "x"], ">/dev/null rm -rf /srv", "2>/dev/null rm x",
+     "{ rm x; }", "if true; then rm x; fi", "! rm x", "sudo rm x", "sh -c 'rm x'", ["sh", "-c", "rm x"],
+     ["env", "A=1", "rm", "x"], 'echo "$(rm x)"', "cat <<E\n$(rm x)\nE"],
 )  # fmt: skip
 def test_a_blocked_command_is_met_wherever_it_would_start(world: PolicyHome, command: Any) -> None:
     assert world.engine.judge(question(TOOL, {"command": command})).rules == ("no-rm",)
 
 
 def test_a_command_that_cannot_be_taken_apart_is_refused_and_a_harmless_one_is_not(world: PolicyHome) -> None:
-    assert world.says(question(TOOL, {"command": "echo 'open"})) == "deny"
-    assert world.says(question(TOOL, {"command": "echo rm"})) == "allow"
+    for command in ("echo 'open", "$x -rf /srv", "/bin/r? x"):
+        assert world.says(question(TOOL, {"command": command})) == "deny"
+    for command in ("echo rm", ["echo", "$x", "r?"], 'echo "$x" >rm', []):
+        assert world.says(question(TOOL, {"command": command})) == "allow"
 
 
 def test_predicted_effects_are_resources(world: PolicyHome) -> None:

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.authority import cedar, principals
-from interlock.authority.policy import Policies
+from interlock.authority.policy import Policies, make_defaults
 from interlock.authority.questions import REMEMBER_S, Question
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.testing import FakeClock
 from tests.authority.questions import ALICE, READ, PolicyHome, capability, contract, question
 
 UNDOABLE = contract({"amount": {"type": "integer"}}, mutation_class="write_reversible", compensable=True, effects=[
@@ -389,11 +388,21 @@ def test_a_policy_that_is_not_text_denies(home: MakeHome) -> None:
     assert "cannot be read" in failure_of(made).message
 
 
-def test_a_home_that_cannot_be_written_has_the_default(tmp_path: Path) -> None:
+def test_missing_principals_deny_everything_and_give_nobody_rights(home: MakeHome) -> None:
+    made = home(ALLOW)
+    (made.path / "principals.toml").unlink()
+    again = Policies(made.path / "policy.cedar", made.path / "principals.toml", clock=made.clock.clock)
+    with pytest.raises(Failure, match="interlock policy default --principals"):
+        again.judge(question())
+    assert again.principal("local:alice").scopes == frozenset()
+    assert not (made.path / "principals.toml").exists()
+
+
+def test_defaults_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     home = tmp_path / "gone"
-    engine = Policies(home / "policy.cedar", home / "principals.toml", clock=FakeClock().clock)
-    assert engine.judge(question()).behavior == "allow"
-    assert "audit:read" in engine.principal("local:alice").scopes
+    with pytest.raises(Failure) as refused:
+        make_defaults(home / "policy.cedar", home / "principals.toml")
+    assert refused.value.code == "E3801"
 
 
 PEOPLE = """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import itertools
 import json
 import os
 import pickle
 import pty
+import re
 import signal
 import sqlite3
 import subprocess
@@ -33,7 +35,7 @@ from interlock.authority import secrets as module
 from interlock.authority.secrets import Credential, Lease, Secrets, open_lease
 from interlock.cli.command import Session
 from interlock.cli.secrets import secrets
-from interlock.core.scrub import scrub
+from interlock.core.scrub import holds, scrub
 from interlock.store import sealing
 from interlock.store.home import Home
 from interlock.store.journal import Journal
@@ -127,7 +129,7 @@ async def test_the_four_errors_of_the_embedded_store(
 
 
 @pytest.mark.part_of("EXEC-08", rest=POOL)
-@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+@pytest.mark.part_of("AUDIT-07", rest="Postgres")
 @pytest.mark.proves("EXEC-07")
 async def test_no_file_of_the_home_holds_a_value_in_any_form(
     store: Secrets, home: Home, journal: Journal, time: FakeClock
@@ -598,7 +600,7 @@ def size_of(value: Any) -> int:
     return 1 + sum(map(size_of, cast("list[Any]", value))) if isinstance(value, list) else 1
 
 
-@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+@pytest.mark.part_of("AUDIT-07", rest="Postgres")
 @given(data=st.data(), secrets=st.lists(secret_texts, min_size=1, max_size=3))
 def test_no_secret_survives_scrubbing_in_any_form_at_any_place(data: st.DataObject, secrets: list[str]) -> None:
     value = data.draw(laden(secrets))
@@ -636,6 +638,70 @@ def test_a_secret_within_longer_base64_does_not_survive(secret: str, before: byt
 )
 def test_scrubbing_in_particular_cases(value: Any, secrets: list[str], expected: Any) -> None:
     assert scrub(value, secrets)[0] == expected
+
+
+KEY_LINES = [base64.b64encode(bytes(range(start, start + 48))).decode() for start in (1, 70, 140)]
+KEY = "\n".join(("-----BEGIN OPAQUE KEY-----", *KEY_LINES, "-----END OPAQUE KEY-----", ""))
+REWRITTEN: dict[str, Callable[[str], str]] = {
+    "as it is": lambda key: key,
+    "other line ends": lambda key: key.replace("\n", "\r\n"),
+    "indented": lambda key: key.replace("\n", "\n    "),
+    "on one line": lambda key: key.replace("\n", " "),
+    "joined": lambda key: key.replace("\n", ""),
+    "broken elsewhere": lambda key: "\n".join(key.replace("\n", "")[at : at + 19] for at in range(0, len(key), 19)),
+    "without its frame": lambda key: "\n".join(key.splitlines()[1:-1]),
+    "one line alone": lambda key: f"its second line is {key.splitlines()[2]}, and so on",
+    "lines as a list": lambda key: json.dumps(key.splitlines()),
+    "JSON": json.dumps,
+    "JSON in JSON": lambda key: json.dumps(json.dumps({"key": key})),
+    "JSON with escaped slashes": lambda key: json.dumps(key).replace("/", "\\/"),
+    "MIME": lambda key: base64.encodebytes(key.encode()).decode(),
+    "MIME in JSON": lambda key: json.dumps(base64.encodebytes(key.encode()).decode()).replace("/", "\\/"),
+    "base64 in a column": lambda key: re.sub("(.{5})", r"\1\n  ", base64.b64encode(key.encode()).decode()),
+    "hex in groups": lambda key: " ".join(re.findall("..?.?.?", key.encode().hex())),
+}
+
+
+@pytest.mark.parametrize("way", REWRITTEN)
+@pytest.mark.parametrize("secret", [KEY, json.dumps({"type": "service", "private_key": KEY})], ids=["key", "document"])
+def test_a_secret_of_several_lines_is_found_however_its_lines_are_written(secret: str, way: str) -> None:
+    said = f"a {REWRITTEN[way](KEY if 'line' in way or 'frame' in way else secret)} z"
+    scrubbed, found = scrub({"said": [said]}, [secret])
+    (text,) = scrubbed["said"]
+    bare = re.sub(r"\s|\\+[rn]", "", text)
+    readable = {bare, bare.replace("\\", "")}
+    for code in (r"[A-Za-z0-9+/]{16,}", r"[0-9a-f]{16,}"):
+        for run in re.findall(code, bare.replace("\\", "")):
+            whole = run[: len(run) // 4 * 4]
+            plain = base64.b64decode(whole) if "A" in code else bytes.fromhex(whole)
+            readable.add(plain.decode(errors="replace"))
+    assert found
+    assert _MARK in text
+    assert not any(line in one for line in KEY_LINES for one in readable)
+    assert (text[:2], text[-2:]) == ("a ", " z") or text == _MARK
+    assert holds([said.encode()], [secret])
+
+
+@given(
+    secret=st.text("abAB/+ \\n", min_size=16, max_size=60),
+    places=st.lists(st.integers(0, 60)),
+    gap=st.sampled_from(["\n", "\r\n  ", " ", "\\n"]),
+)
+def test_a_long_secret_is_found_wherever_lines_are_broken(secret: str, places: list[int], gap: str) -> None:
+    pieces = [secret[begin:end] for begin, end in itertools.pairwise([0, *sorted(places), len(secret)])]
+    bare = "".join(secret.split())
+    scrubbed, found = scrub(f"({gap.join(pieces)})", [secret])
+    if len(bare) >= 16 and "\\" not in bare:
+        assert found
+        assert bare not in re.sub(r"\s|\\[rn]", "", scrubbed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-----BEGIN OPAQUE KEY-----", "short", "a public line\nof text", KEY_LINES[0][:-1], " ".join(KEY_LINES[0])[:60]],
+)
+def test_what_is_like_a_line_of_a_secret_and_is_none_stays(text: str) -> None:
+    assert scrub(text, [f"{KEY}\nshort\n"]) == (text, False)
 
 
 def test_what_is_nested_too_deeply_to_look_through_is_withheld() -> None:

@@ -56,7 +56,8 @@ def did_of(name: str) -> str:
 
 
 USER, AGENT, HELPER = did_of("user"), did_of("agent"), did_of("helper")
-NAMES: dict[str, CallerKind] = {"user": "human", "agent": "agent", "helper": "agent"}
+DEPUTIES = tuple(f"deputy{number}" for number in range(6))
+NAMES: dict[str, CallerKind] = {"user": "human", **dict.fromkeys(("agent", "helper", *DEPUTIES), "agent")}
 
 
 class World:
@@ -587,7 +588,7 @@ async def test_an_issuer_that_cannot_be_reached_as_it_must_fails_closed(url: str
 def test_a_trusted_issuer_that_is_half_stated_is_refused(entry: Json) -> None:
     with pytest.raises(Failure) as refused:
         TrustedIssuer.read(entry)
-    assert refused.value.code == "E3004"
+    assert refused.value.code == "E3108"
 
 
 # Identities
@@ -694,11 +695,25 @@ async def test_whoever_issues_by_a_token_of_his_own_passes_it_on(world: World) -
 
 async def test_a_picture_of_a_token_says_whether_it_holds_and_why_not(world: World) -> None:
     token = await world.issue()
-    picture = await world.tokens.inspect(token)
+    picture = await world.tokens.inspect(token, by=OPERATOR)
     assert (picture["valid"], picture["seconds_left"]) == (True, 600)
     assert [(link["name"], link["kind"]) for link in picture["chain"]] == [("user", "human"), ("agent", "agent")]
     world.clock.advance(600)
-    picture = await world.tokens.inspect(token)
+    picture = await world.tokens.inspect(token, by=OPERATOR)
     assert (picture["valid"], picture["code"], picture["seconds_left"]) == (False, "E3201", 0)
-    assert (await world.tokens.inspect("rubbish"))["code"] == "E3203"
+    assert [link["name"] for link in picture["chain"]] == ["user", "agent"]
+    assert (await world.tokens.inspect("rubbish", by=OPERATOR))["code"] == "E3203"
     assert token.rpartition(".")[2] not in json.dumps(picture)
+
+
+async def test_nothing_is_told_of_the_subjects_of_a_token_that_nobody_signed_or_of_another_tenant(world: World) -> None:
+    token = await world.issue()
+    await world.tokens.revoke(AGENT, reason="lost", by=OPERATOR)
+    forged = sign(*parts(token), private_key("mallory", "RS256"))
+    elsewhere = Caller(id="did:example:eve", tenant="acme")
+    for shown, by, told in ((forged, OPERATOR, False), (token, elsewhere, False), (token, OPERATOR, True)):
+        picture = await world.tokens.inspect(shown, by=by)
+        assert picture["valid"] is False
+        known = [tuple(link[name] for name in ("name", "kind", "tenant", "revoked")) for link in picture["chain"]]
+        truth = [("user", "human", "local", False), ("agent", "agent", "local", True)]
+        assert known == (truth if told else [(None,) * 4] * 2)

@@ -287,7 +287,7 @@ async def test_the_token_does_not_follow_a_redirect(fake: FakeVault, source: Vau
 def test_an_address_over_which_the_token_could_be_read_is_refused(address: str, time: FakeClock) -> None:
     with pytest.raises(Failure) as caught:
         Vault(address, clock=time.clock)
-    assert caught.value.code == "E3004"
+    assert caught.value.code == "E3108"
 
 
 @pytest.mark.parametrize("name", ["../sys/seal", "a/../../b", "A", "", "a//b", "a?version=1", "a/"])

@@ -255,6 +255,11 @@ def test_a_reviewer_may_change_the_input_and_the_changed_one_runs(desk: Cli, cas
     ticket = asked["pending"]["ticketId"]
     assert refusal(desk("approvals", "approve", ticket, "--edit", '{"to": 7}', "--json"))[0] == "E3301"
     edited = desk("approvals", "approve", ticket, "--edit", '{"to": "desk@example.org"}', "--comment", "us first")
+    shown = desk("approvals", "show", ticket).out
+    for words in ("press@example.org → desk@example.org", "CREATE mailbox:desk@example.org"):
+        assert words in edited.out
+        assert words in shown
+    assert "mailbox:press@example.org" not in shown
     assert "with the input edited" in edited.out
     assert "approved" in desk("calls", "list").out
     assert "1 approved and not run yet" in desk("doctor").out
@@ -262,7 +267,10 @@ def test_a_reviewer_may_change_the_input_and_the_changed_one_runs(desk: Cli, cas
     assert (resumed["status"], resumed["invocation_id"]) == ("succeeded", asked["invocation_id"])
     assert outbox(desk) == "desk@example.org: statement of cash\n"
     assert '"to":"desk@example.org"}: us first' in desk("calls", "show", asked["invocation_id"]).out
-    assert "The reviewer local:" in desk("audit", "explain", asked["invocation_id"]).out
+    story = desk("audit", "explain", asked["invocation_id"]).out
+    assert "The reviewer local:" in story
+    assert "as they changed it they were shown that it would CREATE mailbox:desk@example.org" in " ".join(story.split())
+    assert "the reviewer changed `to`" in holding(desk, cast.agent)(*MAIL).out
     assert "nothing to go on with" in desk("calls", "resume").out
     assert refusal(desk("calls", "resume", ticket, "--json"))[0] == "E3411"
 
@@ -331,6 +339,7 @@ def test_a_token_shows_the_tickets_that_are_its_holders_affair(desk: Cli, cast: 
     assert seen(cast.bob) == {mine, theirs}
     assert seen(cast.agent) == {theirs}
     assert seen(cast.carol) == set()
+    assert "nothing waits for you" in holding(desk, cast.carol)("approvals", "list").out
     assert refusal(holding(desk, cast.carol)("approvals", "show", theirs, "--json"))[0] == "E3702"
 
 

@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +427,15 @@ def test_a_deprecated_version_still_runs_and_every_result_says_until_when(cli: C
     assert again.code == 1
     assert again.json["error"]["error_code"] == "E3103"
     assert cli("tools", "deprecate", "demo.balance@7.0.0").code == 1
+    unknown = cli("tools", "deprecate", "demo.balance@1.0.0", "--amend", "--successor", "demo.nope")
+    assert unknown.code == 1
+    assert "the successor `demo.nope` is not registered" in unknown.err
+    corrected = cli("tools", "deprecate", "demo.balance@1.0.0", "--amend", "--successor", "demo.post@^1")
+    assert corrected.code == 0
+    assert "demo.post@^1" in corrected.out
+    told = cli.call("demo.balance", {"account": "cash"})["metadata"]["deprecation"]
+    assert told["successor"] == "demo.post@^1"
+    assert told["removalDate"] == result["metadata"]["deprecation"]["removalDate"]
 
 
 def test_retiring_a_version_needs_the_scope_for_it(cli: Cli) -> None:
@@ -498,6 +509,8 @@ def test_the_same_key_twice_runs_once_and_says_so(cli: Cli) -> None:
     assert third["metadata"]["replayed"] is True
     assert third["metadata"]["source"] == "replay"
     assert third["structured_content"] == {"entry": 1, "balance": 1250}
+    other = cli("call", "demo.post", '{"account": "cash", "cents": 999}', "--key", "order-17")
+    assert (other.code, "E3306" in other.out, "retryable with a new key" in other.out) == (1, True, True)
     assert len(cli.ledger.read_text().splitlines()) == 1
 
 
@@ -574,7 +587,6 @@ def test_json_that_is_no_input_is_refused_and_on_record(cli: Cli, text: str) -> 
         "nope",
         "demo.",
         ".",
-        "demo.balance@",
         "demo.balance@nonsense",
         "demo.balance@^9",
         "x" * 5000,
@@ -585,7 +597,7 @@ def test_json_that_is_no_input_is_refused_and_on_record(cli: Cli, text: str) -> 
 )
 def test_a_name_that_is_no_tool_is_an_answer_and_not_an_accident(cli: Cli, tool: str) -> None:
     ended = cli("call", tool, '{"account": "cash"}', "--json")
-    assert ended.code == (0 if tool == "demo.balance@" else 1)
+    assert ended.code == 1
     assert len(ended.out.splitlines()) == 1
     assert ended.json["error"] is None or ended.json["error"]["error_code"] != "E3000"
 
@@ -702,6 +714,9 @@ def test_a_killed_call_is_listed_blocks_its_key_and_is_settled_with_its_result(c
     misfit = cli("calls", "reconcile", call, "--happened", "--result", '{"entry": "one"}')
     assert misfit.code == 1
     assert "could not have returned that" in misfit.err
+    unsaid = cli("calls", "reconcile", call, "--happened")
+    assert unsaid.code == 2
+    assert "returns something; say what it was, as its key will answer with it: --result JSON" in unsaid.err
     settled = cli.ask("calls", "reconcile", call, "--happened", "--result", '{"entry": 1, "balance": 1500}')
     assert settled["settled"]["happened"] is True
     replayed = cli.ask(*POST)
@@ -787,6 +802,13 @@ def test_an_untouched_journal_is_intact(cli: Cli) -> None:
     key = (cli.home / "keys" / "journal.pub").read_text().strip()
     assert cli("audit", "verify", "--public-key", key).code == 0
     assert cli("audit", "verify", "--public-key", "00" * 32).code == 1
+    (cli.home / "anchors.jsonl").rename(cli.path / "anchors.jsonl")
+    cut = cli("audit", "verify")
+    assert cut.code == 1
+    assert "the anchors file is missing" in cut.out
+    alone = cli("audit", "verify", "--database-only", "--public-key", key)
+    assert alone.code == 0
+    assert "of the database alone" in alone.out
 
 
 def test_a_changed_record_is_found_and_named(cli: Cli) -> None:
@@ -797,6 +819,41 @@ def test_a_changed_record_is_found_and_named(cli: Cli) -> None:
     assert ended.json["intact"] is False
     assert ended.json["faults"][0]["seq"] == 5
     assert "at record 5" in cli("audit", "verify").out
+
+
+REBUILT = """
+    ALTER TABLE journal RENAME TO former; DROP INDEX journal_call;
+    CREATE TABLE journal (seq INTEGER, kind TEXT, call TEXT, body BLOB, hash BLOB);
+    INSERT INTO journal SELECT * FROM former; DROP TABLE former;
+    CREATE INDEX journal_call ON journal (call);
+    INSERT INTO journal SELECT NULL, kind, 'FORGED', body, zeroblob(32) FROM journal WHERE kind = 'closed';
+"""
+HIDDEN = """
+    DROP INDEX journal_call; CREATE INDEX journal_call ON journal (call) WHERE kind = 'registry';
+    PRAGMA writable_schema=ON;
+    UPDATE sqlite_master SET sql = 'CREATE INDEX journal_call ON journal (call)' WHERE name = 'journal_call';
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "found", "told"),
+    [(REBUILT, "the table `journal` is not as it was made", "`journal`"), (HIDDEN, "missing from index", "index")],
+)
+def test_records_put_in_or_hidden_by_another_layout_are_found(cli: Cli, script: str, found: str, told: str) -> None:
+    cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")
+    connection = sqlite3.connect(cli.home / "interlock.db")
+    guards = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+    drop, make = (";".join(texts) for texts in ([f"DROP TRIGGER {name}" for name, _ in guards], [g for _, g in guards]))
+    connection.executescript(f"{drop};{script}")
+    connection.close()
+    with closing(sqlite3.connect(cli.home / "interlock.db")) as again:
+        again.executescript(make)
+    ended = cli("audit", "verify", "--json")
+    assert ended.code == 1
+    assert any(found in fault["what"] for fault in ended.json["faults"])
+    doctor = cli("doctor", "--json")
+    assert doctor.code == 1
+    assert any(one["name"] == "journal" and told in one["what"] for one in doctor.json["findings"])
 
 
 def test_a_journal_that_is_not_there_is_an_error_and_is_not_made(fresh: Cli) -> None:
@@ -865,7 +922,7 @@ def test_a_healthy_home_is_found_healthy(cli: Cli) -> None:
     ended = cli("doctor")
     assert ended.code == 0, ended.out
     for words in (
-        "python", "sqlite", "GiB free", "0004", "3 records, 3 tools", "0 wait for a person",
+        "python", "sqlite", "GiB free", "0007", "3 records, 3 tools", "0 wait for a person",
         "permit: reads-and-undoable-writes", "a person decides: a-person-decides-what-cannot-be-undone",
         "local:* is in approvers, managers, admins", "signing key", "issuer keys", "secrets key",
     ):  # fmt: skip
@@ -970,7 +1027,7 @@ def bad_settings(cli: Cli) -> None:
         (damaged, "E3804"),
         (newer, "E3805"),
         (blocked, "E3801"),
-        (bad_settings, "E3004"),
+        (bad_settings, "E3108"),
     ],
 )
 def test_a_home_that_cannot_be_used_is_one_readable_block(fresh: Cli, spoil: Any, code: str) -> None:
@@ -1005,3 +1062,72 @@ def test_a_closed_stdout_is_no_reason_to_fall_over(cli: Cli) -> None:
     )  # fmt: skip
     assert ended.returncode == 0
     assert ended.stderr == b""
+
+
+SLOW = '''
+import asyncio, sys
+from interlock import Effect, Preview, tool
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="slow", effects=[Effect("x", "UPDATE")])
+async def strand() -> str:
+    """Change something, or not, and never come back."""
+    print("begun", file=sys.stderr, flush=True)
+    await asyncio.Event().wait()
+    return "never"
+
+@strand.preview
+def _() -> Preview:
+    return Preview(impact="x")
+
+@strand.compensate
+async def _() -> None:
+    return None
+'''
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_in_the_middle_of_a_write_says_that_its_outcome_is_unknown(fresh: Cli, as_json: bool) -> None:
+    (fresh.path / "slow.py").write_text(SLOW)
+    assert fresh("tools", "add", "slow.py").code == 0
+    words = [*INTERLOCK, "call", "slow.strand", "{}", "--key", "k", *(["--json"] if as_json else [])]
+    child = subprocess.Popen(
+        words, env=fresh.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=fresh.path
+    )
+    assert child.stderr is not None
+    assert child.stderr.readline() == b"begun\n"
+    child.send_signal(signal.SIGINT)
+    out, err = (text.decode() for text in child.communicate(timeout=30))
+    (stranded,) = fresh.ask("calls", "reconcile")["unknown"]
+    assert child.returncode == 1
+    message = json.loads(out)["error"]["message"] if as_json else " ".join(err.split())
+    assert "whether slow.strand@1.0.0 took effect is unknown" in message
+    assert f"interlock calls reconcile {stranded['invocation_id']}" in message
+    assert "Aborted" not in err
+
+
+@pytest.mark.parametrize("text", ['{"account": "cash", "cents": 1, "cents": 999}', '{"a": {"b": 1,\n"b": 2}}'])
+def test_arguments_that_say_one_thing_twice_are_refused_with_their_line(cli: Cli, text: str) -> None:
+    ended = cli("call", "demo.post", text, "--key", "k")
+    assert (ended.code, "is said twice" in ended.err, "line" in ended.err) == (2, True, True)
+    assert not cli.ledger.exists()
+
+
+def test_a_manifest_that_says_one_thing_twice_is_refused_with_its_line(cli: Cli) -> None:
+    def refused(*words: str) -> str:
+        ended = cli(*words)
+        assert ended.code == 1
+        return " ".join((ended.out + ended.err).split())
+
+    (cli.path / "m.yaml").write_text("tool_id: demo.x\nmutation_class: write_irreversible\nmutation_class: read_only\n")
+    assert "line 3: `mutation_class` is said twice" in refused("tools", "add", "m.yaml")
+    (cli.path / "m.json").write_text('{"tool_id": "demo.x",\n "tool_id": "demo.y"}')
+    assert "line 2: `tool_id` is said twice" in refused("tools", "add", "m.json")
+    (cli.path / "o.yaml").write_text("defaults:\n  mutation_class: write_irreversible\n  mutation_class: read_only\n")
+    overlay = refused("upstream", "add", "mcp", "up", "http://127.0.0.1:9/mcp", "--overlay", "o.yaml")
+    assert "line 3: `mutation_class` is said twice" in overlay
+
+
+@pytest.mark.parametrize("head", ["3", "3:", "0:" + "a" * 64, "-1:" + "a" * 64, "3:abcd", "x:" + "a" * 64])
+def test_a_mistyped_head_is_a_usage_error_and_no_broken_chain(cli: Cli, head: str) -> None:
+    ended = cli("audit", "verify", "--known-head", head)
+    assert (ended.code, "SEQ:HASH" in ended.err) == (2, True)

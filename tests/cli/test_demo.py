@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -11,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from interlock import Caller, Interlock, demo_tools
 from tests.cli.conftest import Cli
 
 Json = dict[str, Any]
@@ -21,6 +25,31 @@ def records(home: Path) -> list[Json]:
     rows = connection.execute("SELECT body FROM journal ORDER BY seq").fetchall()
     connection.close()
     return [json.loads(row[0]) for row in rows]
+
+
+def ledger_in(directory: Path) -> bool:
+    return any(directory.rglob("demo-ledger*"))
+
+
+async def test_what_the_demonstration_did_in_one_home_does_not_show_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INTERLOCK_DEMO_LEDGER", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
+    asked: Json = {"account": "cash", "cents": 250, "key": "order-17"}
+    for name in ("first", "second"):
+        async with Interlock.open(tmp_path / name, housekeeping=False) as lock:
+            await lock.add(demo_tools.post)
+            async with Interlock.open(tmp_path / "meanwhile", housekeeping=False):
+                pass
+            result = await lock.call("demo.post", **asked, caller=Caller(id="local:ann", kind="human", trust=90))
+            assert (result.value or {})["entry"] == 1, result.error
+    written = [name for name in ("first", "second", "meanwhile", "user") if ledger_in(tmp_path / name)]
+    assert written == ["first", "second"]
+    assert "INTERLOCK_DEMO_LEDGER" not in os.environ
+    monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", "elsewhere")
+    async with Interlock.open(tmp_path / "third", housekeeping=False):
+        assert os.environ["INTERLOCK_DEMO_LEDGER"] == "elsewhere"
 
 
 def test_the_tour_runs_to_its_end_and_its_journal_proves_that_it_happened(tmp_path: Path) -> None:

@@ -102,3 +102,14 @@ def test_a_broken_policy_in_force_is_found_and_can_be_replaced(cli: Cli) -> None
     (cli.path / "new.cedar").write_text(RULES)
     assert cli("policy", "apply", "new.cedar").code == 0
     assert cli("policy", "check").code == 0
+
+
+def test_only_what_could_be_called_by_somebody_who_is_known_is_explained(cli: Cli) -> None:
+    (cli.home / "policy.cedar").write_text(RULES)
+    nobody = cli("policy", "explain", "nobody", "demo.post")
+    assert (nobody.code, "E3207" in nobody.err, nobody.out) == (1, True, "")
+    wrong = cli.ask("policy", "explain", "me", "demo.post", '{"cents": "x"}')["error"]
+    assert (wrong["error_code"], [one["pointer"] for one in wrong["details"]["faults"]]) == ("E3301", ["/cents"])
+    other = cli.ask("policy", "explain", "me", "demo.post", '{"sents": 1}')["error"]
+    assert (other["error_code"], "cents" in other["message"]) == ("E3301", True)
+    assert cli.ask("policy", "explain", "me", "demo.post", '{"cents": "250000"}')["decision"] == "ask"

@@ -137,6 +137,66 @@ def test_an_mcp_client_can_start_it_as_its_own_server(cli: Cli) -> None:
     assert value == {"result": 1000}
 
 
+HELLO: Json = {
+    "id": 0, "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}  # fmt: skip
+NOISY = '''
+import pathlib, sys, time
+from interlock import tool
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="noisy", timeout_class="long_running", timeout_s=60,
+      restart_safe=True)
+def hum() -> str:
+    """Hum a tune, and say so; for as long as the test wants."""
+    print("so may tools")
+    print("it has begun", file=sys.stderr, flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return "mmm"
+'''
+
+
+@pytest.mark.parametrize("ends", ["by itself", "by a signal"])
+def test_what_tools_print_never_reaches_a_client_and_a_call_in_flight_is_answered(cli: Cli, ends: str) -> None:
+    go = cli.path / "go"
+    go.touch()
+    (cli.path / "noisy.py").write_text(NOISY)
+    assert cli("tools", "add", "noisy.py").code == 0
+    go.unlink()
+    # Clients start servers with an environment of their own, in which Python holds its outputs back.
+    environment = {name: value for name, value in cli.environment.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [*INTERLOCK, "serve", "--stdio"],
+        env=environment, cwd=cli.path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        call: Json = {"id": 1, "method": "tools/call", "params": {"name": "noisy-hum", "arguments": {}}}
+        for request in (HELLO, call):
+            process.stdin.write(json.dumps({"jsonrpc": "2.0", **request}).encode() + b"\n")
+            process.stdin.flush()
+        said = b""
+        while b"it has begun" not in said:
+            line = process.stderr.readline()
+            assert line, process.communicate()
+            said += line
+        if ends == "by a signal":
+            process.send_signal(signal.SIGTERM)
+        go.touch()
+        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert [one["id"] for one in answers] == [0, 1]
+        assert answers[1]["result"]["structuredContent"] == {"result": "mmm"}
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert (out, process.returncode) == (b"", 0)
+        assert b"so may tools" in said + err
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_with_two_files_it_speaks_tls(cli: Cli) -> None:
     cert, key = certificate(cli.path)
     with running(cli, "--no-grpc", "--cert", str(cert), "--key", str(key), "--name", "localhost", "--json") as server:
@@ -156,7 +216,36 @@ def test_without_tools_and_without_a_token_it_says_how_to_go_on(fresh: Cli) -> N
         assert "  REST      http://127.0.0.1:" in server.said
         assert "interlock tools add FILE.py" in server.said
         assert "TOKEN" not in server.said
-        assert server.end()[0] == 0
+        code, err = server.end()
+        assert code == 0
+        assert "warning: this is plain HTTP on a network: tokens and results travel in clear" in err
+
+
+def test_all_addresses_are_those_of_both_protocols(fresh: Cli) -> None:
+    with running(fresh, "--host", "::", "--no-grpc", "--json") as server:
+        told = server.json
+        port = told["base_url"].rpartition(":")[2]
+        for host in ("127.0.0.1", "[::1]") if socket.has_dualstack_ipv6() else ("[::1]",):
+            assert httpx.get(f"http://{host}:{port}/health", timeout=PATIENCE_S).status_code == 200
+        assert httpx.get(f"{told['base_url']}/health", timeout=PATIENCE_S).status_code == 200
+
+
+def test_behind_a_proxy_it_speaks_of_itself_by_its_public_address(fresh: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with running(
+        fresh, "--public-url", "https://tools.example.com/", "--port", str(port), "--no-grpc", "--json"
+    ) as server:
+        assert server.json["mcp"] == "https://tools.example.com/mcp"
+        here, named = f"http://127.0.0.1:{port}", {"host": "tools.example.com"}
+        with httpx.Client(base_url=here, headers=named, timeout=PATIENCE_S) as client:
+            metadata = client.get("/.well-known/oauth-protected-resource/mcp").json()
+            challenge = client.post("/mcp", json={}).headers["www-authenticate"]
+            # Whoever asks by another name than loopback's came through somebody else.
+            assert client.get("/metrics").status_code == 401
+        assert metadata["resource"] == "https://tools.example.com/mcp"
+        assert 'resource_metadata="https://tools.example.com/' in challenge
+        assert httpx.get(f"{here}/metrics", timeout=PATIENCE_S).status_code == 200
 
 
 def test_a_port_that_is_taken_is_named_and_the_way_out_too(cli: Cli) -> None:
@@ -166,7 +255,13 @@ def test_a_port_that_is_taken_is_named_and_the_way_out_too(cli: Cli) -> None:
         assert ended.code == 1
         assert f"127.0.0.1:{port}" in ended.err
         assert "--port" in ended.err
-        assert cli.ask("serve", "--port", "0", "--grpc-port", port)["error"]["error_code"].startswith("E3")
+        ended = cli("serve", "--port", "0", "--grpc-port", port)
+        assert ended.code == 1
+        assert "E3108" in ended.err
+        assert "--grpc-port, or --no-grpc" in ended.err
+        assert "add_port" not in ended.err, "what the library says of it is not for people"
+    nowhere = cli("serve", "--port", "0", "--host", "203.0.113.7", "--no-grpc")
+    assert "choose an address of this machine with --host" in nowhere.err
 
 
 def test_what_cannot_be_meant_is_a_usage_error(fresh: Cli) -> None:
@@ -176,6 +271,9 @@ def test_what_cannot_be_meant_is_a_usage_error(fresh: Cli) -> None:
         (("--cert", str(wrong)), "TLS needs both --cert and --key"),
         (("--cert", str(wrong), "--key", str(wrong)), "are no certificate (PEM)"),
         (("--port", "99999"), "not in the range"),
+        (("--name", "http://x/"), "--name takes a host name or an address"),
+        (("--origin", "foo"), "--origin takes scheme and host"),
+        (("--public-url", "tools.example.com"), "--public-url takes scheme and host"),
         (("--cert", "missing.pem", "--key", str(wrong)), "does not exist"),
     ):
         ended = fresh("serve", *words)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from tests.cli.conftest import Cli
 
 
@@ -53,3 +56,67 @@ def test_what_makes_no_sense_is_a_usage_error(fresh: Cli) -> None:
     assert fresh("token", "issue", "--agent", "a", "--ttl", "soon").code == 2
     unknown = fresh("token", "issue", "--agent", "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK")
     assert (unknown.code, "E3207" in unknown.err) == (1, True)
+
+
+def test_a_name_means_whoever_bears_it_here_and_others_are_shown_with_their_tenant(fresh: Cli) -> None:
+    assert fresh("keys", "init", "--alg", "EdDSA").code == 0
+    theirs = fresh.ask("identities", "add", "--name", "bot", "--tenant", "acme")["did"]
+    ours = fresh.ask("token", "issue", "--agent", "bot")
+    (link,) = ours["chain"]
+    assert (link["name"], link["tenant"], link["subject"] == theirs) == ("bot", "local", False)
+    issued = fresh("token", "issue", "--agent", theirs)
+    assert issued.err.startswith("bot of acme · ")
+    assert "bot of acme  agent" in fresh("token", "inspect", stdin=issued.out).out
+    forged = fresh("token", "inspect", issued.out.strip()[:-8] + "AAAAAAAA").out
+    assert "bot" not in forged
+    assert "not looked up" in forged
+    assert "bot of acme" in fresh("identities", "list").out
+    back = fresh("token", "delegate", "--token", ours["token"], "--to", "bot")
+    assert (back.code, "E3206" in back.err) == (1, True)
+
+
+def test_the_delegation_of_the_help_works_and_a_range_that_is_not_said_is_the_one_above(fresh: Cli) -> None:
+    fresh("keys", "init", "--alg", "EdDSA")
+    token = fresh("token", "issue", "--agent", "researcher", "--tool", "demo.*@^1.0.0", "--ttl", "1h").out.strip()
+    narrow = ("--to", "summarizer", "--ttl", "5m", "--max-uses", "1")
+    passed = fresh.ask("token", "delegate", "--token", token, "--tool", "demo.balance", *narrow)
+    assert passed["chain"][-1]["tools"] == ["demo.balance@^1.0.0"]
+    wider = fresh("token", "delegate", "--token", token, "--tool", "demo.balance@>=1.0.0", *narrow)
+    assert (wider.code, "`demo.balance` is held above in ^1.0.0 only, not in >=1.0.0" in wider.err) == (1, True)
+    empty = fresh("token", "delegate", "--token", token, "--tool", "demo.balance@", *narrow)
+    assert (empty.code, "names no range" in empty.err) == (2, True)
+
+
+def test_whoever_holds_the_token_of_the_environment_acts_in_every_command(cli: Cli) -> None:
+    cli("keys", "init", "--alg", "EdDSA")
+    posted = cli.call("demo.post", {"account": "cash", "cents": 5}, "--key", "k")["invocation_id"]
+    issued = cli.ask("token", "issue", "--agent", "clerk", "--tool", "demo.*", "--scope", "audit:read")
+    clerk = issued["chain"][-1]["subject"]
+    holder = replace(cli, extra={"INTERLOCK_TOKEN": issued["token"]})
+    assert holder.ask("policy", "explain", "me", "demo.balance")["principal"] == clerk
+    assert holder.ask("calls", "undo", posted, "--key", "u")["error"]["error_code"] == "E3702"  # not a call of theirs
+    for words in (("token", "issue", "--agent", "other"), ("secrets", "list"), ("calls", "resume"), ("serve",)):
+        assert holder.ask(*words)["error"]["error_code"] == "E3206", words
+    assert "tools:admin" in json.dumps(holder.ask("tools", "add", "interlock.demo_tools")["refused"])
+    assert holder("audit", "export", "--out", "all.jsonl").code == 0
+    assert clerk in (cli.path / "all.jsonl").read_text().splitlines()[-1]  # that it was read, and by whom
+    # To look is to look at the home's own files, whatever token there is; a bad one does nothing at all.
+    bad = replace(cli, extra={"INTERLOCK_TOKEN": "ey.no.token"})
+    assert bad("calls", "list").code == 0
+    assert bad.ask("audit", "export", "--out", "none.jsonl")["error"]["error_code"] == "E3203"
+
+
+def test_only_what_was_seen_here_is_revoked_unless_it_is_said_to_be_foreign(fresh: Cli) -> None:
+    fresh("keys", "init", "--alg", "EdDSA")
+    issued = fresh.ask("token", "issue", "--agent", "bot", "--for", "alice")
+    user, leaf = (link["jti"] for link in issued["chain"])
+    for ref in ("", "nobody", leaf[:4], f"{leaf}x", "did:key:zzz", "did:key:zzz#k", "some-issuer#k"):
+        refused = fresh.ask("token", "revoke", ref, "--reason", "x")
+        assert refused["error"]["error_code"] == "E3207", ref
+    assert fresh.ask("token", "inspect", issued["token"])["valid"]
+    assert fresh.ask("token", "revoke", "01FOREIGN", "--reason", "x", "--foreign") == {"revoked": "link 01FOREIGN"}
+    assert fresh.ask("token", "revoke", user[:-2], "--reason", "x") == {"revoked": f"link {user}"}
+    assert fresh.ask("token", "revoke", leaf[:-2], "--reason", "x") == {"revoked": f"link {leaf}"}
+    other = fresh.ask("token", "issue", "--agent", "bot")
+    assert fresh.ask("token", "revoke", "bot", "--reason", "x")["revoked"].startswith("identity did:key:")
+    assert not fresh.ask("token", "inspect", other["token"])["valid"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import INTERLOCK, Cli
 
 Json = dict[str, Any]
 SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"))
@@ -141,9 +141,22 @@ def test_openapi_documents_and_langchain_modules(fresh: Cli) -> None:
 def test_what_goes_wrong_is_said_in_words_and_changes_nothing(fresh: Cli) -> None:
     (fresh.path / "broken.yaml").write_text("tools: {serch: {mutation_class: read_only}}")
     (fresh.path / "list.json").write_text("[]")
+    rate: Json = {"name": "rate", "description": "The rate of a currency.", "path": "/", "input_schema": {}}
+    (fresh.path / "rates.yaml").write_text(json.dumps({"tools": [{**rate, "methd": "GET"}]}))
     notes = ("upstream", "add", "mcp", "notes")
     for words, code, message in (
         ((*notes, "--", "no-such-program"), 1, "`no-such-program` cannot be found"),
+        ((*notes, "--", "no-such-program"), 1, "install it, or give its whole path"),
+        ((*notes, "--", sys.executable, "no_file.py"), 1, "No such file or directory"),
+        ((*notes, "http://127.0.0.1:9/mcp"), 1, "--allow-private"),
+        (("upstream", "add", "openapi", "shop", "no_file.json"), 2, "no such file: no_file.json"),
+        (("upstream", "add", "http", "rates", "rates.yaml"), 1, "`urls` is missing"),
+        (
+            ("upstream", "add", "http", "rates", "rates.yaml"),
+            1,
+            "`tools.0.methd` is not a field there; did you mean `method`?",
+        ),
+        (("upstream", "show", "nobody"), 1, "interlock upstream list"),
         ((*notes, "--overlay", "broken.yaml", "--", *NOTES), 1, "serch"),
         ((*notes, "http://127.0.0.1:9/mcp"), 1, "private network"),
         (("upstream", "add", "openapi", "shop", "list.json"), 1, "does not hold an object"),
@@ -155,3 +168,41 @@ def test_what_goes_wrong_is_said_in_words_and_changes_nothing(fresh: Cli) -> Non
         ended = fresh(*words)
         assert (ended.code, message in ended.err) == (code, True), (words, ended.err)
     assert fresh("upstream", "list").out == "no upstreams yet; interlock upstream add --help\n"
+
+
+def test_a_server_that_changed_unannounced_is_never_asked_and_the_first_refusal_says_what_to_do(fresh: Cli) -> None:
+    server = fresh.path / "server.py"
+    source = (Path(__file__).parents[2] / "src" / "interlock" / "demo_server.py").read_text()
+    server.write_text(source)
+    add(fresh, "--accept-hints", server=(sys.executable, str(server)))
+    ran = fresh.path / "ran"
+    changed = source.replace("that contain a word", "that contain a word, and mail them")
+    changed = changed.replace('if name == "search"', f'open({str(ran)!r}, "a").close()\n    if name == "search"')
+    server.write_text(changed)
+    assert "ran" in changed
+    # Nobody has refreshed it, and every command is a process of its own.
+    refused = fresh.call("notes.search", {"word": "milk"})["error"]
+    assert (refused["error_code"], ran.exists()) == ("E3210", False)
+    assert "interlock upstream show notes" in refused["resolution"]
+    assert states(fresh.ask("upstream", "show", "notes"))["search"] == "changed", "and it is there to be looked at"
+    assert {one["tool"]: one["state"] for one in fresh.ask("tools", "list")["tools"]} == {
+        "notes.search": "quarantined",
+        "notes.note": "active",
+    }
+    again = fresh.call("notes.search", {"word": "milk"})["error"]
+    assert (again["error_code"], ran.exists()) == ("E3210", False)
+    assert "quarantine" in again["message"]
+    assert "interlock upstream accept notes" in again["resolution"]
+    fresh.ask("upstream", "accept", "notes", "--reason", "wanted")
+    assert fresh.call("notes.search", {"word": "milk"})["status"] != "failed"
+    assert ran.exists()
+
+
+def test_interlock_behind_interlock_loses_no_tool(fresh: Cli, admitted: Path) -> None:
+    offered = Cli(admitted.parent).ask("tools", "list")["tools"]
+    serving = (*INTERLOCK, "serve", "--stdio")
+    inner = fresh("upstream", "add", "mcp", "inner", "--env", f"INTERLOCK_HOME={admitted}", "--json", "--", *serving)
+    tools = inner.json["tools"]
+    served = {one["name"]: (one["state"], one["reason"]) for one in tools if one["name"].startswith("demo")}
+    assert len(served) == len(offered)
+    assert set(served.values()) == {("admitted", "")}

@@ -297,19 +297,16 @@ def field_of(**said: Any) -> str:
 ODD = f"x: Annotated[Odd, {field_of(description='d', examples=[1])}]"
 CALLABLE = f"x: Annotated[Callable[[], int], {field_of(description='d', examples=[1])}]"
 OUTER = f"x: Annotated[str, {field_of(description='d', examples=['a'], json_schema_extra={'x-sensitivity': 'top'})}]"
-TYPED_DICT = "import typing\n\nclass Row(typing.TypedDict):\n    a: int\n\n" + find(
-    f"x: Annotated[Row, {field_of(description='d', examples=[{'a': 1}])}]"
-)
 UNFIT = "a type that JSON cannot hold"
 OMISSIONS: dict[str, tuple[str, list[str]]] = {
     "a type": (find("x"), ["`find`", "a type for `x`", "x: Annotated[str, Field(description=…, examples=[…])]"]),
     "a description": (
         find("x: Annotated[int, Field(examples=[1])]"),
-        ["made.find", "`x` needs a description", "Field(description=…)"],
+        ["`find`", "`x` needs a description", "Field(description=…)"],
     ),
     "an example": (
         find("x: Annotated[int, Field(description='a number')]"),
-        ["made.find", "`x` needs an example", "Field(examples=[…])"],
+        ["`find`", "`x` needs an example", "Field(examples=[…])"],
     ),
     "everything, said at once": (
         find("x: int, y: str"),
@@ -328,20 +325,23 @@ OMISSIONS: dict[str, tuple[str, list[str]]] = {
     "names for all parameters": (find("*x: int"), ["named parameters only", "`x`", "without * and /"]),
     "names for all options": (find("**x: int"), ["named parameters only", "`x`", "without * and /"]),
     "names for positions": (find("x: Number, /"), ["named parameters only", "`x`", "without * and /"]),
-    "a hint that exists": (find("x: Nothing"), ["made.find", "the type hint `Nothing` cannot be found"]),
+    "a hint that exists": (find("x: Nothing"), ["`find`", "the type hint `Nothing` cannot be found"]),
     "a parameter type JSON can hold": (find(CALLABLE), ["find", UNFIT]),
     "a parameter type that can be read": (find(ODD), ["find", UNFIT, "Odd"]),
     "a return type JSON can hold": (find("x: Number", returns=" -> Callable[[], int]"), ["find", UNFIT]),
     "a return type that can be read": (find("x: Number", returns=" -> Odd"), ["find", UNFIT, "Odd"]),
     "a real version": (
         find("x: Number", by='@tool(version="1.0", mutation_class="read_only")'),
-        ["/version", "MAJOR.MINOR.PATCH"],
+        ["`version='1.0'`", "MAJOR.MINOR.PATCH", 'write version="1.0.0"'],
     ),
     "a mutation class": (
         find("x: Number", by='@tool(version="1.0.0", mutation_class="reads")'),
-        ["/mutation_class", "read_only"],
+        ["`mutation_class='reads'`", 'write mutation_class="read_only"'],
     ),
-    "a long enough name": (find("x: Number").replace("find", "go"), ["/tool_id", "at least 3"]),
+    "a long enough name": (
+        find("x: Number").replace("find", "go"),
+        ["`go`", "at least 3 characters", 'write name="made_go"'],
+    ),
     "a known sensitivity": (find(OUTER), ["x-sensitivity of `x` must be one of", "secret"]),
 }
 
@@ -359,11 +359,143 @@ def test_what_a_declaration_lacks_is_said_when_it_is_declared_and_how_to_write_i
     assert "errors.pydantic.dev" not in caught.value.message
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, both kinds can be read")
-def test_a_typed_dict_that_cannot_be_read_is_refused_with_the_import_that_works(tmp_path: Path) -> None:
+MISUSES: dict[str, tuple[str, list[str]]] = {
+    "no options at all": (
+        "@tool\ndef find(x: Number) -> int:\n    'Find a number.'\n",
+        ["`find`", 'write @tool(version="1.0.0")', 'write @tool(mutation_class="read_only")'],
+    ),
+    "empty brackets": (
+        find("x: Number", by="@tool()"),
+        ["`find`", 'write @tool(version="1.0.0")', 'write @tool(mutation_class="read_only")'],
+    ),
+    "one of the two": (find("x: Number", by='@tool(version="1.0.0")'), ['write @tool(mutation_class="read_only")']),
+    "a misspelt option": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", descripton="d")'),
+        ["`descripton` is not an option of @tool", "did you mean `description`?"],
+    ),
+    "an option that is called otherwise": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", timeout=3)'),
+        ["`timeout` is not an option of @tool", "did you mean `timeout_s`?"],
+    ),
+    "an unknown option": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", bogus=1)'),
+        ["`bogus` is not an option of @tool", "there are version, mutation_class"],
+    ),
+    "a name without its name": (
+        find("x: Number", by='@tool("demo.find", version="1.0.0", mutation_class="read_only")'),
+        ['write @tool(name="demo.find", …)'],
+    ),
+    "a text for a list": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", examples="cash", tags="money")'),
+        ["`examples` is a list: write examples=[{", "`tags` is a list: write tags=["],
+    ),
+    "an effect without its list": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", effects=Effect("a", "UPDATE"))'),
+        ["`effects` is a list: write effects=[Effect("],
+    ),
+    "an unknown operation": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", effects=[Effect("x", "FROB")])'),
+        ["Effect(…)", "operation", "'CREATE', 'UPDATE' or 'DELETE'"],
+    ),
+    "an effect of too many parts": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", effects=[Effect("x", "", "", 4)])'),
+        ["Effect(…) takes resource, operation, scope"],
+    ),
+    "a part that is not one": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", approval="admins")'),
+        ["`approval`", "write approval=Approval(…)"],
+    ),
+    "a time in words": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", timeout_s="long")'),
+        ["`timeout_s='long'` must be a valid integer"],
+    ),
+    "a memory of no size": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", memory="much")'),
+        ["`memory='much'` must match"],
+    ),
+    "a method": (
+        "pass\nclass Ledger:\n    @read\n    def find(self, x: Number) -> int:\n        'Find a number.'\n",
+        ["a method cannot be a tool", "`self`", "outside the class `Ledger`"],
+    ),
+    "a lambda": ("find = read(lambda x: 1)", ["a lambda has no name", "write def"]),
+    "a class": ("@read\nclass find: ...", ["only a function can be a tool", "write def"]),
+    "what is none": ("find = read(3)", ["only a function can be a tool"]),
+    "what is a tool": (find("x: Number", by="@read\n@read"), ["it is a tool already"]),
+    "a name in another style": (
+        "@read\ndef findIt(x: Number) -> int:\n    'Find a number.'\n",
+        ["`findIt`", 'write name="find_it"'],
+    ),
+    "everything, said at once": (
+        "@tool(mutation_class='reads', bogus=1)\ndef go(x, *y: int):\n    pass\n",
+        [
+            "`go` (line 13)", '\n  - `version` is missing: write @tool(version="1.0.0")', "\n  - `bogus`", "docstring",
+            "\n  - it needs a type for `x`", "write `y` without *", "a return type", "at least 3 characters",
+            'write mutation_class="read_only"',
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "words"), [pytest.param(*case, id=name) for name, case in MISUSES.items()])
+def test_a_declaration_is_refused_in_words_that_say_what_to_write(
+    source: str, words: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(Failure) as caught:
-        declared(tmp_path, TYPED_DICT)
-    assert "find" in caught.value.message
+        declared(tmp_path, source)
+    assert caught.value.code == "E3105"
+    for part in words:
+        assert part in caught.value.message
+    for foreign in ("manifest", "pydantic", "TypeError", "positional"):
+        assert foreign not in caught.value.message
+    listed = (caught.value.details or {"faults": []})["faults"]
+    assert all(fault["message"] in caught.value.message for fault in listed)
+
+
+def test_a_function_may_be_given_with_its_options(tmp_path: Path) -> None:
+    source = "def find(x: Number) -> int:\n    'Find a number.'\n    return x\n"
+    made = declared(tmp_path, source + 'made = tool(find, version="1.0.0", mutation_class="read_only")')
+    assert (repr(made), made(3)) == ("<tool made.find@1.0.0>", 3)
+
+
+TYPED_DICTS = """
+    import typing
+
+    class Place(typing.TypedDict, total=False):
+        town: str
+        street: typing.Required[str]
+
+    class Row(typing.TypedDict):
+        "A row of a table."
+        a: int
+        when: typing.NotRequired[datetime]
+        places: list[Place] | None
+
+    @read
+    def find(x: Annotated[Row, Field(description="a row", examples=[{"a": 1, "places": None}])]) -> dict[str, Row]:
+        "Find a row."
+        assert [type(value) for value in x.values()] in ([int, type(None)], [int, datetime, list])
+        return {"found": x}
+"""
+
+
+async def test_a_typed_dict_may_come_from_either_module(lock: Interlock, tmp_path: Path) -> None:
+    made = declared(tmp_path, "from datetime import datetime\n" + inspect.cleandoc(TYPED_DICTS))
+    row = made.manifest.parameters["$defs"]["Row"]
+    assert row["required"] == ["a", "places"]
+    assert row["description"] == "A row of a table."
+    assert made.manifest.parameters["$defs"]["Place"]["required"] == ["street"]
+    await lock.add(made)
+    given = {"a": 1.0, "when": "2026-01-02T03:04:05Z", "places": [{"street": "High"}]}
+    found = (await lock.call("made.find", {"x": given})).unwrap()
+    assert found == {"found": {"a": 1, "when": "2026-01-02T03:04:05Z", "places": [{"street": "High"}]}}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, it can be read")
+def test_a_typed_dict_that_holds_itself_is_refused_with_the_parameter_and_the_import_that_works(tmp_path: Path) -> None:
+    source = "import typing\n\nclass Node(typing.TypedDict):\n    nodes: list['Node']\n\n" + find("x: Node")
+    with pytest.raises(Failure) as caught:
+        declared(tmp_path, source)
+    assert "`x` has a type that JSON cannot hold" in caught.value.message
     assert "typing_extensions.TypedDict" in caught.value.message
     assert "errors.pydantic.dev" not in caught.value.message
 

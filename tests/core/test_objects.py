@@ -908,7 +908,7 @@ native_values = {
 
 @pytest.mark.part_of(
     "CONTRACT-20",
-    rest="A2A and browsers, which have no adapter yet; what MCP servers answer; ids of the MCP door's own clients",
+    rest="A2A and browsers, which have no adapter yet; what MCP servers answer",
 )
 @pytest.mark.parametrize("kind", MAPPINGS)
 @thorough

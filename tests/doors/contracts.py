@@ -67,6 +67,12 @@ class Wires:
         self._stub = GatewayStub(self._channel)
         self._session: str | None = None
 
+    def bear(self, token: str) -> None:
+        """Go on with another token."""
+        self._bearer = {"authorization": f"Bearer {token}"}
+        self.http.headers.update(self._bearer)
+        self._session = None
+
     async def close(self) -> None:
         await self.http.aclose()
         await self._channel.close(grace=None)

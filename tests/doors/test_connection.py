@@ -74,6 +74,9 @@ class Place:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await self.gate.wait()
             await send({"type": "http.response.body", "body": b""})
+        elif path == "/host":
+            (host,) = [value for name, value in scope["headers"] if name == b"host"]
+            await answer(send, 200, host)
         elif path == "/early":
             await answer(send, 200, b"early")
         elif path == "/nothing":
@@ -253,6 +256,84 @@ async def test_a_client_that_goes_is_noticed(place: Place) -> None:
     wire.writer.close()
     async with asyncio.timeout(10):
         await place.gone.wait()
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\nUpgrade: h2c\r\n"
+
+
+async def test_an_offer_to_speak_another_protocol_is_passed_over_and_the_body_is_read(place: Place) -> None:
+    lengths = (b"Content-Length: 3\r\n\r\nabc", b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
+    for framed in lengths:
+        wire = await place.wire()
+        request = b"POST /echo HTTP/1.1\r\nHost: x\r\n" + OFFER + framed
+        wire.send(request, request)
+        for _ in range(2):
+            assert (await wire.answer())[1] == b"abc"
+        for byte in request:
+            wire.send(bytes((byte,)))
+            await wire.writer.drain()
+        assert (await wire.answer())[1] == b"abc"
+        wire.send(b"GET /early HTTP/1.1\r\nHost: x\r\n", OFFER, b"\r\n")
+        assert (await wire.answer())[1] == b"early"
+        wire.send(b"POST /echo HTTP/1.1\r\nHost: x\r\n", OFFER.replace(b"Upgrade,", b"close, Upgrade,"), framed)
+        assert (await wire.answer())[1] == b"abc"
+        assert await wire.rest() == b""
+
+
+async def test_a_client_that_has_no_more_to_ask_hears_the_answers_it_waits_for(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\nGET /early HTTP/1.1\r\nHost: x\r\n\r\n")
+    await place.waiting.wait()
+    wire.writer.write_eof()
+    place.gate.set()
+    assert (await wire.answer())[1] == b"waited"
+    assert (await wire.answer())[1] == b"early"
+    assert await wire.rest() == b""
+
+
+async def test_whoever_watches_is_told_of_a_client_that_has_no_more_to_ask(place: Place) -> None:
+    wire = await place.wire()
+    wire.send(b"POST /watch HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na")
+    wire.writer.write_eof()
+    assert await wire.rest() == b""
+    assert place.gone.is_set()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /early HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize("long", [b"A: " + b"a" * 66_000 + b"\r\n", b"A: b\r\n" * 12_000])
+async def test_a_head_that_is_too_long_is_refused_although_it_comes_at_once(
+    place: Place, before: bytes, long: bytes
+) -> None:
+    wire = await place.wire()
+    wire.send(before, b"GET /early HTTP/1.1\r\nHost: x\r\n", long, b"\r\n")
+    said = await wire.rest()
+    assert said.count(b"HTTP/1.1 200") == bool(before)
+    assert bool(before) or said.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n", b"501"),
+        (b"POST /echo HTTP/1.1\r\ntransfer-encodinG: gzip\r\nTransfer-Encoding: chunked\r\n", b"501"),
+        (b"GET /early HTTP/2.0\r\n", b"505"),
+        (b"CONNECT evil.example:80 HTTP/1.1\r\n", b"400"),
+    ],
+)
+async def test_what_we_do_not_speak_is_refused(place: Place, head: bytes, status: bytes) -> None:
+    wire = await place.wire()
+    wire.send(head, b"Host: x\r\n\r\n0\r\n\r\n")
+    assert (await wire.rest()).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize(
+    ("target", "host"),
+    [(b"http://evil.example/host", b"evil.example"), (b"http://[::1]:81/host", b"[::1]:81"), (b"/host", b"x")],
+)
+async def test_whom_a_request_is_for_is_said_by_its_target_first(place: Place, target: bytes, host: bytes) -> None:
+    wire = await place.wire()
+    wire.send(b"GET ", target, b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await wire.answer())[1] == host
 
 
 async def test_an_old_client_is_answered_and_left(place: Place) -> None:

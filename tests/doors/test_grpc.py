@@ -873,7 +873,7 @@ async def test_a_port_that_is_taken_is_refused(lock: Interlock) -> None:
         taken.listen()
         with pytest.raises(Failure) as refused:
             await GrpcDoor(Service(lock), address=f"127.0.0.1:{taken.getsockname()[1]}").start()
-    assert refused.value.code == "E3001"
+    assert refused.value.code == "E3108"
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -915,10 +915,10 @@ async def test_it_speaks_tls_with_two_files(lock: Interlock, tmp_path: Path) -> 
 async def test_files_that_are_no_certificate_are_refused(lock: Interlock, tmp_path: Path) -> None:
     junk = tmp_path / "junk.pem"
     junk.write_text("nothing")
-    for files in ((junk, junk), (tmp_path / "none.pem", junk)):
+    for files, code in (((junk, junk), "E3108"), ((tmp_path / "none.pem", junk), "E3001")):
         with pytest.raises(Failure) as refused:
             await GrpcDoor(Service(lock), address="127.0.0.1:0", tls=files).start()
-        assert refused.value.code == "E3001"
+        assert refused.value.code == code
         assert str(tmp_path) not in refused.value.message
 
 

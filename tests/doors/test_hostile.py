@@ -161,7 +161,7 @@ async def test_requests_that_two_readers_could_read_differently_end_the_connecti
     tail = b"0\r\n\r\nGET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     peer = await here.raw(head(here, "POST /rpc", smuggled) + tail)
     answer = await peer.answer()
-    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer[:12] in ((b"HTTP/1.1 400", b"HTTP/1.1 501") if "encoding" in smuggled else (b"HTTP/1.1 400",))
     assert answer.count(b"HTTP/1.1") == 1
 
 
@@ -177,9 +177,9 @@ async def test_what_follows_a_body_is_no_header(here: Place) -> None:
 async def test_a_connection_is_not_upgraded_and_not_left_hanging(here: Place, protocol: str) -> None:
     peer = await here.raw(head(here, "GET /health", "connection: upgrade", f"upgrade: {protocol}"))
     async with asyncio.timeout(20):
-        answer = await peer.answer()
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert b"connection: close" in answer
+        assert (await peer.reader.readuntil(b"healthy")).startswith(b"HTTP/1.1 200")
+        peer.writer.write(head(here, "GET /health", "connection: close"))
+        assert (await _rest(peer)).count(b"HTTP/1.1 200") == 1, "it goes on as it began"
 
 
 async def test_a_body_that_goes_on_after_its_answer_is_not_waited_for(

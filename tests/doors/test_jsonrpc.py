@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
@@ -80,6 +81,12 @@ async def test_a_notification_is_carried_out_and_not_answered(wire: Wire) -> Non
         assert (answer.status_code, answer.content) == (204, b"")
     assert len(wire.world.records("closed")) == 4
     assert (await wire.send(call(params={"tool_id": "no.such"}))).status_code == 204, "its failure is not answered"
+    unknown, strange = {"jsonrpc": "2.0", "method": "nope"}, {**call(), "params": {"strange": 1}}
+    for content in (unknown, strange, [unknown, strange]):
+        answer = await wire.send(content)
+        assert (answer.status_code, answer.content) == (204, b"")
+    mixed = (await wire.send([unknown, {"jsonrpc": "2.0", "id": 7, "method": "nope"}])).json()
+    assert [one["id"] for one in mixed] == [7]
 
 
 @OPS_03
@@ -229,3 +236,20 @@ async def test_an_auditor_sees_calls_of_others_and_touches_none(wire: Wire) -> N
     assert (await wire.ask("calls.status", [started], by="root"))["result"]["tool_id"] == "demo.add"
     for method in ("calls.cancel", "calls.resume"):
         assert (await wire.ask(method, [started], by="root"))["error"]["data"]["error_code"] == "E3702"
+
+
+async def test_the_page_tells_of_every_method_and_its_parameters(wire: Wire) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/jsonrpc.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    told: dict[str, list[str]] = {}
+    for methods, parameters in rows:
+        lists = parameters.split(";") if ";" in parameters else [parameters]
+        for method, names in zip(re.findall("`([^`]+)`", methods), lists, strict=True):
+            told[method] = re.findall("`([^`]+)`", names)
+    assert len(told) == 11
+    for method, names in told.items():
+        # One parameter too many, and the refusal lists those that there are.
+        error = (await wire.ask(method, {"strange": 1}))["error"]
+        known = error["message"].partition(" takes ")[2]
+        assert (error["code"], [one for one in known.split(", ") if one]) == (-32602, names), method
+    assert (await wire.ask("nope"))["error"]["code"] == -32601

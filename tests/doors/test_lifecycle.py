@@ -22,10 +22,11 @@ from mcp.client.streamable_http import streamable_http_client
 
 import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
+from interlock.audit.invocations import invocation_of
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
 from interlock.core.events import Event
-from interlock.core.objects import ToolProgress, ToolResult
+from interlock.core.objects import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.server import Listening, serving
 from interlock.service import Service
@@ -131,6 +132,11 @@ class Place(Ways):
         marks = ", ".join("?" * len(kinds))
         rows = self.lock.journal.read(f"SELECT body FROM journal WHERE kind IN ({marks}) ORDER BY seq", kinds)
         return [orjson.loads(body) for (body,) in rows]
+
+    def invocation(self, call: str) -> Json:
+        found = invocation_of([one for one in self.records("pending", "intent", "closed") if one["call"] == call])
+        assert found is not None
+        return found
 
     async def last(self, *kinds: str) -> Json:
         await self.lock.journal.commit(lambda _: None)
@@ -363,7 +369,7 @@ async def _resume(place: Place, door: str, call_id: str) -> None:
 # What a request carries
 
 
-@pytest.mark.part_of("LIFE-03", rest="native call ids; the record as a tool_invocation, with the time of each state")
+@pytest.mark.proves("LIFE-03")
 async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(place: Place) -> None:
     for door in ONE_EACH:
         way = place.ways[door]
@@ -381,6 +387,57 @@ async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(p
         assert {"timestamp", "latencyMs", "policy", "rules", "states", "door", "inputHash"} <= first.keys()
         if door != "library":
             assert (await place.knock(door, None))[1] == "E3212"
+
+
+@pytest.mark.proves("LIFE-03")
+@pytest.mark.part_of("CONTRACT-20", rest="A2A and browsers, which have no adapter yet; what MCP servers answer")
+async def test_what_is_on_record_of_a_call_is_a_tool_invocation_whichever_door_it_came_by(place: Place) -> None:
+    for door in DOORS:
+        for wish in (Wish("demo.add", {"a": 1}), Wish("demo.increment", {"name": door}, key=f"on-record-{door}")):
+            await place.ways[door](wish)
+            call = (await place.last("closed"))["call"]
+            found = place.invocation(call)
+            written = wish.key is not None
+            assert ToolInvocation.parse(found).document() == found
+            assert (found["invocation_id"], found["tool_id"], found["status"]) == (call, wish.tool, "succeeded")
+            states = [one["state"] for one in found["transitions"]]
+            middle = ["queued", "running"] if written else ["running"]
+            assert states == ["planned", "selected", "arguments_ready", *middle, "succeeded"]
+            known = [one["at"] for one in found["transitions"] if one["at"] is not None]
+            assert known == sorted(known)
+            assert (known[0], known[-1], len(known)) == (found["started_at"], found["ended_at"], 3 if written else 2)
+            assert [f"caller:{did_of('ann')}", f"agent:{did_of('bot')}"] == found["actor_refs"][1:]
+            assert found["runtime_refs"][:2] == [f"door:{door.partition('-')[0]}", "version:1.0.0"]
+            assert all(found[refs] for refs in ("policy_refs", "evidence_refs", "telemetry_refs"))
+            assert (found["native_call_id"] is not None) == (door in ("jsonrpc", "mcp-modern", "mcp-legacy"))
+            kinds = [(one["kind"], one["jsonrpc_request_id"]) for one in found["external_mappings"]]
+            assert [(kind, str(own)) for kind, own in kinds] == (
+                [("mcp", found["native_call_id"])] if door.startswith("mcp") else []
+            )
+            told = await place.http.get(f"/v1/calls/{call}", headers=place._bearer(wish))  # pyright: ignore[reportPrivateUsage]
+            assert told.json()["invocation"] == found
+
+
+@pytest.mark.proves("LIFE-03")
+@pytest.mark.parametrize("sent", [0, -7, "7", "a" * 200, "é\u2028", "a" * 201])
+async def test_a_client_finds_its_call_by_its_own_id(place: Place, sent: int | str) -> None:
+    body = {"jsonrpc": "2.0", "id": sent, "method": "tools.invoke", "params": ["demo.add", {"a": 1}]}
+    answer = await place.http.post("/rpc", json=body, headers={"authorization": f"Bearer {place.token('full')}"})
+    assert answer.json()["id"] == sent
+    kept = place.invocation((await place.last("closed"))["call"])["native_call_id"]
+    if len(str(sent)) > 200:
+        assert kept == f"sha256:{hashlib.sha256(str(sent).encode()).hexdigest()}"
+    else:
+        assert kept == str(sent)
+
+
+@pytest.mark.proves("LIFE-03")
+async def test_a_call_that_runs_or_waits_for_a_person_is_an_invocation_already(place: Place) -> None:
+    wish = Wish("life.mail", {"to": "ann"}, key="not-yet")
+    await place.pending("rest", wish)
+    found = place.invocation((await place.last("pending"))["call"])
+    assert ToolInvocation.parse(found).document() == found
+    assert (found["status"], found["ended_at"]) == ("awaiting_approval", None)
 
 
 # Ends

@@ -19,7 +19,7 @@ from tests.upstreams.servers import HttpServer, json_answer
 from tests.upstreams.test_mcp import SCRIPTED, sdk_server
 
 Json = dict[str, Any]
-REST = "A2A and browsers, which have no adapter yet; what MCP servers answer; ids of the MCP door's own clients"
+REST = "A2A and browsers, which have no adapter yet; what MCP servers answer"
 OPENAPI: Json = {
     "openapi": "3.1.0",
     "info": {"title": "Shop", "version": "1"},

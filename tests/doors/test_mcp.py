@@ -530,6 +530,15 @@ async def test_a_request_without_a_good_token_learns_what_is_missing_and_where_t
     assert bare.json()["interlock"]["error_code"] == "E3212"
     assert wrong.json()["interlock"]["error_code"] == "E3203"
     assert world.door.metadata(world.base)["resource"] == world.url
+    assert "authorization_servers" not in world.door.metadata(world.base)
+
+
+@DOOR
+async def test_whoever_looks_for_a_token_is_sent_to_the_issuers_that_are_trusted(tmp_path: Path) -> None:
+    issuer = {"iss": "https://id.example", "jwks": "https://id.example/jwks", "algorithms": ["RS256"], "audience": "x"}
+    async with Interlock.open(tmp_path, trusted_issuers=(issuer,), housekeeping=False) as lock:
+        told = McpDoor(Service(lock)).metadata("https://tools.example")
+    assert told["authorization_servers"] == ["https://id.example"]
 
 
 @DOOR

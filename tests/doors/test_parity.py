@@ -7,7 +7,9 @@ speak to one server; what is left of an answer once ids and times are gone must 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import base64
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from hypothesis import strategies as st
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from interlock import Interlock, tool
+from interlock import Effect, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
 from interlock.core.events import Event
@@ -37,13 +39,14 @@ from interlock.service import Service
 from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
+from tests.gateway import artifact_tools
 from tests.gateway.test_interleavings import admit
 
 Json = dict[str, Any]
 DOORS = ("library", "rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy")
 # What differs from call to call, whatever the door.
 _OF_THIS_CALL = (
-    "call", "timestamp", "latencyMs", "traceId", "invocation_id", "door", "approvalTicketId",
+    "call", "timestamp", "latencyMs", "traceId", "invocation_id", "door", "native", "approvalTicketId",
     "idempotencyKey", "cost",
 )  # fmt: skip
 
@@ -53,6 +56,26 @@ async def dawdle(text: sample.Text) -> str:
     """Take longer than its contract allows."""
     await asyncio.Event().wait()
     return text
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("x:{text}", "UPDATE")],
+    timeout_s=1,
+)  # fmt: skip
+async def strand(text: sample.Text) -> str:
+    """Change something, or not, and never come back."""
+    await asyncio.Event().wait()
+    return text
+
+
+@strand.preview
+def _(text: str) -> Preview:
+    return Preview(impact=text)
+
+
+@strand.compensate
+async def _(text: str) -> None:
+    return None
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
@@ -79,11 +102,20 @@ class Told:
     data: Any = None
     pending: bool = False
     error: tuple[str, str, str, bool] | None = None
+    # What a caller is advised to do about the error.
+    advice: str = ""
+    # What each file that the call left is named, and what is in it by its hash and size.
+    files: tuple[tuple[str, str, int], ...] = ()
+
+
+def left(artifacts: Iterable[Json]) -> tuple[tuple[str, str, int], ...]:
+    """Files as a door names them, without their references."""
+    return tuple((one["path"], one["sha256"], one["size"]) for one in artifacts)
 
 
 def failed(envelope: Mapping[str, Any]) -> Told:
     facts = (envelope["error_code"], envelope["errorCode"], envelope["error_class"], envelope["retryable"])
-    return Told(error=cast("tuple[str, str, str, bool]", facts))
+    return Told(error=cast("tuple[str, str, str, bool]", facts), advice=envelope["resolution"])
 
 
 class Ways:
@@ -109,6 +141,10 @@ class Ways:
         await self._http.aclose()
         await self._channel.close(grace=None)
 
+    @property
+    def base(self) -> str:
+        return self._base
+
     def token(self, name: str) -> str:
         return self._tokens[name]
 
@@ -121,7 +157,9 @@ class Ways:
         )
         if result.pending:
             return Told(pending=True)
-        return Told(result.value) if result.error is None else failed(result.error.envelope(""))
+        if result.error is not None:
+            return failed(result.error.envelope(""))
+        return Told(result.value, files=left(one.document() for one in result.artifacts))
 
     def _body(self, wish: Wish) -> Json:
         body: Json = {"tool_id": wish.tool, "parameters": wish.arguments, "dry_run": wish.dry_run}
@@ -132,7 +170,9 @@ class Ways:
         body: Json = answer.json()
         if answer.status_code == 202:
             return Told(pending=True)
-        return Told(body["result"]) if answer.status_code == 200 else failed(body["error"])
+        if answer.status_code != 200:
+            return failed(body["error"])
+        return Told(body["result"], files=left(body["artifacts"]))
 
     async def _jsonrpc(self, wish: Wish) -> Told:
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": self._body(wish)}
@@ -140,7 +180,11 @@ class Ways:
         if "error" in answer:
             return failed(answer["error"]["data"])
         result: Json = answer["result"]
-        return Told(pending=True) if "pending" in result else Told(result["structured_content"])
+        if "pending" in result:
+            return Told(pending=True)
+        items: list[Json] = [one for one in result["content"] if one["type"] == "artifact_ref"]
+        assert [one["ref"] for one in items] == result["artifact_refs"]
+        return Told(result["structured_content"], files=left({**one, "size": one["size_bytes"]} for one in items))
 
     async def _grpc(self, wish: Wish) -> Told:
         request = wire.InvokeRequest(
@@ -154,10 +198,12 @@ class Ways:
             envelope = wire.ErrorEnvelope()
             (packed,) = [one for one in status.details if one.type_url.endswith("/interlock.v1.ErrorEnvelope")]
             packed.Unpack(envelope)
-            return Told(error=(envelope.code, envelope.error_code, envelope.error_class, envelope.retryable))
-        return (
-            Told(pending=True) if answer.WhichOneof("outcome") == "pending" else Told(orjson.loads(answer.value_json))
-        )
+            facts = (envelope.code, envelope.error_code, envelope.error_class, envelope.retryable)
+            return Told(error=facts, advice=envelope.resolution)
+        if answer.WhichOneof("outcome") == "pending":
+            return Told(pending=True)
+        files = tuple((one.path, one.sha256, one.size) for one in answer.artifacts)
+        return Told(orjson.loads(answer.value_json), files=files)
 
     async def _mcp(self, wish: Wish, era: str) -> Told:
         meta: Json = {"interlock/dryRun": True} if wish.dry_run else {}
@@ -170,6 +216,12 @@ class Ways:
                 answer: Any = await client.call_tool(wish.tool, wish.arguments, meta=cast("Any", meta))
             except MCPError as error:
                 return failed(cast("Json", error.error.data))
+            files = left(answer.meta.get("interlock/call", {}).get("artifacts", ()))
+            links = [one for one in answer.content if one.type == "resource_link"]
+            assert [(one.name, one.size) for one in links] == [(path, size) for path, _, size in files]
+            for link, (_, sha256, _) in zip(links, files, strict=True):
+                (read,) = (await client.read_resource(link.uri)).contents
+                assert hashlib.sha256(_bytes(read)).hexdigest() == sha256
         told: Json = answer.meta
         if "interlock/error" in told:
             assert answer.is_error
@@ -179,7 +231,12 @@ class Ways:
         if "interlock/preview" in told:
             return Told(told["interlock/preview"])
         value: Json = answer.structured_content
-        return Told(value["result"] if set(value) == {"result"} else value)
+        return Told(value["result"] if set(value) == {"result"} else value, files=files)
+
+
+def _bytes(read: Any) -> bytes:
+    """What a resource holds: text, or bytes in base64."""
+    return read.text.encode() if hasattr(read, "text") else base64.b64decode(read.blob)
 
 
 @asynccontextmanager
@@ -187,7 +244,7 @@ async def opened(home: Path) -> AsyncGenerator[Ways]:
     async with Interlock.open(home, housekeeping=False) as lock:
         for one in TOOLS:
             lock.catalog.attach(one)
-        await admit(lock, dawdle, fail)
+        await admit(lock, dawdle, strand, fail, artifact_tools.leave)
         if not lock.issuer_keys.all():
             lock.issuer_keys.init("EdDSA")
             for name, kind in (("ann", "human"), ("bot", "agent")):
@@ -218,6 +275,8 @@ def comparable(record: Json) -> Json:
     """A record without what differs from one call to the next. Writes of one test are to different things."""
     left_out = (*_OF_THIS_CALL, *(("inputHash", "compensation") if record.get("sideEffects") else ()))
     kept = {name: value for name, value in record.items() if name not in left_out}
+    if "artifacts" in kept:
+        kept["artifacts"] = left(kept["artifacts"])
     kept["sideEffects"] = [change["operation"] for change in record.get("sideEffects") or ()]
     if "decision" in kept:
         kept["decision"] = {name: value for name, value in kept["decision"].items() if name != "expires_at"}
@@ -268,6 +327,7 @@ CASES: Mapping[str, tuple[Callable[[str], Wish], Any]] = {
     "slow": (lambda _: Wish("demo.dawdle", {"text": "a"}), "E3402"),
     "failing": (lambda _: Wish("demo.fail", {"text": "a"}), "E3401"),
     "written": (lambda door: Wish("demo.increment", {"name": door}, key=f"w-{door}"), 1),
+    "leaving files": (lambda _: Wish("file.leave", {"files": {"a.txt": "aGk=", "b/c": "/wD/"}}), 2),
     "looked at": (lambda door: Wish("demo.increment", {"name": "x"}, key=f"d-{door}", dry_run=True), None),
 }
 
@@ -284,6 +344,31 @@ async def test_a_call_is_the_same_through_every_door(ways: Ways, case: str) -> N
         assert told.error[0] == expected
     elif case != "looked at":
         assert told.data == expected
+
+
+@pytest.mark.proves("OPS-05")
+async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(ways: Ways) -> None:
+    told = same(*await through_all(ways, CASES["leaving files"][0]))
+    contents = {"a.txt": b"hi", "b/c": b"\xff\x00\xff"}
+    assert told.files == tuple((path, hashlib.sha256(held).hexdigest(), len(held)) for path, held in contents.items())
+    async with httpx.AsyncClient(base_url=ways.base, headers={"authorization": f"Bearer {ways.token('full')}"}) as http:
+        body = {"tool_id": "file.leave", "parameters": {"files": {"b": "/wD/"}}}
+        (one,) = (await http.post("/v1/tools/invoke", json=body)).json()["artifacts"]
+        read = await http.get(f"/v1/payloads/{one['ref']}")
+        assert (read.content, read.headers["content-type"]) == (b"\xff\x00\xff", "application/octet-stream")
+        assert read.headers["content-disposition"] == "attachment"
+        assert read.headers["x-content-type-options"] == "nosniff"
+        stranger = await ways.lock.tokens.issue(subject=did_of("bot"), tools=[ToolGrant("*")], by=ways.lock.caller)
+        hidden = await http.get(f"/v1/payloads/{one['ref']}", headers={"authorization": f"Bearer {stranger}"})
+        assert (hidden.status_code, hidden.json()["error"]["error_code"]) == (404, "E3702")
+
+
+@pytest.mark.proves("OPS-05", "CONTRACT-14")
+async def test_no_door_calls_a_write_retryable_whose_outcome_is_unknown(ways: Ways) -> None:
+    told = await asyncio.gather(*(ways.ways[door](Wish("demo.strand", {"text": door}, key=door)) for door in DOORS))
+    for door, one in zip(DOORS, told, strict=True):
+        assert one.error == ("E3402", "DEADLINE_EXCEEDED", "timeout", False), door
+        assert one.advice == "settle it with interlock calls reconcile", door
 
 
 @pytest.mark.proves("OPS-05")

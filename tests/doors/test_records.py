@@ -368,7 +368,7 @@ def _after_the_tool(broken: Callable[..., Any], visit: Callable[..., Any]) -> Ca
     return chosen
 
 
-@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+@pytest.mark.part_of("AUDIT-07", rest="Postgres")
 async def test_credentials_that_came_as_arguments_are_nowhere_whichever_door_they_came_by(
     sinks: tuple[Wires, Sinks],
 ) -> None:

@@ -478,6 +478,10 @@ async def test_a_version_is_deprecated_and_every_answer_says_so(world: World) ->
     assert (done.status_code, done.json()["state"]) == (200, "deprecated")
     called = (await world.invoke("demo.add", {"a": 1})).json()
     assert called["deprecation"]["successor"] == "demo.shout"
+    again = {"version": "1.0.0", "successor": "demo.nope", "amend": True}
+    refused(await world.post("/v1/tools/demo.add/deprecate", again, "root"), 400, "E3004")
+    done = await world.post("/v1/tools/demo.add/deprecate", again | {"anyway": True}, "root")
+    assert done.json()["deprecation"] == called["deprecation"] | {"successor": "demo.nope"}
 
 
 # Approvals
@@ -561,12 +565,12 @@ async def test_tokens_are_issued_below_ones_own_passed_on_looked_at_and_revoked(
     assert (await world.invoke("demo.add", {"a": 1}, token)).status_code == 200
 
     # Holding a token is the right to pass it on, narrower, to somebody who is known.
-    passed = await world.post("/v1/tokens/delegate", {"to": "boss", "tools": ["demo.add@^1.0.0"], "ttl_s": 60}, token)
+    passed = await world.post("/v1/tokens/delegate", {"to": "scout", "tools": ["demo.add@^1.0.0"], "ttl_s": 60}, token)
     assert passed.status_code == 201, passed.text
     narrow = passed.json()["token"]
     assert (await world.invoke("demo.add", {"a": 1}, narrow)).status_code == 200
     refused(await world.invoke("demo.shout", {"text": "x"}, narrow), 403, "E3204")
-    refused(await world.post("/v1/tokens/delegate", {"to": "boss", "tools": ["mail.*"]}, token), 403, "E3206")
+    refused(await world.post("/v1/tokens/delegate", {"to": "scout", "tools": ["mail.*"]}, token), 403, "E3206")
     refused(await world.post("/v1/tokens/delegate", {"to": "nobody"}, token), 404, "E3207")
 
     looked = await world.post("/v1/tokens/inspect", {"token": narrow})
@@ -575,6 +579,13 @@ async def test_tokens_are_issued_below_ones_own_passed_on_looked_at_and_revoked(
     assert (await world.post("/v1/tokens/revoke", {"ref": token, "reason": "done"}, "root")).status_code == 200
     refused(await world.invoke("demo.add", {"a": 1}, narrow), 401, "E3201")
     assert token not in orjson.dumps(world.records("authority")).decode()
+
+
+async def test_a_manifest_that_says_one_thing_twice_is_refused_with_its_line(world: World) -> None:
+    body = orjson.dumps(COMPLETE)[:-1] + b',\n"mutation_class": "read_only"}'
+    sent = {"content-type": "application/json"}
+    envelope = refused(await world.ask("POST", "/v1/tools/register", "root", content=body, headers=sent), 400, "E3004")
+    assert "line 2: `mutation_class` is said twice" in envelope["message"]
 
 
 async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -> None:
@@ -634,6 +645,7 @@ async def test_upstreams_are_listed_refreshed_and_removed_by_those_who_may(world
                 "properties": {"of": {"type": "string", "description": "currency", "examples": ["CHF"]}},
                 "required": ["of"],
             },
+            "output_schema": {"type": "object"},
         }
     ]  # fmt: skip
     async with HttpServer.open() as server:
@@ -644,7 +656,23 @@ async def test_upstreams_are_listed_refreshed_and_removed_by_those_who_may(world
         assert (listed["name"], listed["state"], [one["name"] for one in listed["tools"]]) == (
             "bank", "available", ["rate"],
         )  # fmt: skip
+        assert (listed["tools"][0]["mutation_class"], listed["tools"][0]["why"]) == (
+            "write_irreversible", "unknown, so treated as irreversible",
+        )  # fmt: skip
         assert (await world.get("/ready", None)).json()["dependencies"]["upstreams"] == "healthy"
+        refused(await world.get("/v1/upstreams/bank"), 403, "E3206")
+        refused(await world.post("/v1/upstreams/bank/probe"), 403, "E3206")
+        refused(await world.get("/v1/upstreams/nobody", "root"), 404, "E3101")
+        probed = (await world.post("/v1/upstreams/bank/probe", by="root")).json()
+        assert probed == {"name": "bank", "state": "available", "reason": ""}
+        renamed = {"tools": {"rate": {"title": "A rate"}}}
+        assert (await world.post("/v1/upstreams/bank/refresh", {"overlay": renamed}, "root")).json()["tools"][0][
+            "state"
+        ] == "changed"
+        (tool,) = (await world.get("/v1/upstreams/bank", "root")).json()["tools"]
+        assert tool["changes"] == {"title": ["rate", "A rate"]}
+        looked = {"reason": "a better title", "shown": {"rate": tool["seen"]}}
+        assert (await world.post("/v1/upstreams/bank/accept", looked, "root")).json()["tools"][0]["state"] == "admitted"
         assert (await world.post("/v1/upstreams/bank/refresh", by="root")).json()["upstream"] == "bank"
         refused(await world.post("/v1/upstreams/bank/refresh", {"overlay": {"nobody": 1}}, "root"), 422, "E3105")
         refused(await world.post("/v1/upstreams/bank/accept", {"reason": "x", "tools": ["rate"]}, "root"), 404, "E3101")

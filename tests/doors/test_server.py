@@ -98,6 +98,8 @@ async def test_nobody_reaches_it_by_a_name_of_their_own(here: Place, path: str) 
         for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}):
             answer = await client.request(method, path, headers=headers)
             assert (answer.status_code, answer.json()["error"]["error_code"]) == (403, "E3210"), headers
+        page = {"origin": here.base.replace("http:", "chrome-extension:")}
+        assert (await client.request(method, path, headers=page)).status_code == 403, "a page's scheme is part of it"
         welcome = await client.request(
             method, path, headers={"origin": here.base}, json=ADD if method == "POST" else None
         )
@@ -179,10 +181,17 @@ async def test_it_speaks_tls_with_two_files(home: Path, tmp_path: Path) -> None:
 async def test_metrics_are_for_everybody_on_loopback_and_for_some_on_a_network(home: Path) -> None:
     async with place(home) as here, httpx.AsyncClient(base_url=here.base) as client:
         assert (await client.get("/metrics")).status_code == 200
+        assert (await client.head("/metrics")).status_code == 200
     public = Listening(host="0.0.0.0", port=0, grpc_port=None, names=("tools.example",))
     async with place(home, public) as here, httpx.AsyncClient(base_url=here.base) as client:
         assert (await client.get("/metrics")).status_code == 401
         assert (await client.get("/metrics", headers=here.bearer)).status_code == 403
+        for name, tenant, status in (("eve", "acme", 403), ("operator", "local", 200)):
+            watcher = Identity(did=did_of(name), name=name, kind="human", tenant=tenant)
+            await here.lock.identities.register(watcher, by="test")
+            token = await here.lock.tokens.issue(subject=watcher.did, scopes=("metrics:read",), by=here.lock.caller)
+            answer = await client.get("/metrics", headers={"authorization": f"Bearer {token}"})
+            assert answer.status_code == status, tenant
         named = await client.get("/health", headers={"host": "tools.example"})
         assert named.status_code == 200
 
@@ -192,7 +201,7 @@ async def test_a_port_in_use_is_told_in_words(home: Path) -> None:
         with pytest.raises(Failure) as refused:
             async with place(home, replace(LOOPBACK, port=taken.getsockname()[1])):
                 pass
-        assert (refused.value.code, "choose another with --port" in refused.value.message) == ("E3108", True)
+        assert (refused.value.code, "choose another port with --port" in refused.value.message) == ("E3108", True)
 
 
 async def test_a_signal_under_load_loses_no_call_that_was_acknowledged(tmp_path: Path) -> None:

@@ -321,4 +321,4 @@ async def test_a_tool_that_lies_to_postgres_is_caught_and_kept_out(
 async def test_an_address_that_holds_a_password_is_refused(tmp_path: Path, written: str) -> None:
     with pytest.raises(Failure) as refused:
         await Interlock.open(tmp_path, watched_postgres=(written,))
-    assert refused.value.code == "E3004"
+    assert refused.value.code == "E3108"

@@ -191,3 +191,32 @@ def _(name: str) -> Preview:
 @spends.compensate
 def _(name: str) -> None:
     return None
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
+def fill(number: Number) -> int:
+    """Write so many MiB to /tmp."""
+    return _fill(number)
+
+
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tmp_bytes=2 << 30), memory="3Gi",
+    timeout_s=60,
+)  # fmt: skip
+def fill_more(number: Number) -> int:
+    """Write so many MiB to /tmp, where that is larger than the tool's storage."""
+    return _fill(number)
+
+
+def _fill(mebibytes: int) -> int:
+    with open("/tmp/large", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, (mebibytes - 1) << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"x" * (1 << 20))
+    return mebibytes
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, memory="9Gi")
+def hoard(n: Number) -> int:
+    """Ask for more memory than an agent has."""
+    return n

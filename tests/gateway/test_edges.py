@@ -174,7 +174,7 @@ async def test_names_that_are_not_text_are_refused_and_the_refusal_is_on_record(
 
 
 async def test_a_native_reference_that_is_not_json_does_not_stop_a_call_or_its_deadline(edge: Interlock) -> None:
-    native = {"x": object(), "y": "\ud800"}
+    native = {"x": object(), "y": "\ud800", "z": 10**30}
     assert (await edge.call("demo.increment", {"name": "a"}, key="k", native=native)).ok
     # Long enough to be noted as started, which needs the native reference too.
     slow = await answered(edge.call("edge.hang", where="tool", timeout_s=0.1, native=native))

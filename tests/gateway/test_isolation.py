@@ -17,7 +17,7 @@ from interlock.core.connector import Connector, RemoteCall
 from interlock.core.contract import contract_of
 from interlock.core.declare import from_program, from_upstream
 from interlock.core.export import execution_profile
-from interlock.core.manifest import parse_manifest
+from interlock.core.manifest import ResourceLimits, parse_manifest
 from interlock.core.objects import ExecutionKind, ToolExecutionProfile
 from interlock.core.prepared import Prepared
 from interlock.registry.source import load
@@ -29,7 +29,9 @@ from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[re
 from tests.gateway.test_programs import TEXT, manifest, written
 from tests.sample import Text
 
-TOOLS = (cell.double, cell.attempt, cell.count, cell.lent, cell.dying, cell.unbound)
+TOOLS = (
+    cell.double, cell.attempt, cell.count, cell.lent, cell.dying, cell.unbound, cell.fill, cell.fill_more, cell.hoard,
+)  # fmt: skip
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 
@@ -51,7 +53,7 @@ async def test_a_tool_runs_isolated_and_answers_as_any_other(lock: Interlock) ->
     assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
-@pytest.mark.part_of("EXEC-04", rest="the figure of two, which `./dev bench sandbox` takes; ephemeral storage in pods")
+@pytest.mark.proves("EXEC-04")
 @pytest.mark.proves("EXEC-05")
 @pytest.mark.parametrize(
     ("what", "expected"),
@@ -72,6 +74,35 @@ async def test_a_hostile_tool_ends_as_what_it_did(lock: Interlock, what: str, ex
     assert "/a/path" not in told
     assert "Traceback" not in told
     assert (await lock.call("cell.double", n=1)).unwrap() == 2
+
+
+@pytest.mark.proves("EXEC-04")
+def test_storage_is_bounded_where_nothing_is_said() -> None:
+    said = cell.fill.manifest
+    assert said.sandbox is not None
+    assert said.resource_limits == ResourceLimits.model_validate(
+        {"cpu": "1", "memory": "512Mi", "ephemeral_storage": "1Gi"}
+    )
+    assert (said.resource_limits.storage_bytes, said.sandbox.tmp_bytes) == (1 << 30, 100 << 20)
+
+
+@pytest.mark.proves("EXEC-04")
+@pytest.mark.parametrize(("tool", "most"), [("cell.fill", 100), ("cell.fill_more", 1024)])
+async def test_tmp_takes_as_much_as_is_allowed_and_no_more(lock: Interlock, tool: str, most: int) -> None:
+    assert (await lock.call(tool, number=most)).unwrap() == most
+    full = await lock.call(tool, number=most + 1)
+    assert full.error is not None
+    assert (full.error.code, full.error.row.error_code) == ("E3407", "RESOURCE_EXHAUSTED")
+    assert "storage" in full.error.message
+    assert (await lock.call("cell.double", n=1)).ok
+
+
+@pytest.mark.proves("EXEC-04")
+async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> None:
+    refused = await lock.call("cell.hoard", n=1)
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.row.error_code) == ("E3407", "RESOURCE_EXHAUSTED")
+    assert "allowance" in refused.error.message
 
 
 @pytest.mark.proves("AUTH-09")

@@ -246,7 +246,7 @@ async def test_the_short_closing_record_says_what_the_long_one_says(lock: Interl
     assert {k: v for k, v in short.items() if k not in own} == {k: v for k, v in long.items() if k not in own}
 
 
-@pytest.mark.part_of("LIFE-03", rest="native call ids; the record as a tool_invocation, with the time of each state")
+@pytest.mark.proves("LIFE-03")
 async def test_a_request_is_refused_without_a_caller_and_filled_up_otherwise(lock: Interlock) -> None:
     nobody = await lock.gateway.invoke(Request(tool="demo.add", arguments={"a": 1}, caller=None))
     assert nobody.error is not None

@@ -242,7 +242,7 @@ async def test_a_tool_that_lies_about_its_effect_fails_before_anyone_hears_of_su
         assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
 
 
-@pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+@pytest.mark.part_of("AUDIT-07", rest="Postgres")
 @pytest.mark.proves("AUDIT-06")
 async def test_credentials_appear_nowhere(results: Interlock, home: Path, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []

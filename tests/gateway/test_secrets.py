@@ -7,7 +7,9 @@ that came as arguments; then every byte that is left anywhere is looked through.
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +38,7 @@ ARGUMENTS: dict[str, Any] = {"api_key": API_KEY, "password": PASSWORD}
 NAME = "github/token"
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
-DOORS = pytest.mark.part_of("AUDIT-07", rest="checkpoints and Postgres")
+DOORS = pytest.mark.part_of("AUDIT-07", rest="Postgres")
 LENDING = pytest.mark.proves("EXEC-07")
 
 Key = Annotated[str, Field(description="a key of some service", examples=["k"])]
@@ -261,7 +263,80 @@ async def _(api_key: str) -> None:
     raise Failure("E3401", f"cannot bring {api_key} back")
 
 
-TOOLS = (spill, asked, wrong, strict, choosy, inner, outer, number, repeat, rows, revoke)
+def _crash(ctx: Context, text: str) -> None:
+    raise type(text, (Exception,), {})
+
+
+def _log_an_error(ctx: Context, text: str) -> None:
+    try:
+        raise type(text, (ValueError,), {})(text)
+    except ValueError:
+        logging.getLogger("library.other").exception("it failed")
+
+
+class _Mute:
+    """Something that has no text."""
+
+    def __repr__(self) -> str:
+        raise ValueError(self)
+
+
+class _Whole(logging.Handler):
+    """Keeps everything that records hold."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.kept: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append(f"{self.format(record)} {vars(record)}")
+
+
+def _log_by_own_handler(ctx: Context, text: str) -> None:
+    logger, handler = logging.getLogger("library.own"), _Whole()
+    logger.addHandler(handler)
+    try:
+        logger.error("using %s and %.2s", [text], text)
+    finally:
+        logger.removeHandler(handler)
+    logging.getLogger("library.other").warning("%s", handler.kept)
+    assert text not in handler.kept[0]
+
+
+# What Interlock has no hand in but for the secrets that it lends: the loggers of others, and the names of classes.
+ASIDE: dict[str, Callable[[Context, str], Any]] = {
+    "name of an exception": _crash,
+    "logger": lambda ctx, text: logging.getLogger("library.other").warning("using %s", text),
+    "logger's template": lambda ctx, text: logging.getLogger("library.other").warning(f"using {text}"),
+    "logger's name": lambda ctx, text: logging.getLogger(f"library.{text}").warning("using it"),
+    "logger's part": lambda ctx, text: logging.getLogger("library.other").warning("using %.3s", text),
+    "logger's stack": _log_an_error,
+    "logger that cannot": lambda ctx, text: logging.getLogger("library.other").warning("%s %s", text, _Mute()),
+    "logger with names": lambda ctx, text: logging.getLogger("library.other").warning("%(a)s", {"a": text}),
+    "encoded": lambda ctx, text: logging.getLogger("library.other").warning(
+        "Basic %s", base64.b64encode(text.encode())
+    ),
+    "root": lambda ctx, text: logging.warning("using %s", text),
+    "own handler": _log_by_own_handler,
+    "thread": lambda ctx, text: _in_thread(text),
+    "nothing": lambda ctx, text: logging.getLogger("library.other").warning("%s of %s", 1, 2, exc_info=OSError("x")),
+}
+
+
+def _in_thread(text: str) -> None:
+    thread = threading.Thread(target=lambda: logging.getLogger("library.other").warning("using %s", text), name=text)
+    thread.start()
+    thread.join()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="spill", permissions=[f"credentials:{NAME}"])
+async def aside(ctx: Context, way: Which) -> str:
+    """Let a credential that was lent out by something that is not Interlock's."""
+    ASIDE[way](ctx, ctx.secret(NAME))
+    return "done"
+
+
+TOOLS = (aside, spill, asked, wrong, strict, choosy, inner, outer, number, repeat, rows, revoke)
 
 
 @asynccontextmanager
@@ -328,6 +403,48 @@ async def test_a_credential_gets_out_in_no_way(leaks: Leaks, way: str, lent: boo
     if result.ok:
         leaks.tell(await leaks.lock.undo(result.invocation_id, key="undo"))
     assert await leaks.found() == {}
+
+
+@DOORS
+@LENDING
+@pytest.mark.parametrize("way", ASIDE)
+async def test_a_credential_gets_out_neither_by_other_loggers_nor_by_names(
+    leaks: Leaks, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    result = await leaks.call("spill.aside", way=way)
+    assert code(result) == ("E3401" if way == "name of an exception" else None)
+    leaks.tell(result)
+    assert await leaks.found() == {}
+    assert not any(LENT in f"{vars(record)}" for record in caplog.records)
+    assert caplog.records, "what is logged is not lost"
+    assert LENT not in "".join(capsys.readouterr())
+    logging.getLogger("library.other").warning("afterwards %s", LENT)
+    assert caplog.messages[-1] == f"afterwards {LENT}", "records are as ever once nothing is lent"
+    assert logging.getLogRecordFactory() is logging.LogRecord
+
+
+async def test_records_without_a_credential_are_as_they_were_made(
+    leaks: Leaks, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await leaks.call("spill.aside", way="nothing")).ok
+    (record,) = [record for record in caplog.records if record.name == "library.other"]
+    assert (record.msg, record.args) == ("%s of %s", (1, 2))
+    assert record.exc_info is not None
+
+
+KEY = "\n".join(
+    ("-----BEGIN OPAQUE KEY-----", "c2Vj/cmV0LWxpbmUtb25l+LW9mLXR3bw", "c2VjcmV0LWxpbmUt/dHdvLW9mLXR3bw", "")
+)
+
+
+@DOORS
+@pytest.mark.parametrize("way", SPILLS)
+async def test_a_credential_of_several_lines_gets_out_in_no_way_and_line(leaks: Leaks, way: str) -> None:
+    await leaks.lock.secrets.set(NAME, KEY, by="local:test")
+    result = await leaks.call("spill.spill", way=way, lent=True, key="k", session="s", **ARGUMENTS)
+    if result.ok:
+        leaks.tell(await leaks.lock.undo(result.invocation_id, key="undo"))
+    assert await leaks.found((KEY, *KEY.splitlines()[1:])) == {}
 
 
 @DOORS
@@ -518,6 +635,8 @@ def run_on(ctx: Context, way: Which, password: Key) -> str:
         stage.seen.append(failure.code)
     if way == "fails":
         raise Failure("E3401", f"cannot use {held} and {password}", details={"with": held})
+    if way == "crashes":
+        raise type(held, (Exception,), {})
     ctx.log.warning("still using %s and %s", held, password)
     ctx.progress(f"still using {held}")
     ctx.partial(held)
@@ -701,7 +820,7 @@ async def lateness(lock: Interlock, result: Result) -> None:
 
 @DOORS
 @LENDING
-@pytest.mark.parametrize("way", ["returns", "fails"])
+@pytest.mark.parametrize("way", ["returns", "fails", "crashes"])
 async def test_a_tool_that_outstays_its_time_can_neither_use_its_credential_nor_let_it_out(
     home: Path, time: FakeClock, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:

@@ -179,18 +179,19 @@ async def test_unknown_tools_versions_and_ranges_each_have_their_error(tmp_path:
         assert "`demo.answer`" in unknown.message
 
 
-AGENT = make_did_key(make_private("EdDSA").public_key())
+AGENTS = [make_did_key(make_private("EdDSA").public_key()) for _ in range(3)]
 
 
 async def token_for(lock: Interlock, *ranges: str, tool: str = "demo.answer") -> str:
     """A token whose links allow one tool, each in a range of versions; all but the first are delegated."""
-    if lock.identities.find(AGENT) is None:
-        await lock.identities.register(Identity(did=AGENT, trust=90), by="test")
+    if lock.identities.find(AGENTS[0]) is None:
+        for agent in AGENTS:
+            await lock.identities.register(Identity(did=agent, trust=90), by="test")
         lock.issuer_keys.init("EdDSA")
     first, *others = ([ToolGrant(tool, within)] for within in ranges)
-    token = await lock.tokens.issue(subject=AGENT, by=lock.caller, tools=first)
-    for narrower in others:
-        token = await lock.tokens.delegate(token, subject=AGENT, by=lock.caller, tools=narrower)
+    token = await lock.tokens.issue(subject=AGENTS[0], by=lock.caller, tools=first)
+    for agent, narrower in zip(AGENTS[1:], others, strict=False):
+        token = await lock.tokens.delegate(token, subject=agent, by=lock.caller, tools=narrower)
     return token
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from interlock.core.declare import from_manifest
 from interlock.core.errors import Failure
 from interlock.core.manifest import LifecycleState, parse_manifest
 from interlock.registry.catalog import Notice
-from interlock.registry.retirement import Milestone, Usage, deprecate, move, sweep, usage
+from interlock.registry.retirement import Milestone, Usage, amend, deprecate, move, sweep, usage
 
 Json = dict[str, Any]
 DAY_MS = 86_400_000
@@ -282,6 +283,48 @@ async def test_only_what_is_registered_can_be_deprecated_and_only_sensibly(tmp_p
                 await announce(lock, time, **options)
             assert caught.value.code == "E3004"
         assert state(lock) == "active"
+
+
+@pytest.mark.parametrize(
+    "successor", ["demo.nope", "demo.answer@3.0.0", "demo.answer@^7", "demo.reply@1.0.0", "answer", "demo.answer@", ""]
+)
+async def test_a_successor_is_a_tool_that_can_be_called_instead(tmp_path: Path, time: FakeTime, successor: str) -> None:
+    async with opened(tmp_path, time, "1.0.0") as lock:
+        with pytest.raises(Failure, match=r"the successor `.*` is not registered beside it") as caught:
+            await announce(lock, time, successor=successor)
+        assert caught.value.code == "E3004"
+        assert state(lock) == "active"
+        notice = await announce(lock, time, successor=successor, anyway=True)
+        assert notice.successor == successor
+
+
+@pytest.mark.parametrize("successor", ["demo.answer@2.0.0", "demo.answer@^2", "demo.answer", "demo.reply@2.0.0"])
+async def test_a_successor_may_be_named_by_version_range_or_alias(
+    tmp_path: Path, time: FakeTime, successor: str
+) -> None:
+    async with opened(tmp_path, time, "1.0.0", "2.0.0") as lock:
+        assert (await announce(lock, time, successor=successor)).successor == successor
+
+
+async def test_what_a_deprecated_version_says_can_be_corrected_and_the_rest_stays(
+    tmp_path: Path, time: FakeTime
+) -> None:
+    async with opened(tmp_path, time, "1.0.0", "2.0.0") as lock:
+        with pytest.raises(Failure) as caught:
+            await lock.journal.commit(amend("demo.answer", "1.0.0", by="ann", successor="demo.answer@2.0.0"))
+        assert caught.value.code == "E3103"
+        first = await announce(lock, time, successor="demo.nope", anyway=True)
+        with pytest.raises(Failure) as caught:
+            await lock.journal.commit(amend("demo.answer", "1.0.0", by="ann", successor="demo.nothing"))
+        assert caught.value.code == "E3004"
+        corrected = await lock.journal.commit(amend("demo.answer", "1.0.0", by="bob", successor="demo.answer@2.0.0"))
+        time.pass_a_moment()
+        assert corrected == replace(first, successor="demo.answer@2.0.0")
+        assert (await lock.call("demo.answer", version="1.0.0")).metadata["deprecation"] == corrected.document()
+        later = await lock.journal.commit(amend("demo.answer", "1.0.0", by="bob", grace_days=200))
+        assert later == replace(corrected, removal_ms=time.ms + 200 * DAY_MS)
+        acts = [(one["event"], one["by"]) for one in recorded(lock)[-3:]]
+        assert acts == [("tool.deprecated", "ann"), *[("tool.deprecation_amended", "bob")] * 2]
 
 
 # What a sweep does

@@ -358,7 +358,7 @@ async def test_a_file_that_changed_after_admission_is_refused(tmp_path: Path) ->
     async with Interlock.open(tmp_path / "home") as lock:
         error = (await lock.call("demo.greet", name="ann")).error
         assert error is not None
-        assert error.code == "E3103"
+        assert error.code == "E3108"
         assert "new version" in error.message
         # The other tool of the file is as it was admitted.
         assert (await lock.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
@@ -383,7 +383,7 @@ async def test_the_code_behind_a_manifest_may_not_change_either(tmp_path: Path) 
     async with Interlock.open(tmp_path / "home") as lock:
         error = (await lock.call("shop.take", item="tea", count=1, key="one")).error
         assert error is not None
-        assert error.code == "E3103"
+        assert error.code == "E3108"
 
 
 async def test_a_tool_that_is_gone_from_its_file_says_so(tmp_path: Path) -> None:
@@ -399,7 +399,41 @@ async def test_a_tool_that_is_gone_from_its_file_says_so(tmp_path: Path) -> None
     async with Interlock.open(tmp_path / "home") as lock:
         error = (await lock.call("demo.leave", name="ann")).error
         assert error is not None
-        assert error.code == "E3105"
+        assert (error.code, error.row.error_code, error.retryable) == ("E3108", "PRECONDITION_FAILED", False)
+        assert "no such file: `greetings.py`" in error.message
+        assert "interlock tools add" in error.resolution
+    written(tmp_path, "greetings.py", "raise OSError('/a/private/place')")
+    async with Interlock.open(tmp_path / "home") as lock:
+        error = (await lock.call("demo.leave", name="ann")).error
+        assert error is not None
+        assert error.code == "E3108"
+        assert "`greetings.py` cannot be loaded, line 1" in error.message
+        assert "private" not in error.message
+    written(tmp_path, "greetings.py", PYTHON)
+    async with Interlock.open(tmp_path / "home") as lock:
+        assert (await lock.call("demo.leave", name="ann")).unwrap() == "goodbye ann"
+
+
+async def test_a_finished_key_is_answered_though_the_code_is_gone(tmp_path: Path) -> None:
+    written(tmp_path, "stock.py", HANDLERS)
+    target = written(tmp_path, "take.json", orjson.dumps(MANIFEST))
+    async with Interlock.open(tmp_path / "home") as lock:
+        await lock.add_from(target)
+        first = (await lock.call("shop.take", item="tea", count=1, key="one")).unwrap()
+    os.unlink(tmp_path / "stock.py")
+    async with Interlock.open(tmp_path / "home") as lock:
+        again = await lock.call("shop.take", item="tea", count=1, key="one")
+        assert (again.unwrap(), again.replayed) == (first, True)
+        other = await lock.call("shop.take", item="tea", count=2, key="one")
+        assert (other.error and other.error.code) == "E3306"
+        wishes: list[Json] = [{"key": "two"}, {"key": "one", "dry_run": True}, {"key": "one", "session": "other"}, {}]
+        for asked in wishes:
+            refused = await lock.call("shop.take", {"item": "tea", "count": 1}, **asked)
+            assert (refused.error and refused.error.code) == "E3108", asked
+        undone = await lock.undo(again.metadata["original_invocation_id"], key="undo")
+        assert (undone.error and undone.error.code) == "E3108"
+        held = lock.journal.read("SELECT count(*) FROM reservation")[0][0]
+        assert held == 1, "a call that cannot run takes no key"
 
 
 async def test_an_edit_of_equal_length_within_the_same_second_is_seen(

@@ -404,6 +404,15 @@ def test_a_contract_implies_exactly_these_cases() -> None:
     assert [(case.name, case.input, case.expect) for case in cases_of(fixture)] == expected
 
 
+def test_what_is_made_of_some_fields_and_does_not_fit_is_no_example() -> None:
+    def said(**fields: Json) -> list[Json]:
+        parts = {name: {"type": "string", "description": "a text", **part} for name, part in fields.items()}
+        return [case.input for case in cases_of(contract(parts, ["a", "b"])) if case.expect == "example"]
+
+    assert said(a={"examples": ["x"]}, b={}) == [], "`b` must be there, and nobody has said what it may be"
+    assert said(a={"examples": ["x"]}, b={"examples": ["y", "too long"], "maxLength": 3}) == [{"a": "x", "b": "y"}]
+
+
 @PROVES_01
 def test_whole_examples_of_the_author_go_before_made_ones() -> None:
     said = contract(
@@ -493,3 +502,36 @@ def test_valid_cases_validate_and_invalid_ones_fail_for_the_named_reason_only(pr
         errors = schema.errors(coerce(schema, case.input).value)
         broken = [(list(error.instance_path), error.kind.name) for error in errors]
         assert broken == ([] if case.expect != "refused" else [rule_of(case)]), case
+
+
+async def test_the_author_is_told_where_a_result_is_not_what_was_promised(tmp_path: Path) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+    async def fee(account: Account) -> dict[str, int]:
+        """Fee for posting to an account."""
+        late: Any = {"fee": "nothing"}
+        return late
+
+    async with Interlock.open(tmp_path) as lock:
+        words = reason(await offer(lock, fee))
+        assert "example 1: demo.fee@1.0.0 returned something its contract does not allow" in words
+        assert '/fee is not of type "integer"; it is text' in words
+        assert "nothing" not in words
+        trial = await lock.try_out(fee)
+        assert 'is not of type "integer"; it is text' in trial.outcomes[0].message
+
+
+async def test_the_author_is_told_which_effect_could_not_be_confirmed(tmp_path: Path) -> None:
+    ledger = Ledger()
+    post = posting(ledger)
+
+    @post.verify
+    async def verify(arguments: Json, result: Json) -> list[str]:
+        return ["the account was not touched"]
+
+    @post.fixture
+    @contextmanager
+    def fixture() -> Generator[Json]:
+        yield {"account": "cash", "cents": 1}
+
+    async with Interlock.open(tmp_path) as lock:
+        assert "verify the account was not touched" in reason(await offer(lock, post))

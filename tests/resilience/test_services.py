@@ -410,3 +410,21 @@ def test_three_processes_that_fail_together_open_it_once(tmp_path: Path, time: F
             return recorded(journal)
 
     assert asyncio.run(on_record()) == [("closed", "open")]
+
+
+async def test_one_that_is_found_to_be_there_is_tried_at_once_and_by_everybody(
+    journal: Journal, time: FakeClock
+) -> None:
+    here, there = Services(journal, time.clock), Services(journal, time.clock)
+    await trip(here)
+    time.advance(2 * LOOK_EVERY_S)
+    assert (call(here), call(there)) == ("E3501", "E3501")
+    await here.answers("bank")
+    time.advance(2 * LOOK_EVERY_S)
+    assert call(there, DOWN) is None, "it is tried"
+    await there.settle()
+    time.advance(2 * LOOK_EVERY_S)
+    assert (call(here), call(there)) == ("E3501", "E3501"), "that it is there does not mean that it works"
+    await here.answers("bank")
+    time.advance(2 * LOOK_EVERY_S)
+    assert call(here) is None

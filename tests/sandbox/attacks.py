@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from interlock.core.schema import Json
 from interlock.executors.sandbox import linux
-from interlock.executors.sandbox.job import MIB, Job, Limits, Outcome, ProgramJob, PythonJob, Status
+from interlock.executors.sandbox.job import MIB, Job, Limits, Mount, Outcome, ProgramJob, PythonJob, Status
 from interlock.executors.sandbox.supervisor import Sandbox
 
 LIMITS = Limits(memory_bytes=96 * MIB, cpu_s=2, wall_s=10.0, pids=16, tmp_bytes=8 * MIB)
@@ -46,13 +47,15 @@ class Attack:
     ends: tuple[Status, ...]
     holds: Callable[[Outcome], bool] = lambda _: True
     limits: Limits = LIMITS
+    mounts: tuple[Mount, ...] = ()
 
     @property
     def job(self) -> Job:
+        said: Json = {"limits": self.limits, "mounts": self.mounts, "tier": 1 if self.mounts else 0}
         if isinstance(self.body, tuple):
-            return ProgramJob(argv=self.body, limits=self.limits)
+            return ProgramJob(argv=self.body, **said)
         lines = "\n".join(f"    {line}" for line in self.body.strip().splitlines())
-        return PythonJob(source=f"{PRELUDE}\ndef main():\n{lines}\n", entry="main", limits=self.limits)
+        return PythonJob(source=f"{PRELUDE}\ndef main():\n{lines}\n", entry="main", **said)
 
     async def fault(self, sandbox: Sandbox) -> str | None:
         """Run it; in words, what is wrong with how it ended."""
@@ -82,6 +85,11 @@ def _short(wall_s: float) -> Limits:
     return Limits(memory_bytes=96 * MIB, cpu_s=20, wall_s=wall_s, pids=16, tmp_bytes=8 * MIB)
 
 
+def _left(**files: bytes) -> Callable[[Outcome], bool]:
+    return lambda outcome: {one.path: one.content for one in outcome.files} == files
+
+
+_FILES = replace(LIMITS, files=3)
 _REFUSED = ("PermissionError", "OSError", "FileNotFoundError", "IsADirectoryError", "NotADirectoryError")
 _OUTSIDE = ("/root/.ssh", "/home", "/etc/shadow", "/var", "/run", "/sys", "/boot", "/srv", "/proc/kcore/x")
 _CALLED: dict[str, tuple[Any, ...]] = {
@@ -148,6 +156,45 @@ ATTACKS = (
         ("ok",),
         _every(*_REFUSED),
     ),
+    Attack(
+        "inputs that it may only read",
+        "a, b = '/in/file', '/in/files/attacks.py'\n"
+        "return [open(a).read() == open(b).read() != '', *(tried(lambda p=p: open(p, 'ab')) for p in (a, b, '/in/files/x')),"
+        " tried(lambda: os.unlink(b)), tried(lambda: os.rename(b, '/in/files/x')), tried(lambda: os.chmod(a, 0o777))]",
+        ("ok",),
+        lambda one: one.value[0] is True and set(one.value[1:]) <= {*_REFUSED},
+        mounts=(Mount(Path(__file__), "/in/file"), Mount(Path(__file__).parent, "/in/files")),
+    ),
+    # Files that it leaves
+    Attack(
+        "what is left by code",
+        "os.makedirs('/tmp/out/a'); open('/tmp/out/a/b', 'wb').write(bytes(range(256))); open('/tmp/out/c', 'w').close()\n"
+        "return os.environ['INTERLOCK_OUT']",
+        ("ok",),
+        _left(**{"a/b": bytes(range(256)), "c": b""}),
+        limits=_FILES,
+    ),
+    Attack(
+        "what is left by a program",
+        ("sh", "-c", "cp /in/file $INTERLOCK_OUT/it; ln -s /etc/passwd out/x; mkfifo out/y; ln -s / out/z"),
+        ("ok",),
+        _left(it=Path(__file__).read_bytes()),
+        limits=_FILES,
+        mounts=(Mount(Path(__file__), "/in/file"),),
+    ),
+    Attack("a link in place of the directory", "os.rmdir('/tmp/out'); os.symlink('/etc', '/tmp/out')", ("ok",), _left(), limits=_FILES),
+    Attack("more files than it may leave", "for i in range(5000): open(f'/tmp/out/{i}', 'w').close()", ("limit",), _left(), limits=_FILES),
+    Attack("larger files than it may leave", "open('/tmp/out/a', 'wb').truncate(4 << 20)", ("limit",), _left(), limits=_FILES),
+    Attack(
+        "files too deep",
+        "for _ in range(60):\n    os.chdir('/tmp/out' if _ == 0 else 'd'); os.mkdir('d')",
+        ("limit",),
+        _left(),
+        limits=_FILES,
+    ),
+    Attack("a name that is no text", "open(b'/tmp/out/\\xff', 'w').close()", ("no_result",), _left(), limits=_FILES),
+    Attack("a name of two lines", "open('/tmp/out/a\\nb', 'w').close()", ("no_result",), _left(), limits=_FILES),
+    Attack("a file that was not asked for", "os.write(3, b'F\\x05\\x00\\x00\\x00\"a\"\\nx'); time.sleep(60)", ("no_result",), _left()),
     # Network
     Attack("a connection", "socket.create_connection(('1.1.1.1', 80), 1)", ("network",)),
     Attack("the server's own port", "socket.socket().connect(('127.0.0.1', 22))", ("network",)),

@@ -18,7 +18,7 @@ ORDINARY = 1000
 
 
 @pytest.mark.proves("EXEC-03")
-@pytest.mark.part_of("EXEC-04", rest="the figure of two, which `./dev bench sandbox` takes; ephemeral storage in pods")
+@pytest.mark.proves("EXEC-04")
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 @pytest.mark.asyncio(loop_scope="session")
 async def test_an_attack_fails(sandbox: Sandbox, attack: Attack) -> None:

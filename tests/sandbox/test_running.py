@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
-from interlock.executors.sandbox.allowance import Allowance
+from interlock.executors.sandbox.allowance import Allowance, Allowances
 from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
 from interlock.executors.sandbox.job import GIB, MIB, Limits, Mount, Outcome, ProgramJob, PythonJob, Tier, failure_of
 from interlock.executors.sandbox.pool import Host
@@ -29,9 +31,7 @@ from tests.sandbox.conftest import groups_left, strays
 
 ON_SESSION = pytest.mark.asyncio(loop_scope="session")
 STREAMS = pytest.mark.proves("EXEC-05")
-LIMITED = pytest.mark.part_of(
-    "EXEC-04", rest="the figure of two, which `./dev bench sandbox` takes; ephemeral storage in pods"
-)
+LIMITED = pytest.mark.proves("EXEC-04")
 
 
 def python(body: str, /, **given: Any) -> PythonJob:
@@ -165,9 +165,9 @@ async def test_programs_get_secrets_as_files_and_never_as_words(sandbox: Sandbox
 @ON_SESSION
 async def test_files_left_in_the_output_directory_come_back(sandbox: Sandbox) -> None:
     script = "mkdir out/a; printf one > out/a/b; printf two > out/c; ln -s /etc/passwd out/d; mkfifo out/e"
-    outcome = await sandbox.run(ProgramJob(argv=("sh", "-c", script), wants_files=True))
-    assert {(one.path, one.content) for one in outcome.artifacts} == {("a/b", b"one"), ("c", b"two")}
-    assert all(len(one.sha256) == 64 and one.size == 3 for one in outcome.artifacts)
+    outcome = await sandbox.run(ProgramJob(argv=("sh", "-c", script), limits=Limits(files=2)))
+    assert {(one.path, one.content) for one in outcome.files} == {("a/b", b"one"), ("c", b"two")}
+    assert all(len(one.sha256) == 64 and one.size == 3 for one in outcome.files)
 
 
 @ON_SESSION
@@ -179,7 +179,7 @@ async def test_a_forged_file_name_ends_the_call(sandbox: Sandbox, path: str) -> 
             body = b'"{path}"' + bytes([10]) + b"content"
             os.write(3, struct.pack("<cI", b"F", len(body)) + body)
     """
-    assert (await sandbox.run(python(source, wants_files=True))).status == "no_result"
+    assert (await sandbox.run(python(source, limits=Limits(files=2)))).status == "no_result"
 
 
 @ON_SESSION
@@ -312,6 +312,8 @@ async def test_each_tier_reaches_what_it_may_and_no_more(sandbox: Sandbox, tmp_p
             except OSError: return None
         def main():
             sock = tried(lambda: socket.socket())
+            if "INTERLOCK_OUT" in os.environ:
+                open(os.environ["INTERLOCK_OUT"] + "/left", "w").write("kept")
             return {{
                 "input": tried(lambda: open("/in/data/a").read()),
                 "written": tried(lambda: open("/in/data/a", "w").write("x")),
@@ -329,7 +331,10 @@ async def test_each_tier_reaches_what_it_may_and_no_more(sandbox: Sandbox, tmp_p
         given["egress"] = proxy
     if tier == 3:
         given |= {"ticket": "T-1", "env": {"GIVEN": "yes"}}
+    if tier < 3 or not __file__.startswith("/tmp/"):  # where modules are in /tmp, tier 3 has none of its own
+        given["limits"] = Limits(files=1)
     outcome = await sandbox.run(python(source, tier=tier, **given), exit_evidence=True)
+    assert [(one.path, one.content) for one in outcome.files] == ([("left", b"kept")] if "limits" in given else [])
     files = "given" if tier in (1, 2) else None
     common = {"input": files, "written": None, "host": '"""What ' if tier == 3 else None}
     common |= {"env": "yes" if tier else None, "root": tier == 3 and os.getuid() == 0, "other": outcome.value["other"]}
@@ -346,9 +351,9 @@ def test_what_a_tier_does_not_have_cannot_be_asked_for() -> None:
         ({"tier": 0, "env": {"A": "b"}}, "E3210"),
         ({"tier": 0, "mounts": (Mount(Path("/usr"), "/in/a"),)}, "E3210"),
     )
-    for given, code in refusals:
+    for said, code in refusals:
         with pytest.raises(Failure) as refused:
-            ProgramJob(argv=("true",), **given)
+            ProgramJob(argv=("true",), **said)
         assert refused.value.code == code
     with pytest.raises(Failure):
         Mount(Path("/usr"), "/in/../usr")
@@ -478,6 +483,45 @@ async def test_an_agents_calls_never_hold_more_than_its_allowance() -> None:
         with pytest.raises(Failure):
             await opened.run(python("def main(): pass", limits=Limits(cpu_cores=3)), agent="b")
     assert groups_left() == others
+
+
+_SHARES = st.builds(
+    Limits, cpu_cores=st.sampled_from([0.5, 1.0, 2.0, 4.0]), memory_bytes=st.sampled_from([GIB // 2, 2 * GIB, 8 * GIB])
+)
+
+
+@LIMITED
+@given(st.lists(st.tuples(st.sampled_from("ab"), _SHARES, st.integers(0, 4), st.booleans()), max_size=20))
+def test_what_an_agents_calls_hold_together_is_within_its_allowance_whoever_waits_or_gives_up(
+    wishes: list[tuple[str, Limits, int, bool]],
+) -> None:
+    allowances, whole = Allowances(Allowance()), Allowance()
+    held: dict[str, list[Limits]] = {"a": [], "b": []}
+
+    async def hold(agent: str, limits: Limits, turns: int) -> None:
+        async with allowances.taken(agent, limits, "wait"):
+            held[agent].append(limits)
+            assert sum(one.cpu_cores for one in held[agent]) <= whole.cores
+            assert sum(one.memory_bytes for one in held[agent]) <= whole.memory_bytes
+            try:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            finally:
+                held[agent].remove(limits)
+
+    async def all_of_them() -> None:
+        tasks = [asyncio.create_task(hold(agent, limits, turns)) for agent, limits, turns, _ in wishes]
+        await asyncio.sleep(0)
+        for task, (*_, gives_up) in zip(tasks, wishes, strict=True):
+            if gives_up:
+                task.cancel()
+        async with asyncio.timeout(10):
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert not [one for one in ended if isinstance(one, Exception)]
+        async with allowances.taken("a", Limits(cpu_cores=4.0, memory_bytes=8 * GIB), "refuse"):
+            pass  # everything was given back
+
+    asyncio.run(all_of_them())
 
 
 async def test_a_zygote_that_dies_is_replaced_and_one_that_has_served_enough_is_too() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from interlock import Caller, Failure, Interlock
 from interlock.authority.identities import Identity
 from interlock.core.clock import iso
+from interlock.gateway.reconcile import reconcile
 from interlock.service import Service
 from interlock.service.audit import Sought
 from interlock.store import records
@@ -99,24 +100,55 @@ async def test_every_act_needs_its_own_scope_and_no_other_will_do(place: Place) 
 # Tenants
 
 
+async def test_scopes_that_another_tenant_holds_change_and_show_nothing_of_the_whole_place(place: Place) -> None:
+    before = place.lock.home.policy.read_text(), place.lock.journal.read("SELECT MAX(seq) FROM journal")
+    for scope, act in acts(place.service):
+        if scope.partition(":")[0] in ("tools", "policy"):
+            failure = await refusal(functools.partial(act, ELSEWHERE))
+            assert (failure.code, "`local`" in failure.message) == ("E3206", True), (scope, failure)
+    person = Caller(id="did:example:ann", tenant="acme", scopes=ALL, kind="human")
+    assert (await refusal(lambda: place.lock.lift_quarantine("demo.add@1.0.0", reason="x", by=person))).code == "E3206"
+    assert (await refusal(lambda: place.lock.upstreams.remove("bank", by=person))).code == "E3206"
+    assert (await refusal(lambda: reconcile(place.lock.journal, person, "x", happened=True))).code == "E3206"
+    assert before == (place.lock.home.policy.read_text(), place.lock.journal.read("SELECT MAX(seq) FROM journal"))
+
+
+async def test_an_auditor_sees_the_traces_of_their_own_tenant(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, trace_ratio=1.0) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        theirs = Caller(id="ann", tenant="acme")
+        trace = (await lock.call("demo.add", a=1, caller=theirs)).trace_id
+        for tenant, sees in (("local", True), ("acme", True), ("other", False)):
+            auditor = Caller(id="eve", tenant=tenant, scopes=frozenset({"audit:read"}))
+            assert bool(lock.gateway.telemetry.trace(trace, auditor)) is sees, tenant
+
+
 async def test_a_token_never_takes_its_holder_into_another_tenant(place: Place) -> None:
     here, there = did_of("here"), did_of("there")
     await place.lock.identities.register(Identity(did=here, name="here", kind="agent"), by="test")
     await place.lock.identities.register(Identity(did=there, name="there", kind="agent", tenant="acme"), by="test")
-    for name in ("here", here):
-        failure = await refusal(lambda name=name: place.service.tokens.issue(by=ELSEWHERE, agent=name))
-        assert failure.code == "E3207"
+    for did in (here, did_of("nobody")):
+        failure = await refusal(lambda did=did: place.service.tokens.issue(by=ELSEWHERE, agent=did))
+        assert (failure.code, did in failure.message) == ("E3207", True)
+    # A name is a tenant's own: taking one tells nothing of another tenant, and leads nobody there.
+    for caller, tenant in ((ELSEWHERE, "acme"), (ROOT, "local")):
+        for name in ("here", "there"):
+            (link,) = (await place.service.tokens.issue(by=caller, agent=name))["chain"]
+            assert (link["name"], link["tenant"]) == (name, tenant)
+    assert {one.tenant for one in place.lock.identities.all() if one.name == "here"} == {"local", "acme"}
     assert (await refusal(lambda: place.service.tokens.issue(by=ELSEWHERE, agent=did_of("nobody")))).code == "E3207"
     own = await place.service.tokens.issue(by=ELSEWHERE, agent="newcomer")
-    made = place.lock.identities.find("newcomer")
+    assert place.lock.identities.find("newcomer") is None
+    made = place.lock.identities.find("newcomer", "acme")
     assert made is not None
     assert (made.tenant, own["valid"]) == ("acme", True)
-    assert (await place.service.tokens.issue(by=ROOT, agent="there"))["valid"]
+    assert (await place.service.tokens.issue(by=ROOT, agent=there))["valid"]
 
     assert (await refusal(lambda: place.service.tokens.revoke(here, by=ELSEWHERE, reason="x"))).code == "E3206"
     assert (await refusal(lambda: place.service.tokens.revoke("some-jti", by=ELSEWHERE, reason="x"))).code == "E3206"
     await place.service.tokens.revoke("newcomer", by=ELSEWHERE, reason="done")
-    assert (await place.service.tokens.inspect(own["token"]))["valid"] is False
+    assert (await place.service.tokens.inspect(own["token"], by=ELSEWHERE))["valid"] is False
 
 
 async def test_an_auditor_sees_the_records_of_their_own_tenant(place: Place) -> None:

@@ -91,6 +91,22 @@ def test_whatever_is_logged_is_one_line_of_json(message: str, trace: str) -> Non
     assert line["trace_id"] == (trace or None)
 
 
+def test_what_a_command_keeps_to_itself_is_written_by_a_server_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = logging.getLogger("interlock")
+    quiet = logging.NullHandler()
+    ours.addHandler(quiet)
+    ours.propagate = False
+    try:
+        undo = logs.configure("text", "info", redact=lambda text: text)
+        logging.getLogger("interlock.alerts").warning("UPSTREAM_UNAVAILABLE: notes")
+        undo()
+        assert capsys.readouterr().err.count("UPSTREAM_UNAVAILABLE: notes") == 1
+        assert (ours.propagate, quiet in ours.handlers) == (False, True)
+    finally:
+        ours.removeHandler(quiet)
+        ours.propagate = True
+
+
 def test_lines_for_people_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     log = Log("text")
     try:

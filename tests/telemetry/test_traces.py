@@ -15,6 +15,8 @@ from interlock import Caller, Failure, Interlock
 from interlock.core.schema import Json
 from interlock.testing import FakeClock
 from tests import sample
+from tests.gateway import checkpoint_tools
+from tests.gateway.test_interleavings import admit
 from tests.telemetry import tools
 from tests.telemetry.conftest import traced
 
@@ -297,3 +299,18 @@ async def test_spans_are_timed_by_the_clock_of_the_call(home: Path) -> None:
     execute = tree["Execute"].span
     assert (execute.end_time or 0) - (execute.start_time or 0) == 2_000_000_000
     assert tree["Verify"].span.start_time == tree["Verify"].span.end_time == execute.end_time
+
+
+@pytest.mark.proves("OBS-01")
+async def test_checkpoints_are_events_of_the_execution(home: Path) -> None:
+    async with traced(home) as one:
+        await admit(one.lock, checkpoint_tools.awaits)
+        script = [["insist", "begun", 1], ["progress", "half way"], ["insist", "phase_complete", [2]]]
+        assert (await one.lock.call("check.awaits", {"script": script})).ok
+        (tree,) = one.trees()
+    seen = [(event.name, dict(event.attributes or {})) for event in tree["Execute"].span.events]
+    assert [facts for name, facts in seen if name == "tool.checkpoint"] == [
+        {"label": "begun", "sequence": 1, "bytes": 1},
+        {"label": "phase_complete", "sequence": 2, "bytes": 3},
+    ]
+    assert (seen[0][0], seen[-1][0]) == ("tool.invocation.started", "tool.execution.completed")

@@ -161,6 +161,25 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+@asynccontextmanager
+async def served(app: Any) -> AsyncGenerator[str]:
+    """An ASGI application on this machine; its address."""
+    import uvicorn
+
+    port = free_port()
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    async with asyncio.timeout(10):
+        while not server.started:  # noqa: ASYNC110 - there is nothing to be told by
+            await asyncio.sleep(0.001)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
 def tls_contexts() -> int:
     """How many TLS contexts there are in this process, but for those that other tests have let go of."""
     gc.collect()
@@ -392,13 +411,13 @@ class ShopServer:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, folder: Path, *, certificate: Certificate | None = None, reflection: bool = True
+        cls, folder: Path, *, certificate: Certificate | None = None, reflection: bool = True, handlers: Any = ()
     ) -> AsyncGenerator[ShopServer]:
         grpc: Any = importlib.import_module("grpc")
         reflecting: Any = importlib.import_module("grpc_reflection.v1alpha.reflection")
         one = cls(folder)
         server: Any = importlib.import_module("grpc.aio").server()
-        server.add_generic_rpc_handlers((one._handlers(),))
+        server.add_generic_rpc_handlers((one._handlers(), *handlers))
         if reflection:
             reflecting.enable_server_reflection(("shop.v1.Shop", reflecting.SERVICE_NAME), server, pool=one.pool)
         if certificate is None:

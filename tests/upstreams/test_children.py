@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.manifest import RetryPolicy
+from interlock.resilience.retry import may_retry
 from interlock.testing import FakeClock
 from interlock.upstreams.children import LOGS_KEPT, Child, Crashed, Log, Program, Restarts, Supervisor
 
@@ -174,7 +176,8 @@ async def test_a_child_dies_when_this_process_is_killed(tmp_path: Path) -> None:
 async def test_a_program_that_is_not_there_is_said_so(facts: Any) -> None:
     with pytest.raises(Failure) as caught:
         await Child.start(program("", **facts), Heard())
-    assert (caught.value.code, caught.value.details) == ("E3502", {"sent": False})
+    assert (caught.value.code, caught.value.details) == ("E3108", {"sent": False})
+    assert not caught.value.retryable
 
 
 SECRET = "hunter2"
@@ -304,6 +307,23 @@ async def test_pauses_grow_to_a_limit_and_there_is_none_for_one_that_had_stayed_
     assert [restarts.pause(n) for n in range(4)] == [0.0, 0.1, 0.2, 0.4]
     assert restarts.pause(10) == 30.0
     assert sum(map(restarts.pause, range(11))) < 120
+
+
+async def test_whoever_comes_during_a_pause_hears_at_once_when_to_come_again() -> None:
+    time, starts = FakeClock(), Starts()
+    kept = Supervisor(starts, clock=time.clock, restarts=Restarts(pause_s=20.0))
+    (await kept.get(1)).ended.set_result("it died")
+    await settle()
+    time.advance(5)
+    with pytest.raises(Failure) as caught:
+        await kept.get(30)
+    assert (caught.value.code, caught.value.retry_after_ms) == ("E3502", 15_000)
+    assert "it died" in caught.value.message
+    assert not may_retry(caught.value, RetryPolicy.model_validate({})), "no call waits it out"
+    await kept.replace(0)  # a person has mended it, and does not wait
+    assert (await kept.get(1)) is starts.made[-1]
+    assert kept.state == "up"
+    await kept.close()
 
 
 async def test_a_start_that_crashes_is_made_again_and_those_who_wait_hear_of_the_first() -> None:

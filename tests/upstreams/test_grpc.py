@@ -344,6 +344,36 @@ def test_a_description_that_is_not_whole_spoils_no_other() -> None:
     assert (name, found) == ("bad.S", "its description is not whole")
 
 
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_that_breaks_off_is_asked_in_the_other_version_and_once_more(
+    tmp_path: Path, version: str
+) -> None:
+    untyped: Any = grpc
+    service = f"grpc.reflection.{version}.ServerReflection"
+    asked = 0
+
+    async def breaks_off(requests: Any, context: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        await context.abort(grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+    method = untyped.stream_stream_rpc_method_handler(breaks_off)
+    handler = untyped.method_handlers_generic_handler(service, {"ServerReflectionInfo": method})
+    whole = version == "v1"
+    async with (
+        ShopServer.open(tmp_path, reflection=whole, handlers=(handler,)) as server,
+        upstream(server.port) as one,
+    ):
+        if whole:
+            assert (await one.discover()).tools, "v1alpha is there"
+            assert asked == 1
+            return
+        with pytest.raises(Failure) as caught:
+            await one.discover()
+        assert "INTERNAL" in caught.value.message
+        assert asked == 2
+
+
 async def test_a_server_without_reflection_says_so(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path, reflection=False) as server, upstream(server.port) as one:
         with pytest.raises(Failure) as caught:

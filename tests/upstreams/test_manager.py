@@ -259,3 +259,52 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_tried_again(tmp_pa
         for _ in range(3):
             assert (await lock.call("far.look", text="a")).ok
         assert [one.state for one in lock.gateway.execution.services.snapshot()] == ["closed"]
+
+
+async def test_a_new_overlay_is_told_apart_and_a_tool_that_it_renames_leaves_its_old_name(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        reads: Json = {"defaults": {"mutation_class": "read_only"}}
+        await upstreams.add("far", "http", {}, by=lock.caller, overlay=reads)
+        renamed: Json = {**reads, "tools": {"look": {"rename": "find"}}}
+        report = await upstreams.refresh("far", by=lock.caller, overlay=renamed)
+        changed = {one.name: one.reason for one in report.tools if one.state == "changed"}
+        assert changed == {"look": "your overlay has changed since; it would be served as far.find"}
+        assert upstreams.changes("far") == {"look": {"tool_id": ["look", "find"]}}
+        refused = await lock.call("far.look", text="a")
+        assert refused.error is not None
+        assert "interlock upstream accept far" in refused.error.resolution
+        accepted = await upstreams.accept("far", by=lock.caller, reason="a better name")
+        assert {one.address: one.version for one in accepted.tools} == {"far.find": "1.0.0", "far.say": "1.0.0"}
+        assert (await lock.call("far.find", text="a")).unwrap() == {"said": "a"}
+        assert code(await lock.call("far.look", text="a")) in ("E3101", "E3102", "E3104")
+        assert {row.address: row.state for row in lock.catalog.rows()}["far.look"] == "sunset"
+        back = await upstreams.refresh("far", by=lock.caller, overlay=reads)
+        assert {one.name: one.state for one in back.tools} == {"look": "changed", "say": "admitted"}
+
+
+async def test_a_tool_that_is_gone_is_proposed_to_nobody(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {}, by=lock.caller)
+        near = await lock.call("far.loook")
+        assert near.error is not None
+        assert "`far.look`" in near.error.message
+        await upstreams.remove("far", by=lock.caller)
+        gone = await lock.call("far.loook")
+        assert gone.error is not None
+        assert "did you mean" not in gone.error.message
+
+
+async def test_what_is_told_of_an_upstream_later_says_as_much_as_the_first_report(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        added = await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        told = {one.name: (one.mutation_class, one.why) for one in upstreams.offers("far")}
+        assert told == {one.name: (one.mutation_class, one.why) for one in added.tools}
+        server.offers[0] = definition("say", description="The tool say whispers a text again.")
+        await upstreams.refresh("far")
+        assert list(upstreams.changes("far")["say"]) == ["description"]
+        server.offers[0] = definition("say")
+        await upstreams.refresh("far")
+        assert upstreams.changes("far") == {"say": {}}, "it changed and changed back"

@@ -35,6 +35,7 @@ from tests.upstreams.servers import (
     json_answer,
     new_certificate,
     remote_call,
+    served,
 )
 from tests.upstreams.test_children import children, gone
 
@@ -665,21 +666,10 @@ async def by_address(url: str, **facts: Any) -> AsyncGenerator[McpUpstream]:
 @asynccontextmanager
 async def sdk_server() -> AsyncGenerator[str]:
     """The SDK's own server, over HTTP on this machine."""
-    import uvicorn
-
     from tests.upstreams.mcp_servers.sdk import app
 
-    port = free_port()
-    server = uvicorn.Server(
-        uvicorn.Config(app(), host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
-    )
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        server.should_exit = True
-        await serving
+    async with served(app()) as base:
+        yield f"{base}/mcp"
 
 
 @pytest.mark.parametrize("era", ["auto", "handshake"])

@@ -22,7 +22,7 @@ from interlock.core.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all
-from tests.upstreams.servers import HttpServer, json_answer
+from tests.upstreams.servers import HttpServer, json_answer, served
 
 DOCUMENTS = sorted((Path(__file__).parent / "data" / "openapi").glob("*.json.gz"))
 BASE = "https://api.example.com/v1"
@@ -531,3 +531,31 @@ def test_a_document_with_anything_in_it_is_read_or_refused_and_never_breaks_the_
             raise
         return
     import_all(found.tools, upstream="u", kind="openapi", versions="1.0.0")
+
+
+@pytest.mark.parametrize(
+    ("facts", "at"), [({}, ""), ({"servers": [{"url": "/api"}]}, "/api"), ({"servers": [{"url": "../v2"}]}, "/v2")]
+)
+async def test_a_service_is_where_its_document_is_unless_that_says_otherwise(
+    facts: Json, at: str, tmp_path: Path
+) -> None:
+    from fastapi import FastAPI
+
+    app = FastAPI(openapi_url="/docs/openapi.json", **facts)
+
+    def offer(prefix: str) -> None:
+        @app.get(f"{prefix}/hello", include_in_schema=not prefix)
+        async def hello(name: str) -> dict[str, str]:  # pyright: ignore[reportUnusedFunction] - the app holds it
+            """Greet somebody by name."""
+            return {"hello": name, "at": prefix}
+
+    for prefix in ("", "/api", "/v2"):
+        offer(prefix)
+    async with served(app) as base, Interlock.open(tmp_path, housekeeping=False) as lock:
+        document = f"{base}/docs/openapi.json"
+        config = {"openapi": document, "urls": [base], "allow_private": True, "accept_hints": True}
+        report = await lock.upstreams.add("hi", "openapi", config, by=lock.caller)
+        (one,) = report.tools
+        assert one.state == "admitted", one.reason
+        said = (await lock.call(one.address, name="ada")).unwrap()
+        assert said == {"hello": "ada", "at": at}

@@ -5,6 +5,7 @@ Opening       how a home is opened
 backends      which parts the settings choose
 Chores        what is looked after in the background
 scratch       where tools are tried out before they are admitted
+demonstration where the tools of the tour keep what they do
 """
 
 from interlock.app.interlock import Admission, Interlock

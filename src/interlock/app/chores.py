@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from interlock.approvals.notify import Courier
@@ -41,6 +41,7 @@ class Chores:
         courier: Courier,
         upstreams: Callable[[], Upstreams],
         announce: Callable[..., None],
+        heed: Callable[[], Awaitable[None]],
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -49,6 +50,7 @@ class Chores:
         self._courier = courier
         self._upstreams = upstreams
         self._announce = announce
+        self._heed = heed
         chores = (self._keep_house(), self._keep_time(), self._keep_watch()) if settings.housekeeping else ()
         self._tasks = [asyncio.create_task(chore) for chore in chores]
 
@@ -79,13 +81,20 @@ class Chores:
             await asyncio.sleep(600)
 
     async def _keep_time(self) -> None:
-        """Look after tickets: expiry, escalation, telling people, and going on where this process is to do so."""
+        """Look after tickets: expiry, escalation, telling people, and going on where this process is to do so.
+
+        And after what other processes ask of this one; and after the end of the journal, which is signed with the next
+        write: where none comes, this is it.
+        """
         while True:
             try:
+                await self._heed()
                 await self._approvals.sweep()
                 self._courier.wake()
                 if self._settings.resume_approved:
                     await self._approvals.resume_all()
+                if self._journal.unsigned:
+                    await self._journal.commit(_sign)
             except Failure as failure:
                 _log.warning("tickets were not looked after: %s", failure.message)
             await asyncio.sleep(TICKETS_EVERY_S)
@@ -105,6 +114,10 @@ _EVICTIONS = (
     (budgets.evict, budgets.EVICT_AT_ONCE),
     (limits.evict, limits.EVICT_AT_ONCE),
 )
+
+
+def _sign(_: Transaction) -> None:
+    """Nothing of its own: what is committed late enough takes a signature along."""
 
 
 def _maintenance_due(transaction: Transaction) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.app import demonstration
 from interlock.app.backends import engine, secret_source
 from interlock.app.chores import Chores
 from interlock.app.opening import Opening
@@ -27,6 +28,7 @@ from interlock.authority.policy import Policies
 from interlock.authority.secrets import Secrets, SecretSource, open_lease
 from interlock.authority.tokens import Tokens
 from interlock.core.canonical import derive_key
+from interlock.core.checkpoints import Checkpoint
 from interlock.core.clock import Clock, Deadline, new_id
 from interlock.core.connector import Connector
 from interlock.core.context import Caller
@@ -41,8 +43,10 @@ from interlock.core.schema import Json
 from interlock.effects.locks import Locks
 from interlock.gateway.batch import Batch, BatchPolicy
 from interlock.gateway.desk import Desk
+from interlock.gateway.elsewhere import Elsewhere
 from interlock.gateway.hooks import Hook
 from interlock.gateway.invoke import Gateway
+from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.registry import admission, quarantine
 from interlock.registry.admission import Evidence, Verdict
@@ -99,6 +103,8 @@ class Interlock:
         self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
         self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
         self.catalog = Catalog(self.journal, clock)
+        self.ownership = Ownership(self.journal, self.catalog, settings.environment)
+        self.elsewhere = Elsewhere(self.journal, self.instance)
         self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
         self.engine = engine(settings, self.policy, clock)
         self.redactor = Redactor(RedactionRules(strict=settings.strict_redaction, extra_names=settings.redact_names))
@@ -154,6 +160,7 @@ class Interlock:
             secrets=self._secret_texts,
         )
         self._caller_id = caller or f"local:{_user()}"
+        self._acting: Caller | None = None
         self._chores = Chores(
             journal=self.journal,
             clock=clock,
@@ -162,7 +169,9 @@ class Interlock:
             courier=self.courier,
             upstreams=lambda: self.upstreams,
             announce=self.gateway.observer.announce,
+            heed=lambda: self.elsewhere.heed(self.gateway.execution.cancel),
         )
+        self._end_demonstration = demonstration.keep_in(home.path)
 
     @cached_property
     def upstreams(self) -> Upstreams:
@@ -188,6 +197,7 @@ class Interlock:
             try_out=self.try_out_all,
             announce=self.gateway.observer.announce,
             look=self.gateway.quarantine.look,
+            answers=self.gateway.execution.services.answers,
         )
 
     @classmethod
@@ -212,6 +222,8 @@ class Interlock:
         """Finish what is being written, anchor the chain, let go of the home."""
         await self._chores.close()
         await self.courier.close()
+        if "upstreams" in vars(self):
+            await self.upstreams.finish()
         await self.gateway.close()
         if "upstreams" in vars(self):
             await self.upstreams.close()
@@ -219,11 +231,16 @@ class Interlock:
         await self._source.close()
         await self.journal.close()
         self.instance.close()
+        self._end_demonstration()
 
     @property
     def caller(self) -> Caller:
-        """The local user, as principals.toml describes them."""
-        return self.policy.principal(self._caller_id)
+        """Who acts where nobody is named: the local user, as principals.toml describes them, unless told otherwise."""
+        return self._acting or self.policy.principal(self._caller_id)
+
+    def act_as(self, caller: Caller) -> None:
+        """Let somebody else be who acts where nobody is named."""
+        self._acting = caller
 
     async def caller_of(self, token: str) -> Caller:
         """Whoever holds a token, with the authority it carries; raises E3201, E3202, E3203 or E3207."""
@@ -233,7 +250,7 @@ class Interlock:
 
     async def call(
         self,
-        tool: str,
+        tool: str | Tool[..., Any],
         arguments: Mapping[str, Any] | None = None,
         /,
         *,
@@ -254,12 +271,16 @@ class Interlock:
     ) -> Result:
         """Call a tool through all six phases. Arguments by name, or as one mapping where names would clash.
 
+        The tool is named `demo.post` or `demo.post@^1`, or is the declared tool itself, which means its very version.
         A call that changes something needs a `key` of the caller's own: sent twice, it runs once. With a `token` it is
         made on the authority that the token carries, otherwise on the local user's. A call that a person must agree to
         comes back with `pending`; sent again under its key, or waited for with `wait`, it goes on once they have.
         """
-        name, at, spec = tool.partition("@")
-        given = named if arguments is None else {**arguments, **named}
+        name, at, spec = (tool if isinstance(tool, str) else _ref(tool)).partition("@")
+        try:
+            given = named if arguments is None else {**arguments, **named}
+        except TypeError:
+            raise TypeError('arguments are named, or one mapping: lock.call("demo.post", account="cash")') from None
         wanted = spec if at and version is None else version
         if token is not None:
             caller = self.tokens.known(token)
@@ -274,7 +295,8 @@ class Interlock:
             name, given, caller or self.caller, None, wanted, key, session, trace_id, timeout_s, deadline, dry_run,
             "invoke", native, None, door, on_progress, task,
         )  # fmt: skip
-        return await self.gateway.invoke(request)
+        result = await self.gateway.invoke(request)
+        return result if result.error is None or not named else _with_options(result, named)
 
     async def wait(self, pending: Result, *, within_s: float | None = None, poll_s: float = 0.2) -> Result:
         """Wait until a person has decided on a pending call, and go on with it; pending still when time is up."""
@@ -296,11 +318,17 @@ class Interlock:
         return pending
 
     async def call_with_retries(
-        self, tool: str, arguments: Mapping[str, Any] | None = None, /, *, within_s: float = 60.0, **options: Any
+        self,
+        tool: str | Tool[..., Any],
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        within_s: float = 60.0,
+        **options: Any,
     ) -> Result:
         """Call a tool as often as its retry policy allows, under one key, until it is clear how the call ended."""
-        name, _, spec = tool.partition("@")
-        version = self.catalog.resolve(name, options.get("version") or spec or None)
+        name, at, spec = _ref(tool).partition("@")
+        version = self.catalog.resolve(name, options.get("version") or (spec if at else None))
         deadline = self.clock.monotonic() + within_s
         pacing = Pacing(monotonic=self.clock.monotonic, sleep=asyncio.sleep, uniform=random.uniform)
 
@@ -327,22 +355,31 @@ class Interlock:
         """Call several tools; results come in the order of the requests."""
         return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests)
 
-    def request(self, tool: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> Request:
+    def request(
+        self, tool: str | Tool[..., Any], arguments: Mapping[str, Any] | None = None, /, **options: Any
+    ) -> Request:
         """A request of the local user, for `batch`."""
         if "operation" in options:
             raise TypeError("a request invokes a tool; to undo a call, use undo()")
-        name, _, spec = tool.partition("@")
+        name, at, spec = _ref(tool).partition("@")
         return Request(
             tool=name,
-            version=options.pop("version", None) or spec or None,
+            version=options.pop("version", None) or (spec if at else None),
             arguments=dict(arguments or {}),
             caller=options.pop("caller", None) or self.caller,
             **options,
         )
 
     def cancel(self, invocation_id: str) -> str:
-        """Ask for a running call to end. Answers canceled, unsupported or finished."""
+        """Ask for a call that this process runs to end. Answers canceled, unsupported or finished."""
+        if self.elsewhere.runs(invocation_id) is not None:
+            return "unsupported"  # at once; `call_off` asks the process that runs it
         return self.gateway.execution.cancel(invocation_id)
+
+    async def call_off(self, invocation_id: str) -> str:
+        """The same, whichever process on this home runs the call."""
+        owner = self.elsewhere.runs(invocation_id)
+        return self.cancel(invocation_id) if owner is None else await self.elsewhere.cancel(invocation_id, owner)
 
     async def undo(
         self,
@@ -374,12 +411,21 @@ class Interlock:
     def read_payload(self, ref: str, *, caller: Caller | None = None) -> bytes:
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         who = caller or self.caller
-        rows = self.journal.read("SELECT body, owner, reason FROM payload WHERE ref = ?", (ref,))
+        rows = self.journal.read("SELECT body, owner, reason, call FROM payload WHERE ref = ?", (ref,))
         if not rows or rows[0][1] != f"{who.tenant}/{who.id}" or not ref.startswith("payload:"):
+            raise Failure("E3702", f"no payload `{ref}`")
+        if who.capability is not None and not self.ownership.has_call(who, rows[0][3]):
             raise Failure("E3702", f"no payload `{ref}`")
         if rows[0][0] is None:
             raise Failure("E3702", f"the payload `{ref}` is gone: {rows[0][2]}")
         return rows[0][0]
+
+    def checkpoints(self, invocation_id: str, *, caller: Caller | None = None) -> list[Checkpoint]:
+        """What a call has saved of its work, oldest first. Only for the caller that made it."""
+        who = caller or self.caller
+        if who.capability is not None and not self.ownership.has_call(who, invocation_id):
+            raise Failure("E3702", f"no call `{invocation_id}` of yours is on record")
+        return self.gateway.checkpoints.seen_by(who, invocation_id)
 
     def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str = "") -> str:
         """An idempotency key that the same step always gives again, also after a restart."""
@@ -471,6 +517,8 @@ class Interlock:
 
     async def add(self, *tools: Tool[..., Any]) -> list[Admission]:
         """Admit tools of this program; raises with everything that is wrong if one is refused."""
+        for tool in tools:
+            _require_tool(tool)
         admissions = [await self.offer(tool, "library:") for tool in tools]
         for admission_ in admissions:
             if not admission_.admitted:
@@ -484,7 +532,8 @@ class Interlock:
 
     async def offer(self, tool: Tool[..., Any], origin: str) -> Admission:
         """Judge a tool and publish it if all eight conditions hold."""
-        if "tools:admin" not in self.caller.scopes:
+        _require_tool(tool)
+        if not self.caller.governs("tools:admin"):
             raise Failure("E3206", "adding tools needs the scope tools:admin")
         manifest = tool.manifest
         digest = contract_digest(tool)
@@ -500,7 +549,7 @@ class Interlock:
         if not verdict.admitted:
             return Admission(f"{manifest.address}@{manifest.version}", verdict, False, trial)
         assert evidence is not None
-        by = self._caller_id
+        by = self.caller.acting
         new = await self.journal.commit(admission.publish(manifest, digest, origin, evidence, by))
         self.catalog.forget()
         self.catalog.attach(tool)
@@ -514,7 +563,7 @@ class Interlock:
 
     async def try_out(self, tool: Tool[..., Any], *, live: bool = False) -> Trial:
         """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
-        if live and "tools:admin" not in self.caller.scopes:
+        if live and not self.caller.governs("tools:admin"):
             raise Failure("E3206", "recording evidence needs the scope tools:admin")
         async with scratch_home(Interlock.open, self.settings, self._lent_from, self._connect) as scratch:
             trial = await try_in(scratch, tool, live=live)
@@ -527,6 +576,38 @@ class Interlock:
         """The contract tests of many tools, in one scratch home."""
         async with scratch_home(Interlock.open, self.settings, self._lent_from, self._connect) as scratch:
             return [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]
+
+
+def _ref(tool: str | Tool[..., Any]) -> str:
+    """What a tool is called by: its name, or a declared tool's very version."""
+    if isinstance(tool, str):
+        return tool
+    _require_tool(tool)
+    return f"{tool.manifest.address}@{tool.manifest.version}"
+
+
+def _require_tool(given: object) -> None:
+    if isinstance(given, Tool):
+        return
+    if isinstance(given, str | os.PathLike):
+        raise TypeError(f"{os.fspath(given)!r} is a place, not a tool; write add_from({os.fspath(given)!r})")
+    what = getattr(given, "__name__", None) or type(given).__name__
+    raise TypeError(f'{what} is not a tool; put @tool(version="1.0.0", mutation_class="read_only") above the function')
+
+
+# What is often written for an option of `call`, and then taken for an argument of the tool.
+_OPTIONS = {"timeout": "timeout_s", "idempotency_key": "key", "idempotencyKey": "key", "dryrun": "dry_run"}
+
+
+def _with_options(result: Result, named: Mapping[str, Any]) -> Result:
+    """A refusal of arguments that the tool does not have, with the option that was meant."""
+    error = result.error
+    hints = [f"`{name}` was sent to the tool; the option is `{_OPTIONS[name]}`" for name in named if name in _OPTIONS]
+    faults: list[Json] = [] if error is None else (error.details or {}).get("faults", [])
+    strange = [fault["pointer"] for fault in faults if "is not a parameter" in fault["message"]]
+    if error is None or not hints or not any(f"/{name}" in strange for name in named if name in _OPTIONS):
+        return result
+    return replace(result, error=error.saying("; ".join([error.message, *hints]), error.details))
 
 
 def _user() -> str:

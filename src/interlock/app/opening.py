@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.authority import budgets
 from interlock.authority.identities import DidRegistry
+from interlock.authority.policy import make_defaults
 from interlock.core.clock import Clock
 from interlock.gateway import keys, reconcile
 from interlock.settings import load_settings
@@ -44,6 +45,9 @@ class Opening:
         """Open without a context manager; close it yourself."""
         self._home.prepare()
         settings = load_settings(self._home.settings, **self._settings)
+        if self._home.new:
+            # INVARIANT: these come before the database and never after it: where there is one, a missing policy denies.
+            make_defaults(self._home.policy, self._home.principals)
         lock = self._cls(
             self._home,
             clock=self._clock,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interlock.authority.secrets import SecretSource
@@ -53,9 +55,10 @@ async def try_in(scratch: Interlock, tool: Tool[..., Any], *, live: bool = False
     pretend = Evidence(digest, True, "trial", "")
     await scratch.journal.commit(admission.publish(tool.manifest, digest, "library:", pretend, "trial"))
     scratch.catalog.attach(tool)
-    return await try_tool(
-        scratch.gateway, tool, scratch.request, live=live, agree=lambda pending: _agree(scratch, pending)
-    )
+    # Whoever tries a tool out holds what its callers must hold.
+    scopes = scratch.caller.scopes.union(tool.manifest.required_scopes)
+    make = partial(scratch.request, caller=replace(scratch.caller, scopes=scopes))
+    return await try_tool(scratch.gateway, tool, make, live=live, agree=lambda pending: _agree(scratch, pending))
 
 
 async def _agree(scratch: Interlock, pending: Result) -> None:

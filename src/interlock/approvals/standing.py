@@ -1,19 +1,24 @@
 """Standing approvals: a person agrees in advance, within bounds that cannot be left open.
 
-A standing approval names one tool and a range of its versions, one caller, a pattern for every argument, a number of
-uses and an end. A call that fits uses one up, in the transaction that makes its intent durable, and cites its id. A
-call that does not fit asks for a ticket like any other.
+A standing approval names one tool and a range of its versions, one caller of one tenant, a pattern for every argument,
+a number of uses and an end. A call that fits uses one up, in the transaction that makes its intent durable, and cites
+its id. A call that does not fit asks for a ticket like any other.
+
+As with tickets, a row is not believed alone: the last record of it in the journal must say that it was given or used,
+with these bounds and so many times.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
+from interlock.approvals.reviewers import is_person, signature, speaks_for
+from interlock.core.canonical import digest
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -24,7 +29,7 @@ from interlock.store.journal import Transaction, Unit
 
 MAX_USES = 10_000
 MAX_DAYS = 90
-_COLUMNS = "id, tool, versions, arguments, caller, uses, used, created_ms, expires_ms, granted_by, revoked_ms"
+_COLUMNS = "id, tenant, tool, versions, arguments, caller, uses, used, created_ms, expires_ms, granted_by, revoked_ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,7 @@ class Standing:
     """One standing approval."""
 
     id: str
+    tenant: str
     tool: str
     versions: str
     arguments: Mapping[str, Any]
@@ -62,6 +68,7 @@ class Standing:
             "versions": self.versions,
             "arguments": dict(self.arguments),
             "caller": self.caller,
+            "tenant": self.tenant,
             "uses": self.uses,
             "used": self.used,
             "expiresAt": iso(self.expires_ms),
@@ -88,10 +95,21 @@ def _is_open(pattern: Any) -> bool:
     return isinstance(pattern, str) and pattern != "" and not pattern.strip("*?")
 
 
-def grant(wish: Standing, by: Caller, approvers: frozenset[str], now_ms: int) -> Unit[Standing]:
-    """A unit that grants a standing approval; refuses whoever may not, and whatever has no bound."""
-    if by.kind != "human" or by.agent not in (None, by.id):
+def grant(
+    wish: Standing,
+    by: Caller,
+    approvers: frozenset[str],
+    now_ms: int,
+    claims: Sequence[Callable[[Transaction], None]] = (),
+) -> Unit[Standing]:
+    """A unit that grants a standing approval; refuses whoever may not, and whatever has no bound.
+
+    `claims` use up what saying so takes; one that raises has not written.
+    """
+    if not is_person(by):
         raise Failure("E3206", "only a person can agree in advance; an agent never can")
+    if not speaks_for(by, wish.tenant):
+        raise Failure("E3206", f"{wish.caller} belongs to {wish.tenant}, and {by.id} does not")
     if wish.caller in (by.id, by.acting):
         raise Failure("E3206", "nobody can agree in advance to their own calls")
     if not by.groups & approvers:
@@ -100,12 +118,14 @@ def grant(wish: Standing, by: Caller, approvers: frozenset[str], now_ms: int) ->
         raise Failure("E3004", f"a standing approval needs its bounds: {fault}")
 
     def unit(transaction: Transaction) -> Standing:
+        for claim in claims:
+            claim(transaction)
         values = (
-            wish.id, wish.tool, wish.versions, orjson.dumps(dict(wish.arguments)).decode(), wish.caller, wish.uses, 0,
-            transaction.now_ms, wish.expires_ms, by.acting, None,
+            wish.id, wish.tenant, wish.tool, wish.versions, orjson.dumps(dict(wish.arguments)).decode(), wish.caller,
+            wish.uses, 0, transaction.now_ms, wish.expires_ms, by.acting, None,
         )  # fmt: skip
-        transaction.execute(f"INSERT INTO standing ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", values)  # noqa: S608 - constant
-        _record(transaction, wish.id, "standing.granted", by=by.acting, **_told(wish))
+        transaction.execute(f"INSERT INTO standing ({_COLUMNS}) VALUES ({', '.join('?' * 12)})", values)  # noqa: S608 - constant
+        _record(transaction, wish, "standing.granted", **signature(by), **_told(wish))
         return _load(transaction, wish.id)
 
     return unit
@@ -128,6 +148,7 @@ def _unbounded(wish: Standing, now_ms: int) -> list[str]:
 def find(
     read: Callable[[str, Sequence[Any]], list[Any]],
     *,
+    tenant: str,
     caller: str,
     tool: str,
     version: str,
@@ -135,20 +156,26 @@ def find(
     now_ms: int,
 ) -> Standing | None:
     """The standing approval that covers a call, the one that ends first if there are several."""
-    rows = read(f"SELECT {_COLUMNS} FROM standing WHERE tool = ? ORDER BY expires_ms", (tool,))  # noqa: S608 - constant
+    rows = read(
+        f"SELECT {_COLUMNS} FROM standing WHERE tool = ? AND tenant = ? ORDER BY expires_ms",  # noqa: S608 - constant
+        (tool, tenant),
+    )
     fitting = (one for one in map(_standing, rows) if one.fits(caller, tool, version, arguments, now_ms))
     return next(fitting, None)
 
 
 def use(transaction: Transaction, standing: Standing, call: str) -> None:
     """Use one up inside the transaction that makes the call's intent durable. E3410 when it is gone by now."""
-    taken = transaction.execute(
-        "UPDATE standing SET used = used + 1 WHERE id = ? AND used < uses AND expires_ms > ? AND revoked_ms IS NULL",
-        (standing.id, transaction.now_ms),
-    )
-    if taken.rowcount != 1:
+    now = _load(transaction, standing.id)
+    if now.used >= now.uses or now.expires_ms <= transaction.now_ms or now.revoked_ms is not None:
         raise Failure("E3410", f"the standing approval {standing.id} was used up meanwhile", retry_after_ms=10)
-    _record(transaction, standing.id, "standing.used", used_by=call)
+    last: Json = next(transaction.newest("approval", now.id), None) or {}
+    # INVARIANT: nothing is agreed to that the journal does not say a person agreed to, nor oftener than it says.
+    if last.get("act") == "standing.revoked" or (last.get("bounds"), last.get("count")) != (_bounds(now), now.used):
+        words = f"the journal does not say that anybody agreed to the standing approval {now.id} as it stands"
+        raise Failure("E3209", f"{now.tool} was not approved: {words}; see interlock audit explain {now.id}")
+    transaction.execute("UPDATE standing SET used = used + 1 WHERE id = ?", (now.id,))
+    _record(transaction, replace(now, used=now.used + 1), "standing.used", used_by=call)
 
 
 def revoke(standing_id: str, by: Caller) -> Unit[Standing]:
@@ -156,11 +183,13 @@ def revoke(standing_id: str, by: Caller) -> Unit[Standing]:
 
     def unit(transaction: Transaction) -> Standing:
         found = _load(transaction, standing_id)
-        if by.kind != "human":
+        if not is_person(by):
             raise Failure("E3206", "only a person can take an approval back")
+        if not speaks_for(by, found.tenant):
+            raise Failure("E3702", f"no standing approval `{standing_id}`")
         if found.revoked_ms is None:
             transaction.execute("UPDATE standing SET revoked_ms = ? WHERE id = ?", (transaction.now_ms, found.id))
-            _record(transaction, found.id, "standing.revoked", by=by.acting)
+            _record(transaction, found, "standing.revoked", **signature(by))
         return _load(transaction, found.id)
 
     return unit
@@ -188,5 +217,12 @@ def _told(wish: Standing) -> Json:
     }
 
 
-def _record(transaction: Transaction, ref: str, act: str, **facts: Any) -> None:
-    transaction.append("approval", ref, records.plain("approval", ref, transaction.now_ms, act=act, **facts))
+def _bounds(standing: Standing) -> str:
+    """A digest of all that bounds an approval, and of who gave it."""
+    return digest({name: value for name, value in standing.document().items() if name not in ("used", "revoked")})
+
+
+def _record(transaction: Transaction, standing: Standing, act: str, **facts: Any) -> None:
+    told = {"tenant": standing.tenant, "bounds": _bounds(standing), "count": standing.used, **facts}
+    ref = standing.id
+    transaction.append("approval", ref, records.plain("approval", ref, transaction.now_ms, act=act, **told))

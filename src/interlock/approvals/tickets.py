@@ -8,7 +8,8 @@
        └─────► VOID                        something else is asked for now, or its caller has taken it back
 
 A ticket is bound to one caller, one tool version, one digest of the input that the reviewer saw, one policy and one
-expiry. It is used at most once, in the very transaction that makes the call's intent durable.
+expiry. It is used at most once, in the very transaction that makes the call's intent durable. A row that says APPROVED
+is not believed alone: the journal must hold the record of who agreed, to exactly this, and none that ended it.
 
 Everything here is a *unit*, or a piece of one, of the journal: it runs inside a transaction whose clock is the store's.
 Expiry needs no timer to hold: a ticket whose time has passed is never used or resolved, whoever looks first marks it.
@@ -23,6 +24,7 @@ from typing import Any, Literal, cast
 
 import orjson
 
+from interlock.approvals.reviewers import is_person, signature, speaks_for
 from interlock.core.clock import iso, new_id
 from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
@@ -40,9 +42,11 @@ Read = Callable[[str, Sequence[Any]], list[Any]]
 _OPEN = ("PENDING", "APPROVED")
 _SHORTEST = 4  # characters of an id that may stand for it
 _REJECTED = ("DENIED", "AUTO_DENIED", "LAPSED")
+_ASIDE = ("refused", "escalated")  # records of a ticket that leave its state as it is
 _COLUMNS = (
     "id, call, scope, tool, version, operation, tenant, caller, requester, digest, policy, reason, state, step, chain,"
-    " params, preview, head, sealed, created_ms, expires_ms, resolved_ms, resolved_by, comment, edited"
+    " params, preview, head, sealed, created_ms, expires_ms, resolved_ms, resolved_by, comment, edited,"
+    " changed"
 )
 
 
@@ -83,6 +87,26 @@ class Ticket:
     resolved_by: str | None = None
     comment: str | None = None
     edited: bytes | None = None
+    # What may be shown of an edit: the input as its reviewer wants it, and what that would do.
+    changed: Json | None = None
+
+    @property
+    def agreed_preview(self) -> Json:
+        """What the call would do as it was agreed to, or is to be."""
+        return self.preview if self.changed is None else self.changed["preview"]
+
+    def _edit(self) -> Json | None:
+        if self.changed is None:
+            return None
+        changes = [{"argument": name, "from": was, "to": now} for name, (was, now) in self.differences().items()]
+        return {"params": self.changed["params"], "preview": self.changed["preview"], "changes": changes}
+
+    def differences(self) -> dict[str, tuple[Any, Any]]:
+        """Each argument that the reviewer changed, as it was and as it is now."""
+        if self.changed is None:
+            return {}
+        now: Json = self.changed["params"]
+        return {name: (self.params.get(name), now.get(name)) for name in self.changed["names"]}
 
     @property
     def ref(self) -> str:
@@ -99,9 +123,14 @@ class Ticket:
 
     def same_wish(self, other: Ticket) -> bool:
         """Whether two tickets ask for exactly the same."""
-        return (self.caller, self.requester, self.version, self.digest, self.policy) == (
-            other.caller, other.requester, other.version, other.digest, other.policy,
-        )  # fmt: skip
+        return self.terms() == other.terms()
+
+    def terms(self) -> Json:
+        """What an approval is of, but for its end: the record of it says the same."""
+        return {
+            "tenant": self.tenant, "callerId": self.caller, "requestedBy": self.requester, "toolId": self.tool,
+            "version": self.version, "operation": self.operation, "digest": self.digest, "policy": self.policy,
+        }  # fmt: skip
 
     def pending(self) -> Json:
         """What the caller is told while a person decides."""
@@ -138,6 +167,7 @@ class Ticket:
             "resolvedAt": None if self.resolved_ms is None else iso(self.resolved_ms),
             "comment": self.comment,
             "user_modified": self.edited is not None,
+            "edit": self._edit(),
             "input_digest": self.digest,
             "policy": self.policy,
         }
@@ -206,8 +236,9 @@ def ask(wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most:
 
 def _refuse_crowd(transaction: Transaction, wish: Ticket, most: int) -> None:
     waiting: int = transaction.one(
-        "SELECT COUNT(*) FROM ticket WHERE state = 'PENDING' AND requester = ? AND expires_ms > ? AND scope != ?",
-        (wish.requester, transaction.now_ms, wish.scope),
+        "SELECT COUNT(*) FROM ticket WHERE state = 'PENDING' AND tenant = ? AND requester = ? AND expires_ms > ?"
+        " AND scope != ?",
+        (wish.tenant, wish.requester, transaction.now_ms, wish.scope),
     )[0]
     if waiting >= most:
         raise Failure("E3003", f"{waiting} calls of {wish.requester} wait for a person already", retry_after_ms=60_000)
@@ -270,7 +301,7 @@ def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
         wish.id, wish.call, wish.scope, wish.tool, wish.version, wish.operation, wish.tenant, wish.caller,
         wish.requester, wish.digest, wish.policy, wish.reason, "PENDING", 0,
         _json([[step.group, step.after_ms] for step in wish.chain]), _json(wish.params), _json(wish.preview),
-        _json(wish.head), wish.sealed, wish.created_ms, wish.expires_ms, None, None, None, None,
+        _json(wish.head), wish.sealed, wish.created_ms, wish.expires_ms, None, None, None, None, None,
     )  # fmt: skip
     marks = ", ".join("?" * len(values))
     transaction.execute(f"INSERT INTO ticket ({_COLUMNS}) VALUES ({marks})", values)  # noqa: S608 - constant
@@ -303,43 +334,62 @@ def _tell(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An input as a reviewer wants it: whole, but sealed, and as it may be shown."""
+    """An input as a reviewer wants it: whole, but sealed, and as it may be shown; and what it would do."""
 
     sealed: bytes
     digest: str
     shown: Json
+    names: list[str]
+    preview: Json
 
 
-def consider(ticket_id: str, by: Caller) -> Unit[Ticket | Refused]:
-    """A unit that hands a ticket to a person to decide on. Whoever may not is refused, and that is on record too."""
+def consider(ticket_id: str, by: Caller, outside: Failure | None = None) -> Unit[Ticket | Refused]:
+    """A unit that hands a ticket to a person to decide on. Whoever may not is refused, and that is on record too.
+
+    `outside` tells why the person's own token does not reach so far.
+    """
 
     def unit(transaction: Transaction) -> Ticket | Refused:
         ticket = _aged(transaction, load(transaction.all, ticket_id))
-        failure = _may_not(ticket, by)
-        if failure is None:
-            return ticket
-        _record(transaction, ticket, "refused", by=by.acting, why=failure.message)
-        return Refused(failure)
+        failure = _may_not(ticket, by) or outside
+        return ticket if failure is None else _refused(transaction, ticket, by, failure)
 
     return unit
 
 
 def resolve(
-    ticket_id: str, by: Caller, *, approve: bool, comment: str, edit: Edit | None = None
+    ticket_id: str,
+    by: Caller,
+    *,
+    approve: bool,
+    comment: str,
+    edit: Edit | None = None,
+    outside: Failure | None = None,
+    claims: Sequence[Callable[[Transaction], None]] = (),
 ) -> Unit[Ticket | Refused]:
-    """A unit in which a person says yes or no."""
+    """A unit in which a person says yes or no.
+
+    `claims` use up what saying so takes; one that raises has not written.
+    """
 
     def unit(transaction: Transaction) -> Ticket | Refused:
-        ticket = consider(ticket_id, by)(transaction)
+        ticket = consider(ticket_id, by, outside)(transaction)
         if isinstance(ticket, Refused):
             return ticket
+        try:
+            for claim in claims:
+                claim(transaction)
+        except Failure as failure:
+            return _refused(transaction, ticket, by, failure)
         state: TicketState = "APPROVED" if approve else "DENIED"
-        facts: Json = {"by": by.acting, "comment": comment, "digest": ticket.digest}
+        facts: Json = {**signature(by), "comment": comment, **ticket.terms(), "expiresAt": iso(ticket.expires_ms)}
         if edit is not None:
             facts |= {"user_modified": True, "edited": edit.shown, "editedDigest": edit.digest}
+        sealed = None if edit is None else edit.sealed
+        changed = None if edit is None else _json({"params": edit.shown, "names": edit.names, "preview": edit.preview})
         transaction.execute(
-            "UPDATE ticket SET resolved_ms = ?, resolved_by = ?, comment = ?, edited = ? WHERE id = ?",
-            (transaction.now_ms, by.acting, comment, None if edit is None else edit.sealed, ticket.id),
+            "UPDATE ticket SET resolved_ms = ?, resolved_by = ?, comment = ?, edited = ?, changed = ? WHERE id = ?",
+            (transaction.now_ms, by.acting, comment, sealed, changed, ticket.id),
         )
         _move(transaction, ticket, state, act=state.lower(), **facts)
         if not approve:
@@ -349,11 +399,16 @@ def resolve(
     return unit
 
 
+def _refused(transaction: Transaction, ticket: Ticket, by: Caller, failure: Failure) -> Refused:
+    _record(transaction, ticket, "refused", **signature(by), why=failure.message)
+    return Refused(failure)
+
+
 def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
     # INVARIANT: only a person in a group that was told may decide, and never whoever asked.
-    if by.kind != "human" or by.agent not in (None, by.id):
+    if not is_person(by):
         return Failure("E3206", "only a person can decide on a ticket; an agent never can")
-    if by.tenant not in (ticket.tenant, "local"):
+    if not speaks_for(by, ticket.tenant):
         return Failure("E3206", f"the ticket belongs to {ticket.tenant}, and {by.id} does not")
     if ticket.requester in (by.id, by.acting):
         return Failure("E3206", f"{by.id} asked for this call, so somebody else must decide on it")
@@ -382,7 +437,37 @@ def use(transaction: Transaction, wish: Ticket, call: str) -> None:
         raise rejection(_as_aged(transaction, ticket)) or Failure(
             "E3410", f"ticket {ticket.id} is {ticket.state}; ask again", retry_after_ms=10
         )
+    if not _on_record(transaction, ticket):
+        words = f"the journal does not say that anybody agreed to ticket {ticket.id}, whatever its row says"
+        raise Failure("E3209", f"{ticket.ref} was not approved: {words}; see interlock audit explain {ticket.call}")
     _move(transaction, ticket, "USED", act="used", used_by=call)
+
+
+def _on_record(transaction: Transaction, ticket: Ticket) -> bool:
+    """Whether the last that the journal says of a ticket is that somebody agreed to it, as its row has it."""
+    said = (one for one in transaction.newest("approval", ticket.call) if one.get("approvalTicketId") == ticket.id)
+    last = next((one for one in said if one.get("act") not in _ASIDE), None)
+    row = {
+        **ticket.terms(), "act": "approved", "by": ticket.resolved_by, "expiresAt": iso(ticket.expires_ms),
+        "user_modified": True if ticket.edited is not None else None,
+    }  # fmt: skip
+    return last is not None and all(last.get(name) == value for name, value in row.items())
+
+
+def pass_over(transaction: Transaction, scope: bytes, call: str) -> None:
+    """Void what people are still asked, or have agreed to, about a call that now runs without using it.
+
+    INVARIANT: what is agreed to runs once. An agreement in advance, or a rule that asks nobody any more, may let a call
+    run whose ticket is open; agreed to later, it would run again as soon as its key is forgotten.
+    """
+    rows = transaction.all(
+        f"SELECT {_COLUMNS} FROM ticket WHERE scope = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
+        (scope,),
+    )
+    for ticket in map(_ticket, rows):
+        _move(transaction, ticket, "VOID", act="voided", why="the call runs without it")
+        if ticket.call != call:
+            _close(transaction, ticket, "it was sent again, and ran without anybody being asked")
 
 
 def give_up(ticket_id: str, failure: Failure) -> Unit[None]:
@@ -502,11 +587,11 @@ def _move(transaction: Transaction, ticket: Ticket, state: TicketState, *, act: 
 
 
 def _record(transaction: Transaction, ticket: Ticket, act: str, **facts: Any) -> None:
-    body = records.plain(
-        "approval", ticket.call, transaction.now_ms, act=act, approvalTicketId=ticket.id, toolId=ticket.tool,
-        version=ticket.version, callerId=ticket.caller, agentId=ticket.head.get("agentId"), **facts,
-    )  # fmt: skip
-    transaction.append("approval", ticket.call, body)
+    body: Json = {
+        "act": act, "approvalTicketId": ticket.id, "toolId": ticket.tool, "version": ticket.version,
+        "tenant": ticket.tenant, "callerId": ticket.caller, "agentId": ticket.head.get("agentId"), **facts,
+    }  # fmt: skip
+    transaction.append("approval", ticket.call, records.plain("approval", ticket.call, transaction.now_ms, **body))
 
 
 def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E3209", state: State = "denied") -> None:
@@ -531,6 +616,8 @@ def _ticket(row: Sequence[Any]) -> Ticket:
     values: Json = dict(zip(_COLUMNS.split(", "), row, strict=True))
     chain = cast("list[tuple[str, int]]", orjson.loads(values.pop("chain")))
     documents = {name: orjson.loads(values.pop(name)) for name in ("params", "preview", "head")}
+    changed: str | None = values.pop("changed")
+    documents["changed"] = None if changed is None else orjson.loads(changed)
     return Ticket(**values, **documents, chain=tuple(Step(group, after_ms) for group, after_ms in chain))
 
 

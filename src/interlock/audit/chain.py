@@ -5,6 +5,10 @@ chain where it happened. What a chain alone cannot show, that its end was cut of
 the signed heads show: anchors in the database, the same anchors in a file beside it, and whatever head an auditor took
 away earlier. What retention removed is stood for by signed segments, and the chain goes on from the last of them.
 
+Three things besides: that the ledger is laid out as it was made, so that everybody reads the rows that were followed
+here (`layout`); that the tables beside it, which authority is read from, say what is on record (`agreement`); and that
+the anchors file is where it belongs. An auditor who was given the database alone says so, and the verdict repeats it.
+
 The file is opened for reading only and read in one transaction, so a copy will do, and so will the file of a running
 program. Nothing stored is believed: a row may hold any type, any bytes, any number.
 
@@ -18,17 +22,19 @@ import hashlib
 import os
 import sqlite3
 import struct
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 import orjson
 
+from interlock.audit import agreement, layout
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -40,7 +46,10 @@ MAX_FAULTS = 20
 # Few rows at a time stay in the processor's cache.
 _AT_A_TIME = 32
 _PROGRESS_EVERY = _AT_A_TIME * 500
-_RECORDS = "SELECT seq, kind, call, body, hash FROM journal WHERE seq > ? ORDER BY seq"
+# Anchors that a crash kept from the file were made within moments of it.
+_LOST_AT_ONCE_MS = 600_000
+# All rows, however numbered, and by the table itself.
+_RECORDS = "SELECT seq, kind, call, body, hash FROM journal NOT INDEXED ORDER BY seq"
 _ANCHORS = "SELECT seq, hash, at_ms, key_id, signature FROM anchor ORDER BY seq"
 _SEGMENTS = "SELECT last_seq, hash, at_ms, key_id, signature, first_seq FROM segment ORDER BY last_seq"
 
@@ -64,6 +73,7 @@ class Verdict:
     anchors: int
     anchored_through: int
     last_anchor_ms: int | None
+    anchors_file: bool
     faults: tuple[ChainFault, ...]
     seconds: float
 
@@ -77,6 +87,7 @@ class Verdict:
             "anchors": self.anchors,
             "anchored_through": self.anchored_through,
             "last_anchor_at": None if self.last_anchor_ms is None else iso(self.last_anchor_ms),
+            "anchors_file": self.anchors_file,
             "faults": [{"seq": fault.seq, "what": fault.what} for fault in self.faults],
             "seconds": self.seconds,
         }
@@ -87,12 +98,14 @@ def verify(
     *,
     public_key: bytes | None = None,
     known_head: tuple[int, bytes] | None = None,
+    database_only: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
     """Prove the chain of a home, or say where it is broken. E3804 when there is no readable database of ours.
 
     `public_key` is the one the auditor trusts, in place of the one in the home. `known_head` is a head seen earlier;
-    the chain must still go through it. `progress` hears how many records have been read.
+    the chain must still go through it. `database_only`: the database came without the rest of its home, and the
+    anchors file is left out. `progress` hears how many records have been read.
     """
     began = time.monotonic()
     if not home.database.exists():
@@ -100,9 +113,10 @@ def verify(
     if public_key is not None and len(public_key) != 32:
         raise Failure("E3004", "the public key given is not an Ed25519 key of 32 bytes")
     # An anchor is in the database before it is in the file, so the file is read first.
-    examine = partial(_examine, home, _witnessed(home.anchors), public_key, known_head, progress)
+    witness = None if database_only else _Witness.of(home)
+    examine = partial(_examine, home, witness, public_key, known_head, progress)
     before = _stamp(home.database)
-    if before.wal:
+    if before.beside:
         found = examine(immutable=False)
     else:
         # Nobody has the file open. Reading it as immutable leaves nothing beside it and works on read-only media; if
@@ -156,6 +170,7 @@ class _Found:
     head: bytes = GENESIS
     anchors: int = 0
     newest: _SignedHead | None = None
+    anchors_file: bool = True
 
     def verdict(self, seconds: float) -> Verdict:
         parts = (self.in_segments, self.in_records, self.in_anchors)
@@ -170,6 +185,7 @@ class _Found:
             anchors=self.anchors,
             anchored_through=0 if newest is None else newest.seq,
             last_anchor_ms=None if newest is None else newest.at_ms,
+            anchors_file=self.anchors_file,
             faults=tuple(faults),
             seconds=seconds,
         )
@@ -179,36 +195,45 @@ class _Found:
 class _Stamp:
     """By what a write to the database shows from outside."""
 
-    wal: bool
+    beside: bool
     size: int
     modified_ns: int
 
 
 def _stamp(database: Path) -> _Stamp:
     status = database.stat()
-    return _Stamp(database.with_name(database.name + "-wal").exists(), status.st_size, status.st_mtime_ns)
+    # A log that others would apply or roll back before they read belongs to what they read.
+    beside = any(database.with_name(database.name + suffix).exists() for suffix in ("-wal", "-journal"))
+    return _Stamp(beside, status.st_size, status.st_mtime_ns)
 
 
 def _examine(
     home: Home,
-    witnessed: list[_SignedHead | str],
+    witness: _Witness | None,
     public_key: bytes | None,
     known_head: tuple[int, bytes] | None,
     progress: Callable[[int], None] | None,
     *,
     immutable: bool,
 ) -> _Found:
-    found = _Found()
+    found = _Found(anchors_file=witness is not None)
+    note = found.elsewhere.note
     try:
         with closing(_open(home.database, immutable=immutable)) as connection:
             connection.execute("BEGIN")
             _refuse_foreign(connection)
             signatures = _Signatures(home, public_key, found.elsewhere)
+            for what in layout.departures(connection):
+                note(0, what)
             _check_segments(connection, signatures, found)
             _check_records(connection, found, progress)
-            _check_anchors(connection, signatures, witnessed, found)
+            _check_anchors(connection, signatures, witness, found)
             if known_head is not None:
                 _check_known_head(connection, known_head, found)
+            for what in layout.contradictions(connection, (*layout.LEDGER, *agreement.TABLES)):
+                note(0, what)
+            for seq, what in agreement.disagreements(connection, found.purged_through):
+                note(seq, what)
     except _UNREADABLE as error:
         raise Failure("E3804", f"the database in this home cannot be read: {_said(error)}") from None
     return found
@@ -246,9 +271,7 @@ def _refuse_foreign(connection: sqlite3.Connection) -> None:
 def _check_records(connection: sqlite3.Connection, found: _Found, progress: Callable[[int], None] | None) -> None:
     """Follow the chain from the last purged record to the end."""
     faults = found.in_records
-    for (seq,) in connection.execute("SELECT seq FROM journal WHERE seq <= ? ORDER BY seq", (found.seq,)):
-        faults.note(seq, "a record lies before the start of the chain")
-    records = connection.execute(_RECORDS, (found.seq,))
+    records = connection.execute(_RECORDS)
     check = _Follower(found)
     try:
         while rows := records.fetchmany(_AT_A_TIME):
@@ -266,19 +289,15 @@ class _Follower:
     """The inner loop. Where a link is broken it notes so and goes on from what the row says.
 
     Whether a row's columns repeat what its record says could be told by parsing the record, which costs more than all
-    other checks together. Records of one tool look alike, so the places where the record before had its two names are
-    tried first. `,"call":"…"` before any second brace is the record's own call: inside a text the quotes would be
-    escaped.
+    other checks together. The records of plain calls begin with the two names, and what they begin with is their own.
     """
 
     def __init__(self, found: _Found) -> None:
         self._found = found
-        self._alike = _Places()
 
     def follow(self, rows: Iterable[Any]) -> None:
         found, sha256 = self._found, hashlib.sha256
         seq, head = found.seq, found.head
-        usual, named, kind_at, kind_end, call_at, call_end = self._alike
         for at, kind, call, body, stored in rows:
             if (
                 at != seq + 1
@@ -290,20 +309,15 @@ class _Follower:
                 continue
             seq, head = at, computed
             if (
-                kind == usual
-                and type(kind) is bytearray
+                type(kind) is bytearray
                 and type(call) is bytearray
-                and body[kind_at:kind_end] == named
-                and body[call_at:call_end] == b',"call":"' + call + b'"'
-                and call.isalnum()  # a value with a quote or an escape could match more than one value
-                and body.find(b"{", 1, kind_at) < 0
+                and body.startswith(b'{"kind":"' + kind + b'","call":"' + call + b'"')
+                and kind.isalpha()  # a value with a quote or an escape could match more than one value
+                and call.isalnum()
             ):
                 continue
             if not _names_agree(kind, call, body):
                 found.in_records.note(at, "the row names another kind or call than its record")
-            elif kind.isalpha():
-                self._alike = _Places.of(kind, call, body)
-                usual, named, kind_at, kind_end, call_at, call_end = self._alike
         found.seq, found.head = seq, head
 
     def _broken(
@@ -311,6 +325,9 @@ class _Follower:
     ) -> tuple[int, bytes]:
         """Say what is wrong with a row, and from where to go on."""
         note = self._found.in_records.note
+        if type(at) is int and at <= self._found.purged_through:
+            note(at, "a record lies before the start of the chain")
+            return seq, head
         if type(at) is not int or at <= seq:
             note(seq + 1, "a record has no place of its own in the sequence")
             return seq, head
@@ -326,23 +343,6 @@ class _Follower:
         elif not _names_agree(kind, call, body):
             note(at, "the row names another kind or call than its record")
         return at, stored
-
-
-class _Places(NamedTuple):
-    """Where a record has its kind and its call."""
-
-    kind: bytearray = bytearray()
-    named: bytes = b"nothing"
-    kind_at: int = 0
-    kind_end: int = 0
-    call_at: int = 0
-    call_end: int = 0
-
-    @classmethod
-    def of(cls, kind: bytearray, call: bytearray, body: bytes) -> _Places:
-        named, called = b',"kind":"' + kind + b'"', b',"call":"' + call + b'"'
-        kind_at, call_at = body.find(named), body.find(called)
-        return cls(kind, named, kind_at, kind_at + len(named), call_at, call_at + len(called))
 
 
 _EIGHT_BYTES = struct.Struct(">Q").pack
@@ -366,7 +366,7 @@ class _Signatures:
 
     def __init__(self, home: Home, public_key: bytes | None, faults: _Faults) -> None:
         self._path = home.keys / "journal.pub"
-        self._given = public_key
+        self.given = public_key
         self._faults = faults
         self._loaded = False
         self._key: bytes | None = None
@@ -376,7 +376,7 @@ class _Signatures:
         """What is wrong with a signed head; None when nothing is, or when there is no key to tell."""
         if not self._loaded:
             self._loaded = True
-            self._key = self._given or self._from_home()
+            self._key = self.given or self._from_home()
             self._key_id = hashlib.sha256(self._key or b"").hexdigest()[:16]
         if self._key is None:
             return None
@@ -426,7 +426,7 @@ def _check_segments(connection: sqlite3.Connection, signatures: _Signatures, fou
 
 
 def _check_anchors(
-    connection: sqlite3.Connection, signatures: _Signatures, witnessed: list[_SignedHead | str], found: _Found
+    connection: sqlite3.Connection, signatures: _Signatures, witness: _Witness | None, found: _Found
 ) -> None:
     """Every anchor, in the database and in the file: signed, and in agreement with the record it names."""
     stored: dict[int, _SignedHead] = {}
@@ -439,16 +439,19 @@ def _check_anchors(
         stored[head.seq] = head
         heads.append(head)
     absent: list[int] = []
-    for line in witnessed:
-        if isinstance(line, str):
-            found.elsewhere.note(0, line)
-        elif line.seq not in stored:
+    for line in () if witness is None else witness.heads:
+        if line.seq not in stored:
             absent.append(line.seq)
             heads.append(line)
         elif stored[line.seq] != line:
             heads.append(line)
     lost = set(absent)
     found.anchors = len(stored) + len(lost)
+    if witness is not None:
+        for what in witness.wants(list(stored.values())):
+            found.elsewhere.note(0, what)
+    if not heads and found.records and signatures.given:
+        found.elsewhere.note(0, "there is no signed head, so the public key given proves nothing")
     for head in sorted(heads, key=lambda head: head.seq):
         wrong = signatures.fault("head", head)
         if wrong is not None:
@@ -487,17 +490,44 @@ def _hash_at(connection: sqlite3.Connection, seq: int, found: _Found) -> bytes |
     return None if row is None else row[0]
 
 
-def _witnessed(path: Path) -> list[_SignedHead | str]:
-    """The anchors in the file; for a line that cannot be read, a text that says so."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []  # the auditor has the database alone
-    except OSError as error:
-        return [f"the anchors file cannot be read: {error.strerror}"]
-    return [
-        _line(line) or f"line {number} of the anchors file is damaged" for number, line in enumerate(lines, 1) if line
-    ]
+@dataclass(frozen=True, slots=True)
+class _Witness:
+    """The anchors file. `damage`: what of it cannot be read. `missing`: the home has a key and no such file."""
+
+    heads: tuple[_SignedHead, ...] = ()
+    damage: tuple[str, ...] = ()
+    missing: bool = False
+
+    @classmethod
+    def of(cls, home: Home) -> _Witness:
+        try:
+            lines = home.anchors.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return cls(missing=home.keys.exists() and any(home.keys.glob("journal.*")))
+        except OSError as error:
+            return cls(damage=(f"the anchors file cannot be read: {error.strerror}",))
+        read = [(number, _line(line)) for number, line in enumerate(lines, 1) if line]
+        damage = [f"line {number} of the anchors file is damaged" for number, head in read if head is None]
+        return cls(tuple(head for _, head in read if head is not None), tuple(damage))
+
+    def wants(self, stored: list[_SignedHead]) -> Iterator[str]:
+        """What this file should hold and does not, given the anchors in the database, in their order.
+
+        The file is there before the first anchor, and each is noted in it right after it is in the database. A crash
+        can keep one from it, or the newest few; nothing but a hand makes a file that begins later or ended long ago.
+        """
+        if self.damage:
+            yield from self.damage
+            return
+        held = {head.seq for head in self.heads}
+        if self.missing or (len(stored) > 1 and not held):
+            yield "the anchors file is missing or empty: that the end was cut back to an earlier anchor would not show"
+        elif stored and held and not held.intersection(head.seq for head in stored[:2]):
+            yield f"the anchors file lacks the first anchors, from record {stored[0].seq} on"
+        newest = max(held, default=sys.maxsize)
+        later = [head.at_ms for head in stored if head.seq > newest]
+        if later and max(later) - min(later) > _LOST_AT_ONCE_MS:
+            yield f"the anchors file ends with record {newest}: {len(later):,} later anchors are missing in it"
 
 
 def _line(line: bytes) -> _SignedHead | None:

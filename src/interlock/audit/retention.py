@@ -74,7 +74,8 @@ def purge(home: Home, settings: Settings, *, now_ms: int, by: str, through: int 
     verdict = verify(home)
     if not verdict.intact:
         fault = verdict.faults[0]
-        raise Failure("E3804", f"nothing was purged: the chain is broken at record {fault.seq}: {fault.what}")
+        where = f"the chain is broken at record {fault.seq}: " if fault.seq else ""
+        raise Failure("E3804", f"nothing was purged: {where}{fault.what}")
     try:
         with closing(_administer(home)) as connection:
             limit = verdict.head[0] if through is None else through

@@ -26,6 +26,7 @@ from interlock.core.allowances import MAX_AMOUNT, MILLION, Budget, millionths
 from interlock.core.context import Caller
 from interlock.core.cost import TASK_PARTS, Cost
 from interlock.core.errors import Failure
+from interlock.core.words import quantity
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
 
@@ -257,12 +258,13 @@ def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: 
 def _exceeded(allowance: Allowance, spent: int, held: int, amount: int) -> Failure:
     limit = allowance.limit / MILLION
     facts = {"limit": limit, "spent": spent / MILLION, "held": held / MILLION, "needed": amount / MILLION}
+    so_far = f"{quantity(facts['spent'])} is spent and {quantity(facts['held'])} set aside"
     if allowance.key is None:
-        words = f"this call would cost {facts['needed']:g}"
+        words = f"this call would cost {quantity(facts['needed'])}"
     elif amount:
-        words = f"{facts['spent']:g} is spent and {facts['held']:g} set aside, and this call needs {facts['needed']:g}"
+        words = f"{so_far}, and this call needs {quantity(facts['needed'])}"
     else:
-        words = f"{facts['spent']:g} is spent and {facts['held']:g} set aside, so it is used up"
+        words = f"{so_far}, so it is used up"
     return Failure(
         "E3210",
         f"the budget of {allowance.name} does not allow it: {words}",

@@ -24,6 +24,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, cast
 from urllib.parse import unquote, unquote_to_bytes
 
+from interlock.authority.commands import programs
 from interlock.core.contract import Contract
 from interlock.core.effects import predict
 from interlock.core.errors import Failure
@@ -52,7 +53,6 @@ _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:0x[0-9a-f]*|[0-9]+)\Z")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _PLAIN = _UNRESERVED | frozenset("!$&'()*+,;=:@/?[]|^{}<>`\"\\")
 _PORTS: Mapping[str, int] = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _LARGEST = Decimal("922337203685477.5807")
 
 
@@ -99,8 +99,10 @@ class _Seen:
             return self._text(value, views, where)
         if isinstance(value, list | tuple):
             items = cast("list[Any]", value)
-            if _marked(views, "x-command") and all(isinstance(item, str) for item in items):
+            if items and _marked(views, "x-command") and all(isinstance(item, str) for item in items):
                 self._command(shlex.join(items), where)
+                # Without a shell the first word is the program, whatever it looks like.
+                self.sets["commands"].update((items[0], os.path.basename(items[0])))
             inner = [view["items"] for view in views if isinstance(view.get("items"), dict)]
             return [self.value(item, inner, f"{where}.{at}", depth + 1) for at, item in enumerate(items)]
         if isinstance(value, Mapping):
@@ -158,8 +160,7 @@ class _Seen:
     def _command(self, text: str, where: str) -> None:
         if self._commands:
             self.sets["commands"].add(text)
-            for program in programs(text, where):
-                self.sets["commands"].update((program, os.path.basename(program)))
+            self.sets["commands"].update(programs(text, where))
         for word in re.split(r"[\s;|&()<>`'\"=]+", text):
             self._looks(word, where)
 
@@ -431,20 +432,3 @@ def parents(host: str) -> Iterator[str]:
     while "." in host:
         host = host.partition(".")[2]
         yield host
-
-
-def programs(command: str, where: str = "command") -> Iterator[str]:
-    """What a command line would start: the first word of each of its parts."""
-    lexer = shlex.shlex(command.replace("`", " ; ").replace("\n", " ; "), posix=True, punctuation_chars=True)
-    lexer.commenters = ""
-    try:
-        words = list(lexer)
-    except ValueError:
-        raise Failure("E3206", f"argument `{where}` is a command with an open quote") from None
-    start = True
-    for word in words:
-        if set(word) <= set("();<>|&"):
-            start = True
-        elif start and not _ASSIGNMENT.match(word):
-            yield word
-            start = False

@@ -3,6 +3,9 @@
 A token says who holds it; what that holder *is* (its kind, tenant, trust and groups) only the operator says, here or in
 a registry of his own behind `DidRegistry`. Whoever is not known, or no longer, is refused whatever he presents.
 
+A DID is one in the world; a name is one among the active identities of its tenant, so tenants neither take names from
+one another nor learn which are taken.
+
 A revoked identity does not come back: its row stays, and a row among the revocations voids every token that it holds or
 that was delegated through it. Every change raises `identity_epoch`, so that each process on the home notices.
 """
@@ -59,11 +62,14 @@ class LocalIdentities:
         rows = self._journal.read(f"SELECT {_COLUMNS} FROM identity WHERE did = ?", (did,))  # noqa: S608 - a constant
         return _identity(rows[0]) if rows else None
 
-    def find(self, name_or_did: str) -> Identity | None:
-        """An identity by its DID, or the active one of this name; E3004 where several bear it."""
+    def find(self, name_or_did: str, tenant: str = "local") -> Identity | None:
+        """An identity by its DID, whose tenant may be any, or the tenant's active one of this name.
+
+        E3004 where several bear it.
+        """
         rows = self._journal.read(
-            f"SELECT {_COLUMNS} FROM identity WHERE did = ? OR (name = ? AND state = 'active')",  # noqa: S608 - a constant
-            (name_or_did, name_or_did),
+            f"SELECT {_COLUMNS} FROM identity WHERE did = ? OR (name = ? AND tenant = ? AND state = 'active')",  # noqa: S608 - a constant
+            (name_or_did, name_or_did, tenant),
         )
         if len(rows) > 1:
             raise Failure("E3004", f"several identities are named `{name_or_did}`; say which by its DID")

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import addresses
+from interlock.store.signing import refuse_shared
 
 if TYPE_CHECKING:
     import ssl
@@ -196,16 +197,20 @@ def load_private(path: Path) -> Any:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        if path.stat().st_mode & 0o077:
-            raise Failure("E3804", f"the key `{path.name}` can be read by others; chmod 600 it")
+        refuse_shared(path)
         # The checks of RSA's arithmetic take longer than a signature, and whoever can edit the file holds the key.
         private = load_pem_private_key(path.read_bytes(), None, unsafe_skip_rsa_key_validation=True)
     except OSError as error:
         raise Failure("E3801", f"the key `{path.name}` cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise Failure("E3804", f"the key `{path.name}` is damaged") from None
+        raise _unfit(f"the key `{path.name}` is damaged") from None
     algorithm_of(private)
     return private
+
+
+def _unfit(what: str) -> Failure:
+    advice = "restore it from a backup, or take it away and make another; what it signed is void then"
+    return Failure("E3804", what, resolution=advice)
 
 
 def keep_private(path: Path, private: Any) -> None:
@@ -244,15 +249,16 @@ class IssuerKeys:
         """Every key that is not retired, oldest first; the last one signs."""
         names = self.names()
         if names != self._seen:
-            self._keys = tuple(self._load(name) for name in names)
+            self._keys = tuple(map(self.load, names))
             self._seen = names
         return self._keys
 
-    def _load(self, name: str) -> SigningKey:
+    def load(self, name: str) -> SigningKey:
+        """The key in one of the files; E3804 for one that is damaged, or that others can read."""
         private = load_private(self._directory / name)
         made, kid, _ = name.split(".")
         if kid != thumbprint(private.public_key()):
-            raise Failure("E3804", f"the key `{name}` is not the key that its name says")
+            raise _unfit(f"the key `{name}` is not the key that its name says")
         return SigningKey(kid, algorithm_of(private), private, int(made))
 
     def active(self) -> SigningKey:
@@ -320,18 +326,18 @@ class TrustedIssuer:
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> TrustedIssuer:
-        """An issuer as the settings state it; E3004 for what is left out or not known."""
+        """An issuer as the settings state it; E3108 for what is left out or not known."""
         texts = {name: entry.get(name) for name in ("iss", "audience", "jwks")}
         listed: Any = entry.get("algorithms", ("RS256",))
         algorithms = tuple(cast("Iterable[Any]", listed)) if isinstance(listed, list | tuple) else ()
         known = {*texts, "algorithms"}
         if not all(isinstance(text, str) and text for text in texts.values()) or not entry.keys() <= known:
-            raise Failure("E3004", f"a trusted issuer is stated by {', '.join(sorted(known))}, and nothing else")
+            raise Failure("E3108", f"a trusted issuer is stated by {', '.join(sorted(known))}, and nothing else")
         if not algorithms or not set(algorithms) <= set(ALGORITHMS):
-            raise Failure("E3004", f"a trusted issuer's algorithms are some of {', '.join(ALGORITHMS)}")
+            raise Failure("E3108", f"a trusted issuer's algorithms are some of {', '.join(ALGORITHMS)}")
         iss = str(texts["iss"])
         if iss.startswith("did:"):
-            raise Failure("E3004", f"`{iss}` is a DID; a trusted issuer has a name or an address of its own")
+            raise Failure("E3108", f"`{iss}` is a DID; a trusted issuer has a name or an address of its own")
         return cls(iss=iss, audience=str(texts["audience"]), algorithms=algorithms, jwks=str(texts["jwks"]))
 
 
@@ -341,7 +347,7 @@ class TrustedIssuers:
     def __init__(self, issuers: Sequence[TrustedIssuer], *, clock: Clock, loopback_http: bool = False) -> None:
         self._issuers = {issuer.iss: issuer for issuer in issuers}
         if len(self._issuers) != len(issuers):
-            raise Failure("E3004", "a trusted issuer is stated twice")
+            raise Failure("E3108", "a trusted issuer is stated twice")
         self._sources: dict[str, KeyFile | FetchedKeys] = {
             issuer.iss: _source(issuer.jwks, clock, loopback_http) for issuer in issuers
         }

@@ -3,9 +3,9 @@
 Decisions are remembered under each part of the context that the rules read, and never past a change of the files. With
 rules that read nothing of a call but who makes it and to which tool, a remembered decision costs one look-up.
 
-The files are looked at every 50 ms and read again when they changed. INVARIANT: a file that cannot be read or
-understood, or is missing after it was there, denies everything (E3205): a broken policy must not open a door. So does a
-`policy.toml` from before: its restrictions must not be dropped in silence.
+The files are made with their defaults together with the home and never again, looked at every 50 ms, and read again
+when they changed. INVARIANT: a file that is missing, or cannot be read or understood, denies everything (E3205): a
+broken policy must not open a door. So does a `policy.toml` from before: what it forbade must not be dropped in silence.
 """
 
 from __future__ import annotations
@@ -107,13 +107,7 @@ class Policies:
         self._principals: Principals | None = None
         self._broken: Failure | None = None
         self._nobody: dict[str, Caller] = {}
-        # Files that could not be made, in a home that cannot be written, count as saying what they would have said.
-        self._unmade = {path for path, text in self._defaults if not _made(path, text)}
         self.evaluations = 0
-
-    @property
-    def _defaults(self) -> tuple[tuple[Path, str], tuple[Path, str]]:
-        return (self.path, DEFAULT), (self._principals_path, DEFAULT_PRINCIPALS)
 
     # Deciding
 
@@ -189,6 +183,11 @@ class Policies:
             self._nobody.clear()
         return self._nobody.setdefault(caller_id, Caller(id=caller_id))
 
+    def knows(self, caller_id: str) -> bool:
+        """Whether principals.toml says anything of an id."""
+        self._refresh()
+        return self._principals is not None and self._principals.knows(caller_id)
+
     @property
     def rules(self) -> Rules:
         """The rules in force; E3205 when the files are broken."""
@@ -253,23 +252,12 @@ class Policies:
         if seen[2] is not None:
             self._broken = Failure("E3205", "the home has a policy.toml: move its rules to policy.cedar and remove it")
             return
-        (policy, default), (principals, default_principals) = self._defaults
         try:
             # People keep their rights while the rules are broken: somebody must be able to mend them.
-            self._principals = Principals(self._read(principals, default_principals))
-            self._loaded = _Loaded(Rules(self._read(policy, default)), self._monotonic)
+            self._principals = Principals(read_file(self._principals_path))
+            self._loaded = _Loaded(Rules(read_file(self.path)), self._monotonic)
         except Failure as failure:
             self._broken = failure
-
-    def _read(self, path: Path, default: str) -> str:
-        try:
-            return path.read_text()
-        except FileNotFoundError:
-            if path in self._unmade:
-                return default
-            raise Failure("E3205", f"{path.name} is missing from the home: put it back") from None
-        except (OSError, UnicodeDecodeError):
-            raise Failure("E3205", f"{path.name} cannot be read") from None
 
 
 def _status(path: Path) -> tuple[int, ...] | None:
@@ -282,22 +270,38 @@ def _status(path: Path) -> tuple[int, ...] | None:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-def _made(path: Path, text: str) -> bool:
-    """Make a file unless it is there; it appears whole or not at all. False where it cannot be made."""
-    if path.exists():
-        return True
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
+def read_file(path: Path) -> str:
+    """What a file of the policy says; E3205 for one that is missing or is no text, with what to do."""
     try:
-        staged.write_text(text)
-        staged.chmod(0o600)
-        os.link(staged, path)
-    except FileExistsError:
-        pass  # another process was first
-    except OSError:
-        return False
-    finally:
-        staged.unlink(missing_ok=True)
-    return True
+        return path.read_text()
+    except FileNotFoundError:
+        words = f"{path.name} is missing from the home, so nothing is allowed; {_PUT_BACK[path.suffix]}"
+        raise Failure("E3205", words) from None
+    except (OSError, UnicodeDecodeError):
+        raise Failure("E3205", f"{path.name} cannot be read") from None
+
+
+_PUT_BACK = {
+    ".cedar": "put it back with `interlock policy apply FILE`; `interlock policy default` prints what a new home has",
+    ".toml": "put it back from a backup; `interlock policy default --principals` prints what a new home has",
+}
+
+
+def make_defaults(policy: Path, principals: Path) -> None:
+    """Give a home that is being made the files it lacks; each appears whole or not at all. E3801 where that fails."""
+    for path, text in ((policy, DEFAULT), (principals, DEFAULT_PRINCIPALS)):
+        staged = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+        try:
+            if not path.exists():
+                staged.write_text(text)
+                staged.chmod(0o600)
+                os.link(staged, path)
+        except FileExistsError:
+            pass  # another process was first
+        except OSError as error:
+            raise Failure("E3801", f"{path.name} cannot be made in the home: {error.strerror}") from None
+        finally:
+            staged.unlink(missing_ok=True)
 
 
 # Questions as Cedar understands them

@@ -68,6 +68,10 @@ class Principals:
         self.groups = frozenset(group for entry in self.entries for group in entry.groups)
         self._callers: dict[str, Caller] = {}
 
+    def knows(self, caller_id: str) -> bool:
+        """Whether anything is said of a caller with this id."""
+        return any(fnmatch.fnmatchcase(caller_id, entry.id) for entry in self.entries)
+
     def caller(self, caller_id: str) -> Caller:
         """The caller with this id, acting for itself."""
         known = self._callers.get(caller_id)

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import orjson
@@ -30,6 +30,7 @@ from interlock.core.errors import Failure
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import Box, key_id_of, keys_in_use
+from interlock.telemetry.logs import withhold
 
 _log = logging.getLogger("interlock.secrets")
 
@@ -145,7 +146,7 @@ async def open_lease(source: SecretSource, names: Sequence[str], *, lifetime_s: 
 class Lease:
     """The credentials of one call, and of no other."""
 
-    __slots__ = ("_closed", "_credentials", "_ends", "_files", "_source")
+    __slots__ = ("_closed", "_credentials", "_ends", "_files", "_log_again", "_source")
 
     def __init__(self, source: SecretSource, ends: float) -> None:
         self._source = source
@@ -153,10 +154,12 @@ class Lease:
         self._credentials: dict[str, Credential] = {}
         self._files: dict[str, int] = {}
         self._closed = False
+        self._log_again: Callable[[], None] | None = None
 
     def add(self, credential: Credential) -> None:
         credential.end_at(self._ends)
         self._credentials[credential.name] = credential
+        self._log_again = self._log_again or withhold(self.values)
 
     def __getitem__(self, name: str) -> Credential:
         credential = self._credentials.get(name)
@@ -199,6 +202,9 @@ class Lease:
         """Void and zero everything at once."""
         for credential in self._credentials.values():
             credential.wipe()
+        if self._log_again is not None:
+            self._log_again()
+            self._log_again = None
         while self._files:
             descriptor = self._files.popitem()[1]
             os.ftruncate(descriptor, 0)
@@ -266,7 +272,9 @@ class Secrets:
             rows = transaction.execute("SELECT slot FROM secret WHERE name = ?", (name,)).fetchall()
             gone = [found for (found,) in rows if slot is None or found == slot]
             if not gone:
-                raise _absent(name, slot)
+                which = f"`{name}`" if slot is None else f"`{name}` [{slot}]"
+                words = "see which there are: interlock secrets list"
+                raise Failure("E3602", f"there is no credential {which} to forget", resolution=words)
             for found in gone:
                 transaction.execute("DELETE FROM secret WHERE name = ? AND slot = ?", (name, found))
                 _note(transaction, "secret.removed", by, name=name, slot=found)
@@ -288,7 +296,7 @@ class Secrets:
         except Failure as failure:
             raise Failure("E3601", f"the store of credentials cannot be read: {failure.message}") from None
         if not rows:
-            raise _absent(name)
+            raise Failure("E3602", f"there is no credential `{name}`; store it with `interlock secrets set {name}`")
         slot = first_ready(name, [Slot(row[0], row[3], row[4]) for row in rows], self._clock.now_ms())
         sealed, created_ms, expires_ms = next(row[1:4] for row in rows if row[0] == slot)
         try:
@@ -402,11 +410,6 @@ def _plain(value: str) -> bytes:
 def _place(name: str, slot: str, created_ms: int, expires_ms: int | None) -> str:
     """What a sealed value is bound to: moved to another row or given a longer life, it does not open."""
     return f"{name} {slot} {created_ms} {expires_ms}"
-
-
-def _absent(name: str, slot: str | None = None) -> Failure:
-    which = f"`{name}`" if slot is None else f"`{name}` [{slot}]"
-    return Failure("E3602", f"there is no credential {which}; store it with `interlock secrets set {name}`")
 
 
 def _note(transaction: Transaction, act: str, by: str, **facts: Any) -> None:

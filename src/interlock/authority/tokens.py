@@ -13,8 +13,12 @@ make us fetch anything.
 
     issuer ─signs─► token of A ─A signs, with it as proof─► token of B ─B signs, …─► token of C
 
-INVARIANT: whatever the path, every link is within the one above it, every subject is known, and nothing on the path
-(link, subject, key) is revoked.
+INVARIANT: whatever the path, every link is within the one above it, every subject is known and stands there once, and
+nothing on the path (link, subject, key) is revoked.
+
+Whoever passes a token on holds the new one first, so passing it on must not make anybody more than he is. A caller has
+the least trust of the agents and services on the chain, the groups that all of them are in, and is a person only where
+a person holds a token of one link. Nobody passes a token on to a person.
 
 Verifying costs some hundred microseconds, so the outcome is remembered by the token's digest for a minute at most. What
 is revoked is a set in memory. Before it is used, and at most every 40 ms, the store is asked whether anything changed:
@@ -28,6 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
+
+import orjson
 
 from interlock.authority import jws
 from interlock.authority.dids import DidResolver, keys_within
@@ -45,7 +51,9 @@ from interlock.core.capability import (
     Link,
     ToolGrant,
     is_did,
+    is_jti,
     link_faults,
+    ranged,
     read_above,
     read_link,
     widenings,
@@ -74,6 +82,9 @@ class _Proven:
     links: tuple[Link, ...]
     keys: tuple[str, ...]
 
+    def capability(self, digest: bytes) -> Capability:
+        return Capability(digest=digest.hex(), issuer=self.issuer, links=self.links, keys=self.keys)
+
 
 class Tokens:
     """The issuer and verifier of a home."""
@@ -101,7 +112,7 @@ class Tokens:
         self._audience = audience
         self._max_ttl_s = max_ttl_s
         if is_did(issuer) or self._trusted.get(issuer) is not None:
-            raise Failure("E3004", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
+            raise Failure("E3108", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
         self._remembered: dict[bytes, tuple[Caller, float]] = {}
         self._void_links: set[str] = set()
         self._void_subjects: set[str] = set()
@@ -130,11 +141,10 @@ class Tokens:
         self._look()
         epoch = self._epoch
         proven = await self._prove(token)
-        digest = hashlib.sha256(token.encode())
-        capability = Capability(digest=digest.hexdigest(), issuer=proven.issuer, links=proven.links, keys=proven.keys)
-        caller = await self.renew(capability)
+        digest = hashlib.sha256(token.encode()).digest()
+        caller = await self.renew(proven.capability(digest))
         if epoch == self._epoch:
-            self._remember(digest.digest(), caller, proven.links[-1].expires)
+            self._remember(digest, caller, proven.links[-1].expires)
         return caller
 
     async def renew(self, capability: Capability) -> Caller:
@@ -267,6 +277,7 @@ class Tokens:
         return link
 
     def _check_chain(self, links: Sequence[Link]) -> None:
+        _check_once(links)
         for link in links:
             if link.expires - link.not_before > self._max_ttl_s:
                 raise Failure("E3203", f"a link lives longer than the {self._max_ttl_s} seconds that are allowed")
@@ -280,6 +291,8 @@ class Tokens:
     async def _identities(self, links: Sequence[Link]) -> list[Identity]:
         """Everybody on the chain, root first; E3207 for one who is not known, or no longer."""
         found = [await self._known(link.subject) for link in links]
+        if len(found) > 1 and found[-1].kind == "human":
+            raise Failure("E3206", f"a token cannot be passed on to a person, and `{found[-1].did}` is one")
         if len({identity.tenant for identity in found}) > 1:
             raise Failure("E3206", "the delegation chain leads from one tenant into another")
         return found
@@ -309,7 +322,7 @@ class Tokens:
         """A new token for a subject, on behalf of a user where one is named. Needs the scope `tokens:issue`.
 
         Whoever issues on the strength of a token of his own passes that token on: the new one hangs below it and may
-        hold no more.
+        hold no more. People get theirs from somebody who needs none: the local operator.
         """
         _require(by)
         above: tuple[Link, ...] = ()
@@ -322,13 +335,14 @@ class Tokens:
             jti=self._new_id(),
             subject=subject,
             scopes=frozenset(scopes),
-            tools=tuple(tools),
+            tools=ranged(tools, above[-1] if above else None),
             not_before=now_s,
             expires=now_s + ttl_s,
             resources=None if resources is None else tuple(resources),
             constraints=dict(constraints or {}),
         )
-        users = () if user is None or user == subject else (replace(link, jti=self._new_id(), subject=user),)
+        told = (None, subject, above[0].subject) if above else (None, subject)
+        users = () if user in told else (replace(link, jti=self._new_id(), subject=cast("str", user)),)
         return await self._sign((*above, *users, link), via, "token.issued", by)
 
     async def delegate(
@@ -399,22 +413,31 @@ class Tokens:
 
     # Revoking
 
-    async def revoke(self, ref: str, *, reason: str, by: Caller) -> str:
-        """Void a token, a link (`jti`), an identity (DID) or a key (`kid`) and everything that hangs on it.
+    async def revoke(self, ref: str, *, reason: str, by: Caller, unseen: bool = False) -> str:
+        """Void a token, a link (`jti`, or the beginning of it), an identity (DID) or a key (`kid`).
 
-        Needs the scope `tokens:issue`. Returns what was revoked, in words.
+        And everything that hangs on it. What was never seen here is refused (E3207), since nobody could tell a slip of
+        the pen from it, unless `unseen` says that it is meant. Needs the scope `tokens:issue`. Returns what was
+        revoked, in words.
         """
         _require(by)
         if is_did(ref):
+            if not unseen and await self._registry.look_up(ref) is None:
+                raise _never_seen(ref, "no identity")
             await self._journal.commit(lambda tx: void_identity(tx, ref, reason=reason, by=by.id))
             self._look()
             return f"identity {ref}"
         if ref.startswith("ey") and jws.FORM.match(ref):
             ref = await self._jti_of(ref)
-        own = self._keys.find(ref)
-        if own is not None or "#" in ref:
+        elif "#" in ref or self._keys.find(ref) is not None:
+            if not unseen and not await self._signs_here(ref):
+                raise _never_seen(ref, "no key")
             await self._void_key(ref, reason, by)
             return f"key {ref}"
+        elif not unseen:
+            ref = self._seen_link(ref)
+        elif not is_jti(ref):
+            raise Failure("E3004", f"`{ref[:60]}` cannot be the id of a link")
 
         def unit(transaction: Transaction) -> None:
             void(transaction, "jti", ref, reason=reason, by=by.id)
@@ -424,6 +447,38 @@ class Tokens:
         await self._journal.commit(unit)
         self._look()
         return f"link {ref}"
+
+    async def _signs_here(self, kid: str) -> bool:
+        """Whether a key is ours, a trusted issuer's, or that of somebody who is known."""
+        owner = kid.partition("#")[0]
+        if self._keys.find(kid) is not None or self._trusted.get(owner) is not None:
+            return True
+        return is_did(owner) and await self._registry.look_up(owner) is not None
+
+    def _seen_link(self, ref: str) -> str:
+        """The id of a link that was given out here, or passed on below one that was; or the only one beginning so."""
+        part = ref.strip().rstrip("….")
+        root = part.partition("/")[0]
+        given = self._journal.read(
+            "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? AND kind = 'authority'"
+            " AND (instr(body, ?) OR instr(body, ?))",
+            (root, f"{root}\U0010ffff", *_GIVEN),
+        )
+        found: set[str] = {call for (call,) in given}
+        if not found and len(part) >= _SHORTEST:
+            # Links above the last one of a chain are on record within the record of the last.
+            rows = self._journal.read(
+                "SELECT body FROM journal WHERE kind = 'authority' AND instr(body, ?)", (f'"jti":"{part}'.encode(),)
+            )
+            chains: list[list[dict[str, str]]] = [orjson.loads(body).get("chain", []) for (body,) in rows]
+            found = {link["jti"] for chain in chains for link in chain if link["jti"].startswith(part)}
+        if part in found or (root in found and is_jti(part)):
+            return part
+        if len(found) == 1 and len(part) >= _SHORTEST and "/" not in part:
+            return found.pop()
+        if len(found) > 1 and len(part) >= _SHORTEST:
+            raise Failure("E3004", f"more than one link begins with `{part[:60]}`; write more of it")
+        raise _never_seen(ref, "no link")
 
     async def _jti_of(self, token: str) -> str:
         """The id of a token that is, or was, a good one: nobody gets another's revoked by a forgery."""
@@ -473,11 +528,17 @@ class Tokens:
 
     # Looking
 
-    async def inspect(self, token: str) -> dict[str, Any]:
-        """What a token says, for people: whether it holds and why not, its chain, what it grants, the time left."""
-        code, why = "", ""
+    async def inspect(self, token: str, *, by: Caller) -> dict[str, Any]:
+        """What a token says, for people: whether it holds and why not, its chain, what it grants, the time left.
+
+        Who its subjects are, and whether they are revoked, is told of a token that was signed as it must be, and to
+        callers of the subject's tenant or of `local`.
+        """
+        code, why, signed = "", "", False
         try:
-            await self.verify(token)
+            proven = await self._prove(token)
+            signed = True
+            await self.renew(proven.capability(b""))
         except Failure as failure:
             code, why = failure.code, failure.message
         picture: dict[str, Any] = {"valid": not code, "code": code or None, "why": why or None, "chain": []}
@@ -492,27 +553,41 @@ class Tokens:
             "algorithm": opened.algorithm,
             "kid": opened.kid,
             "seconds_left": max(0, leaf.expires - self._clock.now_ms() // 1000),
-            "chain": [await self._picture(link) for link in links],
+            "chain": [
+                {**(await self._standing_of(link, by) if signed else _UNTOLD), **_picture(link)} for link in links
+            ],
         }
 
-    async def _picture(self, link: Link) -> dict[str, Any]:
+    async def _standing_of(self, link: Link, by: Caller) -> dict[str, Any]:
+        """What is known here of a link that an issuer answers for, as far as it is the caller's affair."""
         try:
             identity = await self._registry.look_up(link.subject)
         except Failure:
             identity = None
+        if by.tenant not in ("local", None if identity is None else identity.tenant):
+            return _UNTOLD
+        known = {} if identity is None else {"name": identity.name, "kind": identity.kind, "tenant": identity.tenant}
         return {
-            "subject": link.subject,
-            "name": None if identity is None else identity.name,
-            "kind": None if identity is None else identity.kind,
-            "jti": link.jti,
+            **_UNTOLD,
+            **known,
             "revoked": link.jti in self._void_links or link.subject in self._void_subjects,
-            "tools": [str(grant) for grant in link.tools],
-            "scopes": sorted(link.scopes),
-            "resources": None if link.resources is None else list(link.resources),
-            "constraints": dict(link.constraints),
-            "not_before": iso(link.not_before * 1000),
-            "expires": iso(link.expires * 1000),
         }
+
+
+_UNTOLD: dict[str, Any] = {"name": None, "kind": None, "tenant": None, "revoked": None}
+
+
+def _picture(link: Link) -> dict[str, Any]:
+    return {
+        "subject": link.subject,
+        "jti": link.jti,
+        "tools": [str(grant) for grant in link.tools],
+        "scopes": sorted(link.scopes),
+        "resources": None if link.resources is None else list(link.resources),
+        "constraints": dict(link.constraints),
+        "not_before": iso(link.not_before * 1000),
+        "expires": iso(link.expires * 1000),
+    }
 
 
 # Delegating
@@ -535,7 +610,7 @@ def narrowed(
         jti=jti,
         subject=subject,
         scopes=parent.scopes if scopes is None else frozenset(scopes),
-        tools=parent.tools if tools is None else tuple(tools),
+        tools=parent.tools if tools is None else ranged(tools, parent),
         not_before=max(now_s, parent.not_before),
         expires=parent.expires if ttl_s is None else now_s + ttl_s,
         resources=parent.resources if resources is None else tuple(resources),
@@ -591,9 +666,28 @@ def _check_new(links: tuple[Link, ...], max_ttl_s: int | None) -> None:
         faults.append(f"a token lives {max_ttl_s} seconds at most")
     if faults:
         raise Failure("E3004", f"the token cannot be issued: {'; '.join(faults)}", details={"faults": faults})
+    _check_once(links)
     more = [words for parent, child in pairwise(links) for words in widenings(parent, child)]
     if more:
         raise Failure("E3206", f"a token may only be passed on narrower: {'; '.join(more)}", details={"wider": more})
+
+
+def _check_once(links: Sequence[Link]) -> None:
+    """Refuse a chain that comes back to somebody: who holds its end would be taken for who stands further up."""
+    seen: set[str] = set()
+    for link in links:
+        if link.subject in seen:
+            raise Failure("E3206", f"a token cannot come back to `{link.subject}`, who passed it on")
+        seen.add(link.subject)
+
+
+_SHORTEST = 6  # characters of a link's id that may stand for it
+_GIVEN = (b'"act":"token.issued"', b'"act":"token.delegated"')
+
+
+def _never_seen(ref: str, what: str) -> Failure:
+    words = f"{what} `{ref[:60]}` was ever seen here, so nothing was revoked"
+    return Failure("E3207", words, resolution="name what is meant, or say that it is foreign")
 
 
 def _require(by: Caller) -> None:
@@ -602,17 +696,20 @@ def _require(by: Caller) -> None:
 
 
 def _caller(capability: Capability, identities: Sequence[Identity]) -> Caller:
+    """Who acts. INVARIANT: passing a token on raises no trust, adds no group and makes nobody a person or a service."""
     acting = identities[-1]
     alone = len(identities) == 1 and acting.kind == "human"
+    hands = [acting] if alone else [one for one in identities if one.kind != "human"]
     return Caller(
         id=capability.root.subject,
         tenant=acting.tenant,
         agent=None if alone else acting.did,
         scopes=capability.leaf.scopes,
-        kind=acting.kind,
-        trust=acting.trust,
-        groups=acting.groups,
+        kind=acting.kind if len({one.kind for one in hands}) == 1 else "agent",
+        trust=min(one.trust for one in hands),
+        groups=frozenset[str].intersection(*(one.groups for one in hands)),
         capability=capability,
+        passed_on=len(hands) > 1,
     )
 
 

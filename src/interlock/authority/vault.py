@@ -59,7 +59,7 @@ class Vault:
         parts = urlsplit(address)
         if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
             raise Failure(
-                "E3004", "the vault's address must begin with https://, or the token could be read on its way"
+                "E3108", "the vault's address must begin with https://, or the token could be read on its way"
             )
         self._address = address
         self._clock = clock

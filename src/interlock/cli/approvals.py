@@ -12,13 +12,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock.cli.command import Output, acting, as_holder, name_of, over_home, parse_json, parse_span
-from interlock.cli.tickets import asker, concerns, decided, document, effects, parse_changes, refusal, show_ticket
+from interlock.cli.tickets import (
+    asker,
+    concerns,
+    decided,
+    document,
+    effects,
+    parse_changes,
+    refusal,
+    show_edit,
+    show_ticket,
+)
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.approvals.standing import Standing
     from interlock.approvals.tickets import Ticket
     from interlock.cli.render import Cell, Page
+    from interlock.core.context import Caller
 
 Json = dict[str, Any]
 
@@ -63,7 +74,7 @@ async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str 
     found = [one for one in lock.approvals.list(every=every) if who is None or concerns(one, who)]
 
     def show(page: Page) -> None:
-        from interlock.cli.render import span
+        from interlock.core.words import span
 
         now_ms = lock.clock.now_ms()
         rows = [
@@ -79,10 +90,19 @@ async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str 
         if rows:
             page.table(rows, ("ticket", "who asks", "tool", "state", "impact"))
         else:
-            page.line("nobody has asked for anything yet" if every else "nothing waits for a person")
+            page.line(_NONE[every, who is not None])
 
     out.answer({"tickets": [one.document() for one in found]}, show)
     return 0
+
+
+# For those who see all tickets, and for those who see their own; both for all there were, and for those that wait.
+_NONE = {
+    (True, False): "nobody has asked for anything yet",
+    (False, False): "nothing waits for a person",
+    (True, True): "nothing was asked of you, or by you",
+    (False, True): "nothing waits for you",
+}
 
 
 @approvals.command()
@@ -152,8 +172,10 @@ def _show_decision(lock: Interlock, page: Page, ticket: Ticket) -> None:
     changed = ", with the input edited" if ticket.edited is not None else ""
     by = name_of(lock, ticket.resolved_by or "")
     page.line(GOOD, " ", Text(ticket.ref, "bold"), f"   {word} by {by}{changed}", right=ticket.comment or "")
+    if ticket.changed is not None:
+        show_edit(page, ticket)
     if ticket.state == "APPROVED":
-        from interlock.cli.render import span
+        from interlock.core.words import span
 
         left = span(ticket.expires_ms - lock.clock.now_ms())
         page.facts([("next", f"the same call again within {left}, or: interlock calls resume {ticket.id}")])
@@ -204,11 +226,13 @@ async def grant(
 
     by = await acting(lock, token)
     contract = lock.catalog.resolve(tool, versions).contract
+    who, tenant = _caller_meant(lock, caller, by)
     try:
         standing = await lock.approvals.agree_in_advance(
             str(contract.id),
             by=by,
-            caller=_caller_id(lock, caller),
+            caller=who,
+            tenant=tenant,
             arguments=_arguments(contract.input.document, patterns, contract.ref),
             uses=uses,
             expires_ms=lock.clock.now_ms() + lifetime_ms,
@@ -230,14 +254,16 @@ async def grant(
     return 0
 
 
-def _caller_id(lock: Interlock, who: str) -> str:
-    """The id that a caller of this name has."""
+def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
+    """The id and the tenant that a caller of this name has."""
     from interlock.core.errors import Failure
+    from interlock.service.approvals import caller_meant
 
-    known = lock.identities.find(who)
-    if known is None and ":" not in who:
-        raise Failure("E3207", f"nobody is known as `{who}`; see interlock identities list, or write local:{who}")
-    return who if known is None else known.did
+    try:
+        return caller_meant(lock, who, by)
+    except Failure as failure:
+        hint = "" if ":" in who else f", or write local:{who}"
+        raise Failure(failure.code, f"{failure.message}; see interlock identities list{hint}") from None
 
 
 def _arguments(schema: Json, patterns: dict[str, str], tool: str) -> Json:
@@ -255,7 +281,8 @@ def _arguments(schema: Json, patterns: dict[str, str], tool: str) -> Json:
 
 
 def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
-    from interlock.cli.render import span, value_text
+    from interlock.cli.render import value_text
+    from interlock.core.words import span
 
     within = ", ".join(f"{name}={value_text(pattern)}" for name, pattern in standing.arguments.items())
     return [
@@ -269,7 +296,7 @@ def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
 
 
 def _outcome(lock: Interlock, standing: Standing) -> str:
-    from interlock.cli.render import span
+    from interlock.core.words import span
 
     if standing.revoked_ms is not None:
         return "taken back"
@@ -288,8 +315,7 @@ async def list_standing(lock: Interlock, out: Output, /, token: str | None) -> i
     \b
     interlock approvals standing
     """
-    who = None if token is None else await acting(lock, token)
-    found = [one for one in lock.approvals.standing() if who is None or who.acting in (one.caller, one.granted_by)]
+    found = await _standings(lock, token)
 
     def show(page: Page) -> None:
         rows = [
@@ -316,7 +342,8 @@ async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str |
     interlock approvals revoke sta_01JC…
     """
     by = await acting(lock, token)
-    taken = await lock.approvals.take_back(_standing_id(lock, standing_id), by=by)
+    ids = [one.id for one in await _standings(lock, token)]
+    taken = await lock.approvals.take_back(_standing_id(ids, standing_id), by=by)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -327,12 +354,23 @@ async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str |
     return 0
 
 
-def _standing_id(lock: Interlock, given: str) -> str:
-    """The id of the only standing approval that begins or ends so; what is none is left as it is."""
+async def _standings(lock: Interlock, token: str | None) -> list[Standing]:
+    """What was agreed to in advance: all of it, or what is the affair of whoever holds the token."""
+    from interlock.service.approvals import has_part
+
+    who = None if token is None else await acting(lock, token)
+    return [one for one in lock.approvals.standing() if who is None or has_part(lock, one, who)]
+
+
+def _standing_id(ids: list[str], given: str) -> str:
+    """The only one of these ids that begins or ends so. E3702 when there is none, or several."""
+    from interlock.core.errors import Failure
+
     part = given.strip("#…. ").upper().removeprefix("STA_")
-    ids = [one.id for one in lock.approvals.standing()]
     fitting = [one for one in ids if one[4:].startswith(part) or one.endswith(part)] if len(part) >= 4 else []
-    return fitting[0] if len(fitting) == 1 and given not in ids else given
+    if given not in ids and len(fitting) != 1:
+        raise Failure("E3702", f"no standing approval `{given}`; see interlock approvals standing")
+    return given if given in ids else fitting[0]
 
 
 # watch

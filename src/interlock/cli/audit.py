@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -44,11 +45,11 @@ def _key(_: click.Context, __: click.Parameter, value: str | None) -> bytes | No
 def _head(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, bytes] | None:
     if value is None:
         return None
-    seq, _colon, digest = value.partition(":")
-    try:
-        return int(seq), bytes.fromhex(digest)
-    except ValueError:
-        raise click.BadParameter("write it SEQ:HASH, as `audit verify --json` gives it") from None
+    found = re.fullmatch(r"0*([1-9][0-9]{0,17}):([0-9a-fA-F]{64})", value)
+    if found is None:
+        words = "write it SEQ:HASH, a record's number and 64 hexadecimal digits, as `audit verify --json` gives them"
+        raise click.BadParameter(words)
+    return int(found[1]), bytes.fromhex(found[2])
 
 
 @audit.command()
@@ -56,18 +57,22 @@ def _head(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
 @click.option(
     "--known-head", metavar="SEQ:HASH", callback=_head, help="A head you noted earlier; it must still be there."
 )
+@click.option("--database-only", is_flag=True, help="The database came without its home: do without the anchors file.")
 @without_home
-def verify(out: Output, /, public_key: bytes | None, known_head: tuple[int, bytes] | None) -> int:
+def verify(out: Output, /, public_key: bytes | None, known_head: tuple[int, bytes] | None, database_only: bool) -> int:
     """Recompute the whole chain and check it against its signed heads. Exits 1 if a record was touched, and says which.
+
+    The layout of the ledger, its indexes and the tables that authority is read from are held against the record too.
 
     \b
     interlock audit verify
     interlock audit verify --json
+    interlock --home copy audit verify --database-only --public-key 7d32…
     """
     from interlock.audit.chain import verify as check
     from interlock.store.home import Home
 
-    verdict = check(Home(out.session.path), public_key=public_key, known_head=known_head)
+    verdict = check(Home(out.session.path), public_key=public_key, known_head=known_head, database_only=database_only)
     out.answer(verdict.document(), lambda page: _show_verdict(page, verdict))
     return 0 if verdict.intact else 1
 
@@ -86,9 +91,11 @@ def _show_verdict(page: Page, verdict: Verdict) -> None:
     page.line(mark, f" {' · '.join(parts)} · ", word, right=f"{verdict.seconds:.1f} s")
     unsigned = verdict.head[0] - verdict.anchored_through
     if verdict.intact and unsigned > 0:
-        page.line(f"  the last {unsigned:,} are chained but not signed yet")
+        page.line(f"  the last {unsigned:,} are chained but not signed yet; interlock doctor tells if they should be")
+    if not verdict.anchors_file:
+        page.line("  of the database alone: that its end was cut back to an earlier anchor would not show")
     shown = verdict.faults[:50]
-    page.table([(f"  at record {fault.seq}" if fault.seq else "  the chain", fault.what) for fault in shown])
+    page.table([(f"  at record {fault.seq}" if fault.seq else "  the home", fault.what) for fault in shown])
     if len(verdict.faults) > len(shown):
         page.line(f"  and {len(verdict.faults) - len(shown):,} more; --json lists them all")
 
@@ -126,7 +133,7 @@ async def _note_reading(lock: Interlock, what: str, facts: Json) -> int:
     """Put on record that the journal is read, before anything of it is shown. Returns the record's place."""
     from interlock.service.audit import Audit
 
-    require(lock.caller.scopes, "audit:read", "reading the audit journal")
+    require(lock.caller, "audit:read", "reading the audit journal")
     return await Audit(lock).note(what, facts, by=lock.caller, door="cli")
 
 

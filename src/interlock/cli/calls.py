@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, over_home, parse_json, with_names
+from interlock.cli.command import (
+    Output,
+    acting,
+    as_holder,
+    looking,
+    over_home,
+    parse_json,
+    refuse_token,
+    with_names,
+)
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -42,6 +51,8 @@ def _json(_: click.Context, parameter: click.Parameter, value: str | None) -> An
 def _name(_: click.Context, __: click.Parameter, value: str) -> str:
     if not value.partition("@")[0].strip():
         raise click.BadParameter("name a tool; interlock tools list shows them")
+    if value.endswith("@"):
+        raise click.BadParameter(f"say which versions after the @, or write {value[:-1]} alone")
     return value
 
 
@@ -154,6 +165,7 @@ def calls() -> None:
     \b
     interlock calls list
     interlock calls show 01JC…
+    interlock calls save 01JC… reports
     interlock calls resume
     interlock calls reconcile
     """
@@ -164,7 +176,7 @@ def calls() -> None:
 
 @calls.command("list")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, newest first.")
-@over_home
+@looking
 async def list_calls(lock: Interlock, out: Output, /, limit: int) -> int:
     """The latest calls, newest first; those that run or wait for a person count from when they began.
 
@@ -273,7 +285,7 @@ def _line(call: str, at: str, tool: str, caller: Any, key: Any, state: str) -> J
 
 @calls.command()
 @click.argument("call_id", metavar="ID")
-@over_home
+@looking
 async def show(lock: Interlock, out: Output, /, call_id: str) -> int:
     """Everything the journal knows of one call. ID may be shortened while it stays unique.
 
@@ -312,6 +324,7 @@ def _show_history(lock: Interlock, page: Page, history: History) -> None:
     rows.extend((name, " → ".join(facts[name])) for name in ("phases", "states") if facts.get(name))
     if facts.get("error_code"):
         rows.append(("error", f"{facts.get('errorCode')}  {facts['error_code']}"))
+    rows.extend(("saved", f"{one.get('label')}   {one.get('bytes')} bytes") for one in history.all("checkpoint"))
     predicted: list[Json] = facts.get("predicted") or []
     rows.extend(("predicted", f"{one['operation']} {one['resource']}") for one in predicted)
     for one in history.all("mutation"):
@@ -319,6 +332,8 @@ def _show_history(lock: Interlock, page: Page, history: History) -> None:
         rows.append(("changed", f"{one.get('mutationType')} {one.get('affectedResource')}   {values}"))
     warnings: list[Any] = facts.get("warnings") or []
     rows.extend(("warning", str(warning)) for warning in warnings)
+    left: list[Json] = facts.get("artifacts") or []
+    rows.extend(("left", f"{one['path']}   {one['size']:,} bytes   {one['ref']}") for one in left)
     if facts.get("compensation"):
         rows.append(("undo", f"interlock calls undo {history.call} --key YOUR-KEY"))
     differences: list[str] = facts.get("previewDifferences") or []
@@ -347,14 +362,90 @@ def _short(value: Any) -> str:
     return "nothing" if value is None else orjson.dumps(value).decode()[:80]
 
 
+# save
+
+
+@calls.command()
+@click.argument("call_id", metavar="ID")
+@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(file_okay=False))
+@as_holder
+@over_home
+async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, token: str | None) -> int:
+    """Write the files that a call of yours left to DIR, or here. Nothing that is there already is written over.
+
+    \b
+    interlock calls save 01JCXK2M4Q8Z… reports
+    """
+    from pathlib import Path
+
+    from interlock.cli import artifacts
+    from interlock.cli.history import find
+    from interlock.core.artifacts import recalled
+    from interlock.core.errors import Failure
+
+    history = find(lock.journal, call_id)
+    left = recalled(history.facts.get("artifacts", ()))
+    if not left:
+        raise Failure("E3702", f"call {history.call} left no files")
+    caller = await acting(lock, token)
+    files = artifacts.fetch(left, lambda ref: lock.read_payload(ref, caller=caller))
+    paths = artifacts.save(files, Path(directory))
+
+    def show(page: Page) -> None:
+        page.artifacts(left, indent="")
+        page.line(f"written to {directory}")
+
+    out.answer({"saved": [{**one.document(), "file": str(path)} for one, path in zip(left, paths, strict=True)]}, show)
+    return 0
+
+
 # undo
 
 
 @calls.command()
 @click.argument("call_id", metavar="ID")
-@click.option("--key", required=True, help="Your own key for the undoing; sent twice, it runs once.")
+@as_holder
 @over_home
-async def undo(lock: Interlock, out: Output, /, call_id: str, key: str) -> int:
+async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+    """What a call of yours has saved of its work, oldest first; with --json, the states too.
+
+    \b
+    interlock calls checkpoints 01JCXK2M4Q8Z…
+    """
+    from interlock.cli.history import find
+
+    caller = await acting(lock, token)
+    saved = lock.checkpoints(find(lock.journal, call_id).call, caller=caller)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import clock_time
+        from interlock.core.clock import iso
+
+        rows = [
+            (
+                clock_time(iso(one.at_ms)),
+                one.label,
+                one.checkpoint_type,
+                f"{one.size} bytes",
+                "" if one.error is None else one.error.code,
+            )
+            for one in saved
+        ]
+        if rows:
+            page.table(rows, ("when", "label", "type", "size", ""))
+        else:
+            page.line("it saved no checkpoints")
+
+    out.answer({"checkpoints": [one.document() for one in saved]}, show)
+    return 0
+
+
+@calls.command()
+@click.argument("call_id", metavar="ID")
+@click.option("--key", required=True, help="Your own key for the undoing; sent twice, it runs once.")
+@as_holder
+@over_home
+async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: str | None) -> int:
     """Run the compensation that a call stored when it succeeded. It is governed and recorded like any call.
 
     \b
@@ -362,7 +453,8 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str) -> int:
     """
     from interlock.cli.history import find
 
-    return await _answer(lock, out, await lock.undo(find(lock.journal, call_id).call, key=key))
+    caller = await acting(lock, token)
+    return await _answer(lock, out, await lock.undo(find(lock.journal, call_id).call, key=key, caller=caller))
 
 
 # resume
@@ -370,7 +462,7 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str) -> int:
 
 @calls.command()
 @click.argument("ticket_id", metavar="[TICKET]", required=False)
-@over_home
+@looking
 async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
     """Go on with a call that a person agreed to, or with all of them. Each is judged again, and runs once.
 
@@ -378,6 +470,7 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
     interlock calls resume
     interlock calls resume apr_01JC…
     """
+    refuse_token("going on with others' calls")
     if ticket_id is not None:
         return await _answer(lock, out, await lock.approvals.resume(ticket_id))
     results = await lock.approvals.resume_all()
@@ -399,7 +492,7 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
 @click.argument("call_id", metavar="[ID]", required=False)
 @click.option("--happened", is_flag=True, help="It took effect: answer its key with this result from now on.")
 @click.option("--did-not-happen", is_flag=True, help="It took no effect: free its key, so that it may run again.")
-@click.option("--result", metavar="JSON", callback=_json, help="What it returned, with --happened; null if not said.")
+@click.option("--result", metavar="JSON", callback=_json, help="What it returned, with --happened; unsaid, nothing.")
 @over_home
 async def reconcile(
     lock: Interlock,
@@ -439,11 +532,14 @@ async def reconcile(
 
 
 def _one_of(waiting: list[UnknownCall], call_id: str) -> UnknownCall:
+    from interlock.cli.history import SHORTEST, too_short
     from interlock.core.errors import Failure
 
     exact = [one for one in waiting if one.call == call_id]
     prefix = call_id.rstrip("….").upper()
-    found = exact or [one for one in waiting if len(prefix) >= 6 and one.call.startswith(prefix)]
+    if not exact and len(prefix) < SHORTEST:
+        raise too_short(call_id)
+    found = exact or [one for one in waiting if one.call.startswith(prefix)]
     if len(found) != 1:
         raise Failure("E3702", f"no one call `{call_id}` waits to be settled; see interlock calls reconcile")
     return found[0]
@@ -452,8 +548,8 @@ def _one_of(waiting: list[UnknownCall], call_id: str) -> UnknownCall:
 async def _settle(lock: Interlock, out: Output, one: UnknownCall, *, happened: bool, value: Any, stated: bool) -> int:
     from interlock.gateway.reconcile import reconcile as settle
 
-    if stated:
-        _check_result(lock, one, value)
+    if happened:
+        _check_result(lock, one, value, stated=stated)
     await settle(lock.journal, lock.caller, one.call, happened=happened, value=value)
     document = {**one.document(), "happened": happened, "result": value, "by": lock.caller.id}
 
@@ -467,16 +563,22 @@ async def _settle(lock: Interlock, out: Output, one: UnknownCall, *, happened: b
     return 0
 
 
-def _check_result(lock: Interlock, one: UnknownCall, value: Any) -> None:
-    """A stated result will be replayed as the tool's own, so it must be one the tool could have given."""
+def _check_result(lock: Interlock, one: UnknownCall, value: Any, *, stated: bool) -> None:
+    """The result will be replayed as the tool's own, so it must be one the tool could have given."""
+    from interlock.cli.history import find
     from interlock.core.errors import Failure
     from interlock.core.explain import output_faults
 
+    if not stated and find(lock.journal, one.call).facts.get("operation") == "compensate":
+        return  # an undoing returns nothing
     try:
         schema = lock.catalog.versions(one.tool)[one.version].contract.output
     except (KeyError, Failure):
         return  # the version is gone from the registry; the person's word stands
     faults = output_faults(schema, value)
+    if faults and not stated:
+        words = f"{one.tool}@{one.version} returns something; say what it was, as its key will answer with it"
+        raise click.UsageError(f"{words}: --result JSON")
     if faults:
         raise _misfit(one, [f"{fault.pointer or '/'} {fault.message}" for fault in faults])
 

@@ -107,7 +107,22 @@ def _as_json(value: Any) -> Any:
 
 
 def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Make a command of a coroutine function that works on an open home."""
+    """Make a command of a coroutine function that works on an open home, for whoever holds INTERLOCK_TOKEN.
+
+    A command with a --token of its own says itself who acts.
+    """
+
+    @functools.wraps(body)
+    async def work(lock: Interlock, out: Output, /, **given: Any) -> int:
+        if "token" not in given and (held := os.environ.get(TOKEN)):
+            await acting(lock, held)
+        return await body(lock, out, **given)
+
+    return looking(work)
+
+
+def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
+    """Make a command that acts for nobody: it shows what whoever may read the home's files can read there."""
 
     @functools.wraps(body)
     def run(out: Output, /, **given: Any) -> int:
@@ -115,11 +130,43 @@ def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
 
         async def work() -> int:
             async with opened(out.session) as lock:
-                return await body(lock, out, **given)
+                try:
+                    return await body(lock, out, **given)
+                except asyncio.CancelledError:
+                    # Ctrl-C. Whoever pressed it believes that nothing happened, so what may have happened is said.
+                    if (left := _left_behind(lock)) is None:
+                        raise
+                    out.fail(left)
+                    return 1
 
         return asyncio.run(work())
 
     return without_home(run)
+
+
+def _left_behind(lock: Interlock) -> Failure | None:
+    """What became of the writes of this process, now that it was told to stop; None if there are none."""
+    from interlock.core.errors import CODES, Failure
+
+    rows = lock.journal.read(
+        "SELECT tool || '@' || version, call, state FROM reservation WHERE owner = ? AND state != 'executing'"
+        " ORDER BY reserved_ms", (lock.instance.id,),
+    )  # fmt: skip
+    if not rows:
+        return None
+    unknown = [(tool, call) for tool, call, state in rows if state == "unknown"]
+    if not unknown:
+        ended = ", ".join(f"{tool} (interlock calls show {call})" for tool, call, _ in rows)
+        return Failure("E3703", f"interrupted, after this had ended: {ended}", resolution="look at what became of it")
+    doubts = ", ".join(tool for tool, _ in unknown)
+    settle = "; ".join(f"interlock calls reconcile {call}" for _, call in unknown)
+    return Failure(
+        "E3703",
+        f"interrupted: whether {doubts} took effect is unknown; look, then settle it with: {settle}",
+        details={"outcome": "unknown", "invocation_ids": [call for _, call in unknown]},
+        resolution=CODES["E3409"].resolution,
+        unsettled=True,
+    )
 
 
 def without_home(body: Callable[..., int]) -> Callable[..., None]:
@@ -195,29 +242,47 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def require(scopes: frozenset[str], scope: str, what: str) -> None:
+def require(caller: Caller, scope: str, what: str) -> None:
     """Refuse (E3206) what the caller holds no scope for."""
-    if scope not in scopes:
+    if not caller.governs(scope):
         from interlock.core.errors import Failure
 
+        if caller.capability is not None:
+            raise Failure("E3206", f"{what} needs a token with the scope `{scope}`, in the tenant `local`")
         raise Failure("E3206", f"{what} needs the scope `{scope}`, which principals.toml in the home can grant")
+
+
+def refuse_token(what: str) -> None:
+    """Refuse (E3206) what is done by whoever owns the home, while a token says that somebody else acts."""
+    if os.environ.get(TOKEN):
+        from interlock.core.errors import Failure
+
+        words = f"{TOKEN} is set, and {what} is not done by a token: unset it to act as yourself"
+        raise Failure("E3206", words, resolution=f"run it as: env -u {TOKEN} interlock …")
+
+
+TOKEN = "INTERLOCK_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def as_holder(command: F) -> F:
     """Add --token: whoever holds it acts, instead of the local user."""
-    words = "Act as the holder of this token [env: INTERLOCK_TOKEN; default: you]."
-    return click.option("--token", envvar="INTERLOCK_TOKEN", metavar="TOKEN", help=words)(command)
+    words = f"Act as the holder of this token [env: {TOKEN}; default: you]."
+    return click.option("--token", envvar=TOKEN, metavar="TOKEN", help=words)(command)
 
 
 async def acting(lock: Interlock, token: str | None) -> Caller:
-    """Who acts: the local user, or whoever holds the token."""
-    return lock.caller if token is None else await lock.caller_of(token)
+    """Who acts from here on: the local user, or whoever holds the token."""
+    if token is not None:
+        lock.act_as(await lock.caller_of(token))
+    return lock.caller
 
 
 def name_of(lock: Interlock, who: str) -> str:
     """What people call somebody: the name that a DID was registered under, the id of anybody else."""
     known = lock.identities.find(who) if who.startswith("did:") else None
-    return known.name if known is not None and known.name else who
+    if known is None or not known.name:
+        return who
+    return known.name if known.tenant == "local" else f"{known.name} of {known.tenant}"
 
 
 def with_names(lock: Interlock, text: str) -> str:
@@ -241,14 +306,12 @@ def parse_span(_: click.Context, __: click.Parameter, value: str) -> int:
 
 def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
     """JSON from the command line, or from stdin for `-`; text that is none is a usage error that says where."""
-    import orjson
+    from interlock.core.documents import Malformed, read_json
 
     from_stdin = or_stdin and text == "-"
     raw = sys.stdin.buffer.read() if from_stdin else text.encode()
     try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        return read_json(raw)
+    except Malformed as error:
         source = "stdin" if from_stdin else "the text given"
-        raise click.UsageError(
-            f"{what}: {source} is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        ) from None
+        raise click.UsageError(f"{what}: {source} is unusable: {error}") from None

@@ -9,6 +9,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Status = Literal["good", "attention", "broken"]
 LITTLE_DISK = 100 * 2**20
 NO_DISK = 10 * 2**20
+# A process that lives signs what it wrote within seconds.
+UNSIGNED_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,10 @@ class Finding:
 @click.command()
 @without_home
 def doctor(out: Output, /) -> int:
-    """Look at Python, SQLite, the home, the journal, what waits, the policy and the keys; change nothing.
+    """Look at Python, SQLite, the home, the journal, what waits, the policy, the tools and the keys; change nothing.
 
-    Every line says what was found and, where something is wrong, what to do. Exits 1 if something is broken.
+    Tools are loaded as for a call, which runs their modules, and are not called. Every line says what was found and,
+    where something is wrong, what to do. Exits 1 if something is broken.
 
     \b
     interlock doctor
@@ -52,7 +56,7 @@ def doctor(out: Output, /) -> int:
     from interlock.store.home import Home
 
     home = Home(out.session.path)
-    findings = [finding for check in CHECKS for finding in _run(check, home)]
+    findings = examine(home)
     healthy = all(finding.status != "broken" for finding in findings)
     document = {
         "healthy": healthy,
@@ -74,6 +78,12 @@ def doctor(out: Output, /) -> int:
     return 0 if healthy else 1
 
 
+def examine(home: Home, *, machine: bool = True) -> list[Finding]:
+    """Everything that was found, in order; without `machine`, of the home alone."""
+    checks = (*MACHINE, *CHECKS, *ISOLATION) if machine else CHECKS
+    return [finding for check in checks for finding in _run(check, home)]
+
+
 def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
 
@@ -81,7 +91,7 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
     try:
         yield from check(home)
     except Failure as failure:
-        yield Finding(name, "broken", f"{failure.code} {failure.message}", failure.row.resolution)
+        yield Finding(name, "broken", f"{failure.code} {failure.message}", failure.resolution)
     except (OSError, sqlite3.Error) as error:
         yield Finding(name, "broken", f"cannot be read: {error}", "make the home readable, or choose another one")
 
@@ -146,25 +156,72 @@ def _opened(home: Home) -> Generator[sqlite3.Connection]:
         connection.close()
 
 
+@contextlib.contextmanager
+def _if_usable(home: Home) -> Generator[sqlite3.Connection | None]:
+    """The database, or None where there is none or it cannot be used: that is told once, with the journal."""
+    from interlock.core.errors import Failure
+
+    with contextlib.ExitStack() as stack:
+        try:
+            connection = None if home.new else stack.enter_context(_opened(home))
+        except Failure:
+            connection = None
+        yield connection
+
+
 def _check_journal(home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
-    from interlock.store.home import SCHEMA_HEAD
+    from interlock.store.home import SCHEMA_HEAD, refuse_behind
 
-    if not home.database.exists():
+    if home.new:
         yield Finding("journal", "good", "none yet, made at first use")
         return
+    anchored = home.last_anchor()
     with _opened(home) as connection:
         schema = str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
         if schema > SCHEMA_HEAD:
             raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
         later = "" if schema == SCHEMA_HEAD else f", brought to {SCHEMA_HEAD} at the next start"
         yield Finding("schema", "good", f"{schema}{later}")
-        rows = connection.execute("SELECT COUNT(*) FROM journal").fetchone()[0]
+        rows = connection.execute("SELECT COUNT(*) FROM journal NOT INDEXED").fetchone()[0]
         tools = connection.execute("SELECT COUNT(DISTINCT address) FROM tool_version").fetchone()[0]
+        refuse_behind(connection, anchored)
         yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
+        yield from _layout(connection, rows)
+        yield from _unsigned(home, connection)
         yield from _open_calls(connection)
         if schema == SCHEMA_HEAD:
             yield from _tickets(connection)
+
+
+def _layout(connection: sqlite3.Connection, rows: int) -> Iterator[Finding]:
+    """What of the ledger is not laid out as it was made. Whether its records are whole, `audit verify` tells."""
+    from interlock.audit.layout import departures
+
+    wrong = list(departures(connection))
+    if not wrong and connection.execute("SELECT COUNT(*) FROM journal INDEXED BY journal_call").fetchone()[0] != rows:
+        wrong = ["the index `journal_call` does not list every record"]
+    for what in wrong:
+        yield Finding("journal", "broken", what, "keep a copy as evidence, then see more: interlock audit verify")
+
+
+def _unsigned(home: Home, connection: sqlite3.Connection) -> Iterator[Finding]:
+    """The end of the journal that nobody has signed, where that is not because it was written just now."""
+    import orjson
+
+    from interlock.core.clock import Clock, iso
+
+    through = connection.execute("SELECT COALESCE(MAX(seq), 0) FROM anchor").fetchone()[0]
+    if through and not home.anchors.exists():
+        advice = "restore it from a backup: without it, a journal that was cut back does not show"
+        yield Finding("journal", "broken", "anchors.jsonl is missing, the second witness of its signed heads", advice)
+    count, first = connection.execute("SELECT COUNT(*), MIN(seq) FROM journal WHERE seq > ?", (through,)).fetchone()
+    if not count:
+        return
+    body = connection.execute("SELECT body FROM journal WHERE seq = ?", (first,)).fetchone()[0]
+    if str(orjson.loads(body).get("timestamp", "")) < iso(Clock().now_ms() - UNSIGNED_MS):
+        advice = "the next process signs what is there: run interlock tools list, then interlock audit verify"
+        yield Finding("journal", "attention", f"not signed from record {first} on, {count:,} in all", advice)
 
 
 def _open_calls(connection: sqlite3.Connection) -> Iterator[Finding]:
@@ -195,6 +252,7 @@ def _tickets(connection: sqlite3.Connection) -> Iterator[Finding]:
 
 def _check_policy(home: Home) -> Iterator[Finding]:
     from interlock.authority.cedar import DEFAULT, Rules, check
+    from interlock.authority.policy import read_file
     from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
     from interlock.authority.principals import Principals
 
@@ -203,13 +261,16 @@ def _check_policy(home: Home) -> Iterator[Finding]:
         what = "there is a policy.toml, which counts no more; nothing is allowed while it is there"
         yield Finding("policy", "broken", what, "move its rules to policy.cedar and its people to principals.toml")
         return
-    text = home.policy.read_text() if home.policy.exists() else DEFAULT
+    # What a home is made with is there before its database.
+    made = home.database.exists()
+    text = read_file(home.policy) if made or home.policy.exists() else DEFAULT
     rules = Rules(text)
     which = "the default" if text == DEFAULT else str(home.policy)
     yield Finding("policy", "good", f"{which}; what no rule permits is denied ({rules.version})")
     for rule in rules.rules:
         yield Finding("", "good", _rule_words(rule))
-    people = Principals(home.principals.read_text() if home.principals.exists() else DEFAULT_PRINCIPALS)
+    yield from _applied(home, text)
+    people = Principals(read_file(home.principals) if made or home.principals.exists() else DEFAULT_PRINCIPALS)
     contracts, groups = _rules_speak_of(home)
     for fault in check(text, contracts, people.groups | groups):
         what = f"line {fault.line}, {fault.rule}: {fault.message}"
@@ -220,15 +281,34 @@ def _check_policy(home: Home) -> Iterator[Finding]:
         yield Finding("", "good", f"{entry.id} is in {', '.join(entry.groups) or 'no group'}{holds}")
 
 
+def _applied(home: Home, text: str) -> Iterator[Finding]:
+    """Whether the policy in force is the one that was last applied. The file may be edited; nobody is named then."""
+    import hashlib
+
+    import orjson
+
+    query = (
+        "SELECT body FROM journal WHERE kind = 'authority'"
+        " AND json_extract(CAST(body AS TEXT), '$.act') = 'policy.applied' ORDER BY seq DESC LIMIT 1"
+    )
+    with _if_usable(home) as connection:
+        row = None if connection is None else connection.execute(query).fetchone()
+    applied = None if row is None else orjson.loads(row[0])
+    if applied is not None and applied["after"] != hashlib.sha256(text.encode()).hexdigest():
+        what = f"not what {applied['by']} applied at {applied['timestamp']}: the file was changed by hand"
+        advice = "see what it says: interlock policy show; put one in force by name: interlock policy apply FILE"
+        yield Finding("policy", "attention", what, advice)
+
+
 def _rules_speak_of(home: Home) -> tuple[list[Contract], frozenset[str]]:
     """The contracts of the tools there are and the groups of whoever is known, to measure rules against."""
     import orjson
 
     from interlock.core.contract import parse_contract
 
-    if not home.database.exists():
-        return [], frozenset()
-    with _opened(home) as connection:
+    with _if_usable(home) as connection:
+        if connection is None:
+            return [], frozenset()
         tools = connection.execute(
             "SELECT manifest FROM tool_version WHERE state NOT IN ('sunset', 'removed')"
         ).fetchall()
@@ -241,48 +321,116 @@ def _rule_words(rule: Rule) -> str:
 
 
 def _check_settings(home: Home) -> Iterator[Finding]:
-    from interlock.settings import load_settings
+    from interlock.settings import Settings, load_settings, nearest, variable
 
     settings = load_settings(home.settings)
     yield Finding("settings", "good", f"audit {settings.audit}; see settings.toml in the home")
+    known = Settings.model_fields
+    for name in sorted(name for name in os.environ if name.startswith("INTERLOCK_")):
+        said = name.removeprefix("INTERLOCK_").lower()
+        # Other variables are called so as well; what is as near as this is a slip of the pen.
+        meant = None if said in known else nearest(said, known, alike=0.8)
+        if meant is not None:
+            what, advice = f"the variable {name} sets nothing", f"did you mean {variable(meant)}?"
+            yield Finding("settings", "attention", what, advice)
+
+
+def _check_tools(home: Home) -> Iterator[Finding]:
+    from interlock.core.declare import Tool
+    from interlock.core.errors import Failure
+    from interlock.registry.catalog import contract_digest
+    from interlock.registry.source import reload
+
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    with _if_usable(home) as connection:
+        if connection is None:
+            return
+        rows = connection.execute(
+            "SELECT address, version, origin, digest FROM tool_version WHERE state NOT IN ('sunset', 'removed')"
+            " AND origin NOT LIKE 'library:%' AND origin NOT LIKE 'upstream:%' ORDER BY address, version"
+        ).fetchall()
+    found: dict[str, dict[str, Tool[..., object]] | Failure] = {}
+    good = 0
+    for address, version, origin, digest in rows:
+        if origin not in found:
+            try:
+                found[origin] = {f"{tool.manifest.address}@{tool.manifest.version}": tool for tool in reload(origin)}
+            except Failure as failure:
+                found[origin] = failure
+        there = found[origin]
+        tool = None if isinstance(there, Failure) else there.get(f"{address}@{version}")
+        if tool is not None and contract_digest(tool) == digest:
+            good += 1
+            continue
+        said = "it has changed" if tool is not None else "it is no longer there"
+        said = there.message if isinstance(there, Failure) else said
+        advice = "put it back as it was admitted, or publish what is there as a new version: interlock tools add"
+        yield Finding("tools", "broken", f"{address}@{version} cannot be called: {said}", advice)
+    if good or not rows:
+        yield Finding("tools", "good", f"{good} of {len(rows)} added from files and modules load as they were admitted")
 
 
 def _check_key(home: Home) -> Iterator[Finding]:
-    key = home.keys / "journal.ed25519"
-    if not key.exists():
-        signed = home.anchors.exists()
-        advice = "restore it from a backup: a new key cannot vouch for what the old one signed" if signed else ""
-        what = "missing, though the chain was signed" if signed else "none yet, made at first use"
-        yield Finding("signing key", "broken" if signed else "good", what, advice)
-        return
-    yield from _private("signing key", key)
+    from interlock.store.signing import Signer
+
+    key, query = home.keys / "journal.ed25519", "SELECT key_id FROM anchor ORDER BY seq DESC LIMIT 1"
+    with _if_usable(home) as connection:
+        row = None if connection is None else connection.execute(query).fetchone()
+    signed_by = None if row is None else str(row[0])
+    yield from _key("signing key", key, lambda: Signer(home.keys).check(signed_by), "none yet, made at first use")
 
 
 def _check_issuer(home: Home) -> Iterator[Finding]:
-    keys = sorted((home.keys / "issuer").glob("*.pem"))
-    if not keys:
+    from interlock.authority.keys import IssuerKeys
+    from interlock.core.clock import Clock
+
+    issuer = IssuerKeys(home.keys / "issuer", clock=Clock())
+    names = issuer.names()
+    paths = sorted((home.keys / "issuer").glob("*.pem"))
+    if not paths:
         yield Finding("issuer keys", "good", "none yet, made with the first token")
-    for key in keys:
-        yield from _private("issuer keys", key)
+    for path in paths:
+        yield from _key("issuer keys", path, partial(issuer.load, path.name) if path.name in names else None)
 
 
 def _check_secrets(home: Home) -> Iterator[Finding]:
     from interlock.settings import load_settings
+    from interlock.store.home import SCHEMA_HEAD
+    from interlock.store.sealing import Box, keys_in_use
 
-    key = home.keys / "secrets.key"
-    if key.exists():
-        yield from _private("secrets key", key)
+    where = load_settings(home.settings).secrets_key
+    key = home.keys / f"secrets.{'key' if where == 'file' else 'keyring'}"
+    in_use, schema = set[str](), "SELECT version_num FROM alembic_version"
+    with _if_usable(home) as connection:
+        if connection is not None and connection.execute(schema).fetchone() == (SCHEMA_HEAD,):
+            in_use = keys_in_use(connection)
+
+    def check() -> None:
+        from interlock.core.errors import Failure
+
+        held = Box(home.keys, where=where).ids() if key.exists() else frozenset[str]()
+        if lost := in_use - held:
+            words = f"{len(lost)} of the keys that something is sealed under are not here"
+            raise Failure("E3604", words, resolution="restore them from a backup: without them it cannot be read")
+
+    yield from _key("secrets key", key, check, "none yet, made at first use")
+
+
+def _key(name: str, key: Path, check: Callable[[], object] | None, absent: str = "") -> Iterator[Finding]:
+    """Whether a key is its owner's alone, and good for what it is there for."""
+    from interlock.core.errors import Failure
+
+    try:
+        if key.exists() and key.stat().st_mode & 0o077:
+            yield Finding(name, "broken", "others on this machine can read it", f"chmod 600 {key}")
+            return
+        if check is not None:
+            check()
+    except Failure as failure:
+        yield Finding(name, "broken", f"{failure.code} {failure.message}", failure.resolution)
         return
-    where = "in the keyring" if load_settings(home.settings).secrets_key == "keyring" else "none yet, made at first use"
-    yield Finding("secrets key", "good", where)
-
-
-def _private(name: str, key: Path) -> Iterator[Finding]:
-    """Whether a key is its owner's alone."""
-    if key.stat().st_mode & 0o077:
-        yield Finding(name, "broken", "others on this machine can read it", f"chmod 600 {key}")
-    else:
-        yield Finding(name, "good", "present, readable by its owner alone")
+    yield Finding(name, "good", "in order, readable by its owner alone" if key.exists() else absent)
 
 
 def _check_sandbox(_: Home) -> Iterator[Finding]:
@@ -301,16 +449,18 @@ def _check_sandbox(_: Home) -> Iterator[Finding]:
         yield Finding(name, "good", what)
 
 
-CHECKS: tuple[Callable[[Home], Iterator[Finding]], ...] = (
-    _check_python,
-    _check_sqlite,
+Check = Callable[["Home"], Iterator[Finding]]
+
+MACHINE: tuple[Check, ...] = (_check_python, _check_sqlite)
+ISOLATION: tuple[Check, ...] = (_check_sandbox,)
+CHECKS: tuple[Check, ...] = (
     _check_home,
     _check_disk,
     _check_journal,
     _check_policy,
     _check_settings,
+    _check_tools,
     _check_key,
     _check_issuer,
     _check_secrets,
-    _check_sandbox,
 )

@@ -51,6 +51,8 @@ class History:
     entries: tuple[Entry, ...]
     # What reviewers were shown, by ticket.
     previews: Mapping[str, Json]
+    # What they were shown of the input as they changed it.
+    edits: Mapping[str, Json]
 
     def last(self, kind: str) -> Json:
         return next(iter(reversed(self.all(kind))), cast("Json", {}))
@@ -138,8 +140,10 @@ def _remarks(record: Json) -> str:
 def find(journal: Journal, name: str) -> History:
     """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one."""
     rows = journal.read(_OF_CALL, (name,))
-    if not rows and len(name) >= 6:
-        prefix = name.rstrip("….").upper()
+    prefix = name.rstrip("….").upper()
+    if not rows and len(prefix) < SHORTEST:
+        raise too_short(name)
+    if not rows:
         found = journal.read(
             "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? LIMIT 5", (prefix, prefix + "\U0010ffff")
         )
@@ -153,11 +157,25 @@ def find(journal: Journal, name: str) -> History:
     named = {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
     for ticket in named:
         entries += [entry for entry in _entries(journal.read(_OF_CALL, (ticket,))) if _about(entry, name)]
-    previews = journal.read("SELECT id, preview FROM ticket WHERE call = ?", (name,))
+    previews = journal.read("SELECT id, preview, changed FROM ticket WHERE call = ?", (name,))
     return History(
         name,
         tuple(sorted(entries, key=lambda entry: entry.seq)),
-        {ticket: orjson.loads(preview) for ticket, preview in previews},
+        {ticket: orjson.loads(preview) for ticket, preview, _ in previews},
+        {ticket: orjson.loads(changed)["preview"] for ticket, _, changed in previews if changed is not None},
+    )
+
+
+# Ids begin with the time: less than this is much the same for all.
+SHORTEST = 6
+
+
+def too_short(name: str) -> Failure:
+    """The refusal of an id that was shortened so far that it says nothing."""
+    return Failure(
+        "E3702",
+        f"`{name}` is too short to tell which call is meant; give at least {SHORTEST} characters of its id",
+        resolution="find the id with interlock calls list",
     )
 
 
@@ -219,12 +237,17 @@ def _agreed(history: History) -> Iterator[str]:
     for at, words in history.approval():
         yield f"At {at} {words}."
     for ticket, preview in history.previews.items():
-        effects: list[Json] = preview.get("predicted_effects") or []
-        would = ", ".join(f"{one['operation']} {one['resource']}" for one in effects) or "change nothing it could name"
-        impact = f" ({preview['impact']})" if preview.get("impact") else ""
-        yield f"On ticket {ticket} a reviewer could see the input, and that it would {would}{impact}."
+        yield f"On ticket {ticket} a reviewer could see the input, and that it would {_foreseen(preview)}."
+        if ticket in history.edits:
+            yield f"Of the input as they changed it they were shown that it would {_foreseen(history.edits[ticket])}."
     for difference in cast("list[str]", history.facts.get("previewDifferences") or []):
         yield f"It did not keep to what the reviewer was shown: {difference}."
+
+
+def _foreseen(preview: Json) -> str:
+    effects: list[Json] = preview.get("predicted_effects") or []
+    would = ", ".join(f"{one['operation']} {one['resource']}" for one in effects) or "change nothing it could name"
+    return would + (f" ({preview['impact']})" if preview.get("impact") else "")
 
 
 def _ran(history: History) -> Iterator[str]:
@@ -261,6 +284,8 @@ def _ended(history: History) -> Iterator[str]:
     else:
         took = closed.get("latencyMs")
         yield f"It succeeded after {took} ms." if took is not None else "It succeeded."
+    for one in cast("list[Json]", closed.get("artifacts") or []):
+        yield f"It left the file {one['path']} ({one['size']} bytes, sha256 {one['sha256']})."
     if closed.get("compensation"):
         yield f"It can be undone: interlock calls undo {history.call} --key YOUR-KEY."
     if history.last("late"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home, require
+from interlock.cli.command import Output, looking, over_home, require
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -52,12 +52,12 @@ async def add(
     """
     from interlock.authority.identities import Identity
 
-    require(lock.caller.scopes, "tokens:issue", "registering an identity")
+    require(lock.caller, "tokens:issue", "registering an identity")
     told: dict[str, Any] = {"name": name, "kind": kind, "trust": trust, "groups": frozenset(groups), "tenant": tenant}
     if did is None:
         identity = await _make_identity(lock, **told)
     else:
-        identity = await lock.identities.register(Identity(did=did, **told), by=lock.caller.id)
+        identity = await lock.identities.register(Identity(did=did, **told), by=lock.caller.acting)
 
     def show(page: Page) -> None:
         page.line(identity.did)
@@ -73,7 +73,10 @@ async def _make_identity(lock: Interlock, **told: Any) -> Identity:
 
 
 async def somebody(lock: Interlock, who: str, kind: CallerKind) -> Identity:
-    """An identity by name or DID. A new name gets a did:key of its own; a new DID has to be registered first."""
+    """An identity by its DID, or by its name here; those of other tenants have their DIDs.
+
+    A new name gets a did:key of its own; a new DID has to be registered first.
+    """
     from interlock.core.capability import is_did
     from interlock.core.errors import Failure
 
@@ -86,14 +89,17 @@ async def somebody(lock: Interlock, who: str, kind: CallerKind) -> Identity:
 
 
 @identities.command("list")
-@over_home
+@looking
 async def list_identities(lock: Interlock, out: Output, /) -> int:
     """Everybody who is known, or was."""
     documents = [_document(one) for one in lock.identities.all()]
 
     def show(page: Page) -> None:
         rows = [
-            (one["name"], one["kind"], str(one["trust"]), ", ".join(one["groups"]), one["state"], one["did"])
+            (
+                one["name"] if one["tenant"] == "local" else f"{one['name']} of {one['tenant']}",
+                *(one["kind"], str(one["trust"]), ", ".join(one["groups"]), one["state"], one["did"]),
+            )
             for one in documents
         ]
         if rows:
@@ -115,10 +121,10 @@ async def revoke(lock: Interlock, out: Output, /, who: str, reason: str) -> int:
     \b
     interlock identities revoke researcher --reason 'its machine was lost'
     """
-    require(lock.caller.scopes, "tokens:issue", "revoking an identity")
+    require(lock.caller, "tokens:issue", "revoking an identity")
     known = lock.identities.find(who)
     did = who if known is None else known.did
-    await lock.identities.revoke(did, reason=reason, by=lock.caller.id)
+    await lock.identities.revoke(did, reason=reason, by=lock.caller.acting)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, over_home
+from interlock.cli.command import Output, looking, over_home, require
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -36,6 +36,7 @@ async def init(lock: Interlock, out: Output, /, algorithm: Algorithm) -> int:
     \b
     interlock keys init --alg EdDSA
     """
+    require(lock.caller, "tokens:issue", "making a key")
     return _made(out, await lock.tokens.rotate_key(algorithm, by=lock.caller, first=True))
 
 
@@ -48,6 +49,7 @@ async def rotate(lock: Interlock, out: Output, /, algorithm: Algorithm | None) -
     \b
     interlock keys rotate
     """
+    require(lock.caller, "tokens:issue", "making a key")
     return _made(out, await lock.tokens.rotate_key(algorithm, by=lock.caller))
 
 
@@ -62,7 +64,7 @@ def _made(out: Output, key: SigningKey) -> int:
 
 
 @keys.command("list")
-@over_home
+@looking
 async def list_keys(lock: Interlock, out: Output, /) -> int:
     """Every key that verifies, oldest first, and which one signs."""
     held = lock.issuer_keys.all()
@@ -102,6 +104,7 @@ async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
     \b
     interlock keys retire 4bPC…
     """
+    require(lock.caller, "tokens:issue", "retiring a key")
     await lock.tokens.retire_key(kid, reason=reason, by=lock.caller)
 
     def show(page: Page) -> None:
@@ -114,7 +117,7 @@ async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
 
 
 @keys.command()
-@over_home
+@looking
 async def jwks(lock: Interlock, out: Output, /) -> int:
     """The public halves as a JWKS document, for whoever wants to verify our tokens."""
     out.write(lock.issuer_keys.jwks())

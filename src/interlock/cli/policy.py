@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from interlock.cli.command import Output, over_home, parse_json, require
+from interlock.cli.command import Output, looking, over_home, parse_json, require, without_home
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def policy() -> None:
 
 
 @policy.command()
-@over_home
+@looking
 async def show(lock: Interlock, out: Output, /) -> int:
     """The rules in force, as they are written.
 
@@ -55,12 +55,33 @@ async def show(lock: Interlock, out: Output, /) -> int:
     return 0
 
 
+# default
+
+
+@policy.command()
+@click.option("--principals", is_flag=True, help="principals.toml instead: who callers are, and what they may govern.")
+@without_home
+def default(out: Output, /, principals: bool) -> int:
+    """The policy that a new home gets. A home that has lost its policy allows nothing until one is put back.
+
+    \b
+    interlock policy default > first.cedar
+    interlock policy apply first.cedar
+    """
+    from interlock.authority import cedar
+    from interlock.authority import principals as people
+
+    name, text = ("principals.toml", people.DEFAULT) if principals else ("policy.cedar", cedar.DEFAULT)
+    out.answer({"file": name, "text": text}, lambda page: click.echo(text, nl=False))
+    return 0
+
+
 # check
 
 
 @policy.command()
 @click.argument("file", type=_FILE, required=False)
-@over_home
+@looking
 async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     """Check FILE, or the policy in force, against the registered tools and what they take. Exits 1 if it has faults.
 
@@ -169,11 +190,12 @@ def _try(lock: Interlock, case: Json) -> Json:
 async def explain(lock: Interlock, out: Output, /, who: str, tool: str, arguments: str) -> int:
     """Why WHO may call TOOL with ARGUMENTS, or may not: which rule decides, and what would have to change.
 
-    WHO is `me`, a DID, the name of a registered identity, or a local user (local:alice). Nothing is called.
+    WHO is `me`, the name or DID of a registered identity, or an id that principals.toml speaks of (local:alice).
+    ARGUMENTS may leave some out. Nothing is called.
 
     \b
     interlock policy explain me demo.post '{"account": "cash", "cents": 250}'
-    interlock policy explain did:web:agents.example:clerk demo.mail_statement
+    interlock policy explain local:alice demo.mail_statement
     """
     given = parse_json(arguments, "ARGUMENTS")
     if not isinstance(given, dict):
@@ -270,7 +292,7 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
     """
     from interlock.service.policy import Policy, fault_document, faults_of
 
-    require(lock.caller.scopes, "policy:admin", "changing the policy")
+    require(lock.caller, "policy:admin", "changing the policy")
     text, before = _read(file), _former(lock.policy.path)
     faults = faults_of(lock, text)
     told = [fault_document(fault) for fault in faults]
@@ -278,7 +300,7 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
         document = {"applied": False, "faults": told}
         out.answer(document, lambda page: _show_faults(page, file.name, faults))
         return 1
-    changes = _diff(before, text)
+    changes, replaces = _diff(before, text), lock.policy.path.exists()
     await Policy(lock).apply(text, by=lock.caller)
 
     def show_changes(page: Page) -> None:
@@ -286,9 +308,8 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
 
         for line in changes:
             page.line(Text(line, {"+": "green", "-": "red"}.get(line[:1], "dim")))
-        page.line(
-            GOOD, " applied; the former policy is kept in policy.cedar.previous" if changes else " nothing to change"
-        )
+        kept = "; the former policy is kept in policy.cedar.previous" if replaces else ""
+        page.line(GOOD, f" applied{kept}" if changes else " nothing to change")
 
     out.answer({"applied": True, "diff": changes, "faults": told}, show_changes)
     return 0

@@ -13,9 +13,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from interlock.core.artifacts import Artifact
 from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.core.words import wait
 
 Cell = str | Text
 GAP = "   "
@@ -92,7 +94,7 @@ class Page:
         if failure.code[:3] == "E38" and home:
             facts.append(("home", home))
         # Here there is no operator with a trace id at hand; there is whoever typed the command.
-        advice = "run it again with --verbose and report what it shows" if row.code == "E3000" else row.resolution
+        advice = "run it again with --verbose and report what it shows" if row.code == "E3000" else failure.resolution
         facts.append(("next", advice))
         self.facts(facts)
 
@@ -108,13 +110,15 @@ class Page:
     def _error(self, result: Result, failure: Failure) -> None:
         row = failure.row
         code = Text(row.error_code.value, "bold red")
-        self.line(BAD, " ", code, f"  {row.code}  ", result.tool, right=retry_words(failure))
+        ran_at = (failure.details or {}).get("ran_at")
+        right = retry_words(failure) if ran_at is None else f"replayed: it failed once, at {clock_time(str(ran_at))}"
+        self.line(BAD, " ", code, f"  {row.code}  ", result.tool, right=right)
         faults = faults_of(failure)
         if faults:
             self.table([(Text(f"  {name}", "bold"), message) for name, message in faults])
             return
         self.console.print(Text(f"  {clean(failure.message)}"))
-        self.facts([("next", row.resolution)])
+        self.facts([("next", _advice(failure, result.tool.partition("@")[0]))])
 
     def _success(self, result: Result) -> None:
         text, rest = value_words(result)
@@ -125,7 +129,14 @@ class Page:
         self.line(GOOD, " ", Text(result.tool, "bold"), *shown, right=right)
         if rest:
             self.console.print(Text(textwrap.indent(clean(rest), "  ")))
+        if result.artifacts:
+            self.artifacts(result.artifacts)
         self._warnings(result)
+
+    def artifacts(self, artifacts: Iterable[Artifact], indent: str = "  ") -> None:
+        """The files that a call left."""
+        rows = [(one.path, f"{one.size:,}", one.sha256[:16]) for one in artifacts]
+        self.table(rows, ("file", "bytes", "sha256"), indent=indent)
 
     def _preview(self, result: Result) -> None:
         preview = cast("Json", result.value)
@@ -144,6 +155,11 @@ class Page:
         notes = [
             _WARNINGS.get(str(code), str(code)) for code in cast("list[Any]", result.metadata.get("warnings") or [])
         ]
+        changes = cast("list[Json]", result.metadata.get("input_mutations") or [])
+        changed = [_name(str(one["pointer"])) for one in changes if str(one["source"]).startswith("reviewer:")]
+        if changed:
+            names = ", ".join(f"`{name}`" for name in changed)
+            notes.append(f"this is not quite what was asked for: the reviewer changed {names}")
         told = cast("Json", result.metadata.get("deprecation") or {})
         if told:
             instead = f"; use {told['successor']}" if told.get("successor") else ""
@@ -155,6 +171,14 @@ class Page:
 _WARNINGS = {"WRITE_TOOL_NO_MUTATION": "it reported no change, though it may make some; ctx.effect(…) reports them"}
 
 
+def _advice(failure: Failure, tool: str) -> str:
+    """What to do next, for whoever sits at the machine that the tool runs on."""
+    if failure.code != "E3401" or failure.retryable:
+        return "send the same call again" if failure.code == "E3401" else failure.resolution
+    again = " under a new key" if "ran_at" in (failure.details or {}) else ""
+    return f"whoever looks after the tool sees the cause with: interlock --verbose call {tool} …{again}"
+
+
 def _styled(part: Cell, style: str = "") -> Text:
     return part.copy() if isinstance(part, Text) else Text(clean(part).replace("\n", " "), style)
 
@@ -162,8 +186,17 @@ def _styled(part: Cell, style: str = "") -> Text:
 def retry_words(failure: Failure) -> str:
     if not failure.retryable:
         return "not retryable"
-    wait = "" if failure.retry_after_ms is None else f" after {failure.retry_after_ms} ms"
-    return f"retryable{wait}"
+    later = "" if failure.retry_after_ms is None else f" after {wait(failure.retry_after_ms)}"
+    return _AGAIN.get(failure.code, "retryable") + later
+
+
+# Where sending the very same call again would only meet the same refusal.
+_AGAIN = {
+    "E3103": "retryable with another version",
+    "E3306": "retryable with a new key",
+    "E3408": "retryable with the same key",
+    "E3410": "retryable once the state is read again",
+}
 
 
 def faults_of(failure: Failure) -> list[tuple[str, str]]:
@@ -213,20 +246,6 @@ def duration(ms: float) -> str:
     if ms < 1:
         return "<1 ms"
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
-
-
-def span(ms: int) -> str:
-    """How long something lasts, to the second largest unit that matters: 23 h 59 min."""
-    seconds = max(ms, 0) // 1000
-    sizes = [(size, unit) for size, unit in _SPANS if seconds >= size][:2]
-    words: list[str] = []
-    for size, unit in sizes:
-        count, seconds = divmod(seconds, size)
-        words += [f"{count} {unit}"] if count else []
-    return " ".join(words) or "0 s"
-
-
-_SPANS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 # Text that cannot be taken for a number, a list, an object or nothing at all.

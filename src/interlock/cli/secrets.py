@@ -64,16 +64,19 @@ async def set_(lock: Interlock, out: Output, /, name: str, value: str, slot: str
     interlock secrets set github/token
     pass show github | interlock secrets set github/token - --expires 30d
     """
-    require(lock.caller.scopes, "secrets:admin", "storing a credential")
+    from interlock.core.clock import iso
+
+    require(lock.caller, "secrets:admin", "storing a credential")
     expires_ms = None if lifetime_ms is None else lock.clock.now_ms() + lifetime_ms
-    await lock.secrets.set(name, value, by=lock.caller.id, slot=slot, expires_ms=expires_ms)
+    await lock.secrets.set(name, value, by=lock.caller.acting, slot=slot, expires_ms=expires_ms)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
         page.line(GOOD, f" {name} [{slot}] is stored", right=f"a tool asks for it by credentials:{name}")
 
-    out.answer({"name": name, "slot": slot, "expires_ms": expires_ms}, show)
+    expires_at = None if expires_ms is None else iso(expires_ms)
+    out.answer({"name": name, "slot": slot, "expires_at": expires_at}, show)
     return 0
 
 
@@ -84,7 +87,7 @@ async def set_(lock: Interlock, out: Output, /, name: str, value: str, slot: str
 @over_home
 async def list_(lock: Interlock, out: Output, /) -> int:
     """Which credentials there are: name, slot, age and expiry, never a value."""
-    require(lock.caller.scopes, "secrets:admin", "listing credentials")
+    require(lock.caller, "secrets:admin", "listing credentials")
     now_ms, kept = lock.clock.now_ms(), lock.secrets.names()
 
     def show(page: Page) -> None:
@@ -94,8 +97,20 @@ async def list_(lock: Interlock, out: Output, /) -> int:
         rows = [(one.name, one.slot, _words(now_ms - one.created_ms), _outlook(one, now_ms)) for one in kept]
         page.table(rows, head=("name", "slot", "age", "expires"))
 
-    out.answer([one._asdict() for one in kept], show)
+    out.answer({"secrets": [_document(one, now_ms) for one in kept]}, show)
     return 0
+
+
+def _document(one: Kept, now_ms: int) -> dict[str, str | None]:
+    from interlock.core.clock import iso
+
+    return {
+        "name": one.name,
+        "slot": one.slot,
+        "created_at": iso(one.created_ms),
+        "expires_at": None if one.expires_ms is None else iso(one.expires_ms),
+        "resting_until": iso(one.resting_until_ms) if one.resting_until_ms > now_ms else None,
+    }
 
 
 def _outlook(one: Kept, now_ms: int) -> str:
@@ -122,8 +137,8 @@ def _words(ms: int) -> str:
 @over_home
 async def remove(lock: Interlock, out: Output, /, name: str, slot: str | None) -> int:
     """Forget a credential. Calls that hold it now keep it until they end."""
-    require(lock.caller.scopes, "secrets:admin", "removing a credential")
-    count = await lock.secrets.remove(name, by=lock.caller.id, slot=slot)
+    require(lock.caller, "secrets:admin", "removing a credential")
+    count = await lock.secrets.remove(name, by=lock.caller.acting, slot=slot)
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
@@ -144,8 +159,8 @@ async def rotate_key(lock: Interlock, out: Output, /) -> int:
 
     Interrupted, it loses nothing; run it again to finish.
     """
-    require(lock.caller.scopes, "secrets:admin", "changing the key")
-    left = await lock.secrets.rotate_key(by=lock.caller.id)
+    require(lock.caller, "secrets:admin", "changing the key")
+    left = await lock.secrets.rotate_key(by=lock.caller.acting)
     sealed = len(lock.secrets.names()) - len(left)
 
     def show(page: Page) -> None:

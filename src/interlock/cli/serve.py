@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from interlock._version import __version__
-from interlock.cli.command import Output, without_home
+from interlock.cli.command import Output, refuse_token, without_home
 
 if TYPE_CHECKING:
+    import asyncio
+
     from interlock.app import Interlock
     from interlock.cli.render import Page
     from interlock.doors.server import Listening, Server
@@ -29,6 +32,7 @@ _PORT = click.IntRange(0, 65535)
 @click.option("--key", type=_FILE, help="Its private key (PEM).")
 @click.option("--name", "names", multiple=True, metavar="HOST", help="A host name clients may call it by; repeat.")
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="A web origin that may call it; repeat.")
+@click.option("--public-url", metavar="URL", help="Where clients find it, if a proxy stands in front.")
 @click.option("--tools", "targets", multiple=True, metavar="FILE|MODULE", help="Tools to add before serving; repeat.")
 @click.option("--bare", is_flag=True, help="On an empty home, do not add the demonstration tools.")
 @click.option("--no-token", is_flag=True, help="Do not issue and print a token.")
@@ -51,12 +55,30 @@ def serve(out: Output, /, **given: Any) -> int:
         raise click.UsageError("TLS needs both --cert and --key")
     if given["cert"] is not None:
         _try_certificate(given["cert"], given["key"])
+    _check_names(given)
+    if not given["stdio"]:
+        refuse_token("serving a home")
     import asyncio
 
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_stdio(out, given) if given["stdio"] else _serve(out, given))
+
+
+def _check_names(given: dict[str, Any]) -> None:
+    for name in given["names"]:
+        if not _NAME.fullmatch(name):
+            raise click.UsageError(f"--name takes a host name or an address, without a scheme or a port: not `{name}`")
+    urls = [("--origin", one) for one in given["origins"]]
+    urls += [] if given["public_url"] is None else [("--public-url", given["public_url"])]
+    for option, url in urls:
+        if not _URL.fullmatch(url):
+            raise click.UsageError(f"{option} takes scheme and host, say https://tools.example.com: not `{url}`")
+
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
+_URL = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?")
 
 
 def _try_certificate(certificate: Path, key: Path) -> None:
@@ -91,11 +113,10 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
         certificate=given["cert"],
         key=given["key"],
         names=given["names"],
-        origins=given["origins"],
+        origins=[one.rstrip("/") for one in given["origins"]],
+        public_url=None if given["public_url"] is None else given["public_url"].rstrip("/"),
     )
-    ended = asyncio.Event()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(one, ended.set)
+    ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as lock:
         configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
         await _prepare(lock, given)
@@ -112,19 +133,50 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     return 0
 
 
-async def _stdio(out: Output, given: dict[str, Any]) -> int:
-    from interlock.app import Interlock
-    from interlock.doors.mcp import McpDoor
-    from interlock.service import Service
+def _on_signals() -> asyncio.Event:
+    """What is set when the program is asked to end."""
+    import asyncio
+    import signal
 
+    ended = asyncio.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, ended.set)
+    return ended
+
+
+async def _stdio(out: Output, given: dict[str, Any]) -> int:
+    import asyncio
+
+    from interlock.app import Interlock
+    from interlock.core.redact import safe_log
+    from interlock.doors.mcp import McpDoor
+    from interlock.doors.server import DRAIN_S
+    from interlock.service import Service
+    from interlock.telemetry.logs import configure
+
+    ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as lock:
+        configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
         # Stdout is the client's from the first byte, also while modules with tools are loaded.
         with Output(as_json=True, session=out.session).reserved():
             await _prepare(lock, given)
         service = Service(lock)
-        await McpDoor(service).run_stdio()
+        door = McpDoor(service)
+        serving, asked = asyncio.ensure_future(door.run_stdio()), asyncio.ensure_future(ended.wait())
+        await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            # Calls in flight are finished first, and answered: the client may still be listening.
+            await door.drain(DRAIN_S)
+            await asyncio.sleep(_SAID_S)
+            serving.cancel()
+        asked.cancel()
+        await asyncio.gather(serving, return_exceptions=ended.is_set())
         await service.close()
     return 0
+
+
+# How long an answer may take from the end of its call to the client's pipe.
+_SAID_S = 0.1
 
 
 async def _prepare(lock: Interlock, given: dict[str, Any]) -> None:
@@ -155,7 +207,7 @@ def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, to
     everywhere = listening.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
     host = listening.names[0] if listening.names else "127.0.0.1" if everywhere else listening.host
     host = f"[{host}]" if ":" in host else host
-    base = f"{scheme}://{host}:{server.port}"
+    base = listening.public_url or f"{scheme}://{host}:{server.port}"
     tools = lock.catalog.addresses()
     document = {
         "base_url": base,
@@ -174,6 +226,11 @@ def _tell(out: Output, lock: Interlock, listening: Listening, server: Server, to
         reach = "; clients elsewhere are refused until you say by which name they call: --name HOST"
     else:
         reach = ", to the network"
+    if not listening.loopback and not listening.secure:
+        words = (
+            "tokens and results travel in clear; give it --cert and --key, or let a proxy that has them stand in front"
+        )
+        out.page(error=True).line(f"warning: this is plain HTTP on a network: {words}")
     out.answer(document, lambda page: _show(page, document, tools, reach))
 
 

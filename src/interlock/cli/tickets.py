@@ -31,7 +31,7 @@ def asker(lock: Interlock, ticket: Ticket) -> str:
 
 def outlook(lock: Interlock, ticket: Ticket) -> str:
     """What becomes of it if nobody does anything."""
-    from interlock.cli.render import span
+    from interlock.core.words import span
 
     left = f"expires in {span(ticket.expires_ms - lock.clock.now_ms())}"
     return f"{left}, then denied" if ticket.state == "PENDING" else left
@@ -74,7 +74,7 @@ def effects(ticket: Ticket) -> str:
 
 def show_ticket(lock: Interlock, page: Page, ticket: Ticket) -> None:
     """Everything a person should know before deciding."""
-    from interlock.cli.render import Text, value_text
+    from interlock.cli.render import Text
 
     is_open = ticket.state in ("PENDING", "APPROVED")
     page.line(
@@ -89,11 +89,36 @@ def show_ticket(lock: Interlock, page: Page, ticket: Ticket) -> None:
     if ticket.operation != "invoke":
         facts.append(("to", f"{ticket.operation} an earlier call"))
     page.facts(facts)
-    page.line("  the input")
-    page.facts([(name, value_text(value)) for name, value in ticket.params.items()], indent="    ")
-    page.line("  what it would do", right=_lasting(ticket))
-    _show_preview(page, ticket.preview)
+    page.line("  the input" if ticket.changed is None else "  the input, and what its reviewer changed")
+    page.facts(_input(ticket), indent="    ")
+    would = "what it would do" if ticket.changed is None else "what it would do as changed"
+    page.line(f"  {would}", right=_lasting(ticket))
+    _show_preview(page, ticket.agreed_preview)
     page.facts(_people(lock, ticket))
+
+
+def _input(ticket: Ticket) -> list[tuple[str, Cell]]:
+    """Every argument, and what a reviewer made of it."""
+    from interlock.cli.render import value_text
+
+    changes = ticket.differences()
+    names = dict.fromkeys((*ticket.params, *changes))
+    return [
+        (name, " → ".join(map(value_text, changes[name])) if name in changes else value_text(ticket.params[name]))
+        for name in names
+    ]
+
+
+def show_edit(page: Page, ticket: Ticket) -> None:
+    """What a reviewer changed, and what the call would do now."""
+    from interlock.cli.render import value_text
+
+    changes = ticket.differences()
+    page.facts(
+        [(name, f"{value_text(was)} → {value_text(now)}") for name, (was, now) in changes.items()], indent="    "
+    )
+    page.line("  what it would do as changed", right=_lasting(ticket))
+    _show_preview(page, ticket.agreed_preview)
 
 
 def _show_preview(page: Page, preview: Json) -> None:
@@ -114,8 +139,9 @@ def _show_preview(page: Page, preview: Json) -> None:
 
 def _people(lock: Interlock, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
     """Who was told, who will be, who was not reached, what was decided, and what to do now."""
-    from interlock.cli.render import clock_time, span
+    from interlock.cli.render import clock_time
     from interlock.core.clock import iso
+    from interlock.core.words import span
 
     by_channel = ", ".join(_sent(lock, ticket))
     yield "told", " and ".join(ticket.approvers) + (f", by {by_channel}" if by_channel else "")

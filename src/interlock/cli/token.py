@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from interlock.cli.command import Output, over_home, parse_span, require
+from interlock.cli.command import Output, looking, over_home, parse_span, require
 from interlock.cli.identities import somebody
 
 if TYPE_CHECKING:
@@ -42,9 +42,13 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 def _grants(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[ToolGrant] | None:
+    from interlock.core.errors import Failure
     from interlock.service.tokens import tool_grants
 
-    return tool_grants(values) or None
+    try:
+        return tool_grants(values) or None
+    except Failure as failure:
+        raise click.BadParameter(failure.message) from None
 
 
 _NARROWING = (
@@ -108,7 +112,7 @@ async def issue(
 
     if (agent is None) == (person is None):
         raise click.UsageError("say who holds it: --agent NAME or --person NAME")
-    require(lock.caller.scopes, "tokens:issue", "issuing a token")
+    require(lock.caller, "tokens:issue", "issuing a token")
     holder = await somebody(lock, agent, "agent") if agent else await somebody(lock, cast("str", person), "human")
     behalf = None if user is None else await somebody(lock, user, "human")
     text = await lock.tokens.issue(
@@ -125,7 +129,7 @@ async def issue(
 
 
 async def _hand_out(lock: Interlock, out: Output, text: str) -> int:
-    picture = await lock.tokens.inspect(text)
+    picture = await lock.tokens.inspect(text, by=lock.caller)
     if not out.as_json:
         click.echo(text)
         out.page(error=True).line(_summary(picture))
@@ -175,8 +179,8 @@ async def delegate(
     from interlock.authority.keys import load_private
     from interlock.authority.tokens import delegate_offline
 
-    require(lock.caller.scopes, "tokens:issue", "passing on a token from here")
-    held = _text(parent or "-")
+    require(lock.caller, "tokens:issue", "passing on a token from here")
+    held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
     narrowing: Json = {
         "subject": (await somebody(lock, to, "agent")).did,
         "scopes": given["scopes"] or None,
@@ -192,13 +196,14 @@ async def delegate(
     return await _hand_out(lock, out, text)
 
 
-def _text(given: str) -> str:
+def _text(given: str, how: str = "give a token, or send one on stdin") -> str:
     """A token from the command line, or from stdin for `-`."""
     if given != "-":
         return given.strip()
-    if sys.stdin.isatty():
-        raise click.UsageError("give a token, or send one on stdin")
-    return sys.stdin.read(65_536).strip()
+    text = "" if sys.stdin.isatty() else sys.stdin.read(65_536).strip()
+    if not text:
+        raise click.UsageError(f"there is no token: {how}")
+    return text
 
 
 # inspect
@@ -206,7 +211,7 @@ def _text(given: str) -> str:
 
 @token.command()
 @click.argument("text", metavar="[TOKEN | -]", default="-")
-@over_home
+@looking
 async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
     """Whether a token holds, and why not; who gave it to whom, and what each of them may do. Exits 1 if it does not.
 
@@ -214,7 +219,7 @@ async def inspect(lock: Interlock, out: Output, /, text: str) -> int:
     interlock token inspect "$TOKEN"
     echo "$TOKEN" | interlock token inspect
     """
-    picture = await lock.tokens.inspect(_text(text))
+    picture = await lock.tokens.inspect(_text(text), by=lock.caller)
     out.answer(picture, lambda page: _show(page, picture))
     return 0 if picture["valid"] else 1
 
@@ -230,7 +235,8 @@ def _show(page: Page, picture: Json) -> None:
     for depth, link in enumerate(picture["chain"]):
         lead = "   " * depth + ("└─ " if depth else "")
         state = Text("  revoked", "red") if link["revoked"] else Text("")
-        page.line("  ", lead, Text(_called(link), "bold"), f"  {link['kind'] or 'not registered'}", state)
+        kind = link["kind"] or ("not looked up" if link["revoked"] is None else "not registered")
+        page.line("  ", lead, Text(_called(link), "bold"), f"  {kind}", state)
         page.facts(_facts(link), indent="  " + "   " * (depth + 1))
 
 
@@ -253,7 +259,8 @@ def _value(value: Any) -> str:
 
 
 def _called(link: Json) -> str:
-    return link["name"] or f"{link['subject'][:24]}…"
+    name = link["name"] or f"{link['subject'][:24]}…"
+    return name if link["tenant"] in (None, "local") else f"{name} of {link['tenant']}"
 
 
 def _span(seconds: int) -> str:
@@ -267,22 +274,28 @@ def _span(seconds: int) -> str:
 
 
 @token.command()
-@click.argument("ref", metavar="JTI|TOKEN|DID|KID")
+@click.argument("ref", metavar="JTI|TOKEN|NAME|DID|KID")
 @click.option("--reason", required=True, help="Why, for the record.")
+@click.option("--foreign", is_flag=True, help="It was never seen here, and is meant all the same.")
 @over_home
-async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str) -> int:
+async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str, foreign: bool) -> int:
     """Void a token, a link of a chain, an identity or a key, and everything that hangs on it. It counts at once.
 
     \b
-    interlock token revoke 01JC… --reason 'the task is done'
+    interlock token revoke 01JCXK2M4Q8Z… --reason 'the task is done'
+    interlock token revoke researcher --reason 'it left'
     interlock token revoke did:key:z6Mk… --reason 'its machine was lost'
     """
-    what = await lock.tokens.revoke(_text(ref), reason=reason, by=lock.caller)
+    from interlock.service.tokens import Tokens
+
+    require(lock.caller, "tokens:issue", "revoking")
+    told = await Tokens(lock).revoke(_text(ref), reason=reason, by=lock.caller, foreign=foreign)
+    what = told["revoked"]
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD
 
         page.line(GOOD, f" revoked: {what}, and everything that hangs on it")
 
-    out.answer({"revoked": what}, show)
+    out.answer(told, show)
     return 0

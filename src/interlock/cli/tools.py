@@ -1,4 +1,4 @@
-"""`interlock tools`: add, list, show, test, deprecate and compare."""
+"""`interlock tools`: add, list, show, export, test, deprecate and compare."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, over_home, require
+from interlock.cli.command import Output, acting, as_holder, looking, over_home, require
 
 if TYPE_CHECKING:
     from interlock.app import Admission, Interlock
@@ -131,11 +131,46 @@ def _reasons(offer: Json) -> list[tuple[str, str]]:
     return reasons
 
 
+# export
+
+
+@tools.command()
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option(
+    "--format", "provider", type=click.Choice(["openai-chat", "openai-responses", "anthropic", "gemini"]),
+    required=True, help="Whose words to use.",
+)  # fmt: skip
+@click.option("--strict", is_flag=True, help="The strict form, where a tool's schema has one.")
+@looking
+async def export(lock: Interlock, out: Output, /, names: tuple[str, ...], provider: Any, *, strict: bool) -> int:
+    """Tools as OpenAI, Anthropic or Gemini take them: what stands in the `tools` of a request.
+
+    What a model then asks for is handed on as it came: POST /v1/tools/calls makes the call and gives back the message
+    for the conversation.
+
+    \b
+    interlock tools export --format anthropic > tools.json
+    interlock tools export --format openai-chat --strict demo.balance
+    """
+    import json
+
+    from interlock.service import Service
+
+    service = Service(lock)
+    chosen = {lock.catalog.address(name) for name in names}
+    for name in names:
+        service.tools.find(name, None, lock.caller)
+    shown = [one for one in service.tools.visible(lock.caller) if not chosen or one.row.address in chosen]
+    document = service.providers.declared(shown, provider, strict=strict)
+    out.answer(document, lambda _: click.echo(json.dumps(document, indent=2, ensure_ascii=False)))
+    return 0
+
+
 # list and show
 
 
 @tools.command()
-@over_home
+@looking
 async def quarantine(lock: Interlock, out: Output, /) -> int:
     """Versions that were caught doing what they said they would not, and why.
 
@@ -183,7 +218,7 @@ async def release(lock: Interlock, out: Output, /, tool: str, reason: str, token
 
 
 @tools.command("list")
-@over_home
+@looking
 async def list_tools(lock: Interlock, out: Output, /) -> int:
     """Every registered version, with what it may change and where it is in its life.
 
@@ -203,7 +238,7 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
                 "tool": row.address,
                 "version": row.version,
                 "mutation_class": manifest.get("mutation_class"),
-                "state": row.state,
+                "state": "quarantined" if lock.gateway.quarantine.holds(row.digest) else row.state,
                 "description": str(manifest.get("description", "")).splitlines()[0],
                 "digest": row.digest,
                 "origin": row.origin,
@@ -226,7 +261,7 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
 
 @tools.command()
 @click.argument("tool", metavar="TOOL[@RANGE]")
-@over_home
+@looking
 async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     """The contract of a version: what it takes and gives, what it may change, how long it lives.
 
@@ -236,8 +271,8 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     """
     from interlock.core.export import declaration, execution_profile
 
-    name, _, spec = tool.partition("@")
-    version = _version(lock, name, spec or None)
+    name, at, spec = tool.partition("@")
+    version = _version(lock, name, spec if at else None)
     row, contract = version.row, version.contract
     document: Json = {
         "tool": row.address,
@@ -324,7 +359,7 @@ def _said(part: Json) -> str:
 @click.option("--live", is_flag=True, help="Run write tools for real, and keep the evidence for admission.")
 @over_home
 async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
-    """Run the contract tests of every tool in TARGET and say how each case went.
+    """Run the contract tests of every tool in TARGET, or of a registered one, and say how each case went.
 
     Without --live nothing is written: bad input must be refused, read-only tools run their examples, write tools run
     as previews or in the fixture they declare. Exits 1 if a case failed.
@@ -332,13 +367,13 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
     \b
     interlock tools test my_tools.py
     interlock tools test my_tools.py --live
+    interlock tools test demo.post
     """
     from interlock.core.errors import Failure
-    from interlock.registry.source import load
     from interlock.trials import Outcome, Trial
 
     trials: list[Trial] = []
-    for tool in load(target)[1]:
+    for tool in _tools_of(lock, target):
         try:
             trials.append(await lock.try_out(tool, live=live))
         except Failure as failure:
@@ -348,6 +383,16 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
     document = {"passed": passed, "live": live, "tools": [_trial_document(trial) for trial in trials]}
     out.answer(document, lambda page: _show_trials(page, trials))
     return 0 if passed else 1
+
+
+def _tools_of(lock: Interlock, target: str) -> list[Tool[..., Any]]:
+    """The tools of a file, a module or a manifest; or the registered one that goes by this name."""
+    from interlock.registry.source import load
+
+    name, at, spec = target.partition("@")
+    if "/" not in target and lock.catalog.versions(lock.catalog.address(name)):
+        return [_version(lock, name, spec if at else None).bound]
+    return load(target)[1]
 
 
 def _trial_document(trial: Trial) -> Json:
@@ -377,24 +422,37 @@ def _show_trials(page: Page, trials: list[Trial]) -> None:
 @click.argument("tool", metavar="TOOL@VERSION")
 @click.option("--successor", help="What to call instead, as TOOL or TOOL@VERSION.")
 @click.option("--guide", help="Address of a page that says how to move over.")
-@click.option("--days", type=click.IntRange(0, 36_500), default=90, show_default=True, help="How long it still runs.")
+@click.option("--days", type=click.IntRange(0, 36_500), help="How long it still runs [default: 90].")
+@click.option("--amend", is_flag=True, help="Correct what was announced before; what is not said stays.")
+@click.option("--anyway", is_flag=True, help="The successor is yet to be registered.")
 @over_home
 async def deprecate(
-    lock: Interlock, out: Output, /, tool: str, successor: str | None, guide: str | None, days: int
+    lock: Interlock,
+    out: Output,
+    /,
+    tool: str,
+    successor: str | None,
+    guide: str | None,
+    days: int | None,
+    amend: bool,
+    anyway: bool,
 ) -> int:
     """Announce the end of one version. It runs until its removal date, and every result says so.
 
     \b
     interlock tools deprecate demo.post@1.2.0 --successor demo.post@2.0.0 --days 30
+    interlock tools deprecate demo.post@1.2.0 --amend --guide https://example.org/moving
     """
-    from interlock.registry.retirement import deprecate as announce
+    from interlock.registry import retirement
 
     name, _, version = tool.partition("@")
     if not version:
         raise click.UsageError(f"say which version: interlock tools deprecate {name}@VERSION")
-    require(lock.caller.scopes, "tools:admin", "retiring a version")
+    require(lock.caller, "tools:admin", "retiring a version")
     address = lock.catalog.address(name)
-    unit = announce(address, version, by=lock.caller.id, successor=successor, migration_guide=guide, grace_days=days)
+    said: Json = {"successor": successor, "migration_guide": guide, "anyway": anyway}
+    said |= {} if days is None else {"grace_days": days}
+    unit = (retirement.amend if amend else retirement.deprecate)(address, version, by=lock.caller.acting, **said)
     notice = await lock.journal.commit(unit)
     document = {"tool": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
 
@@ -402,8 +460,8 @@ async def deprecate(
         from interlock.cli.render import GOOD, clock_time
 
         page.line(GOOD, f" {address}@{version}   deprecated; it runs until ", clock_time(_removal(document)))
-        if successor:
-            page.facts([("use", successor)])
+        if notice.successor:
+            page.facts([("use", notice.successor)])
 
     out.answer(document, show)
     return 0
@@ -417,7 +475,7 @@ def _removal(document: Json) -> str:
 @click.argument("tool")
 @click.argument("old")
 @click.argument("new")
-@over_home
+@looking
 async def diff(lock: Interlock, out: Output, /, tool: str, old: str, new: str) -> int:
     """What changed for callers between two versions of a tool, and which step up in version that needs.
 

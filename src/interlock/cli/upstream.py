@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from interlock.cli.command import Output, over_home
+from interlock.cli.command import Output, looking, over_home
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.cli.render import Page
     from interlock.core.connector import UpstreamKind
-    from interlock.upstreams.manager import Offered, Report, Upstream
+    from interlock.core.errors import Failure
+    from interlock.upstreams.manager import Report
 
 Json = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,6 +66,8 @@ def _adding(kind: UpstreamKind) -> Callable[[Callable[..., Json]], Callable[...,
             dry_run: bool,
             **given: Any,
         ) -> int:
+            from interlock.core.errors import Failure
+
             config = configure(**given)
             config |= _secrets(kind, secrets)
             if accept_hints:
@@ -74,10 +77,15 @@ def _adding(kind: UpstreamKind) -> Callable[[Callable[..., Json]], Callable[...,
             if allow_private:
                 config["allow_private"] = True
             said = None if overlay is None else _overlay(overlay)
-            if dry_run:
-                report = await lock.upstreams.try_connecting(name, kind, config, said)
-            else:
-                report = await lock.upstreams.add(name, kind, config, by=lock.caller, overlay=said)
+            log = lock.home.path / "logs" / f"{name}.log"
+            logged = log.stat().st_size if log.exists() else 0
+            try:
+                if dry_run:
+                    report = await lock.upstreams.try_connecting(name, kind, config, said)
+                else:
+                    report = await lock.upstreams.add(name, kind, config, by=lock.caller, overlay=said)
+            except Failure as failure:
+                raise _explained(failure, _said(log, logged)) from None
             out.answer(report.document(), lambda page: _show_report(page, report, hints=accept_hints, dry_run=dry_run))
             return 0
 
@@ -87,6 +95,29 @@ def _adding(kind: UpstreamKind) -> Callable[[Callable[..., Json]], Callable[...,
         return command
 
     return wrap
+
+
+def _explained(failure: Failure, said: str) -> Failure:
+    """A failure to add an upstream, in the words of whoever types the command."""
+    from interlock.core.errors import Failure
+
+    message, advice = failure.message, failure.resolution
+    if failure.code == "E3406" and "private" in message:
+        advice = "if it is meant to be there: --allow-private"
+    if failure.code == "E3502" and said:
+        message, advice = f"{message}; it said:\n{said}", "mend the command, and see that it runs by itself"
+    return Failure(failure.code, message, details=failure.details, resolution=advice)
+
+
+def _said(log: Path, since: int) -> str:
+    """The last that a program wrote to its log, without the secrets it was lent."""
+    if not log.exists():
+        return ""
+    size = log.stat().st_size
+    with log.open("rb") as file:
+        file.seek(max(since if since <= size else 0, size - 10_000))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(f"  {line}" for line in dict.fromkeys(lines[-8:]))
 
 
 _OPTIONS = (
@@ -130,14 +161,18 @@ def _overlay(path: Path) -> Json:
 
 
 def _document(path: Path) -> Json:
-    import yaml
-
+    from interlock.core.documents import Malformed, read_yaml
     from interlock.core.errors import Failure
 
     try:
-        found = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise Failure("E3004", f"`{path.name}` is neither YAML nor JSON: {str(error).splitlines()[0]}") from None
+        documents = read_yaml(path.read_bytes())
+    except FileNotFoundError:
+        raise click.UsageError(f"no such file: {path}") from None
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
+    except Malformed as error:
+        raise Failure("E3004", f"`{path.name}` is neither YAML nor JSON: {error}") from None
+    found = documents[0] if len(documents) == 1 else None
     if not isinstance(found, dict):
         raise Failure("E3004", f"`{path.name}` does not hold an object")
     return cast("Json", found)
@@ -185,7 +220,23 @@ def add_openapi(document: str, urls: tuple[str, ...]) -> Json:
 @click.argument("config", type=_FILE)
 @_adding("http")
 def add_http(config: Path) -> Json:
-    """An HTTP service whose operations a file describes: urls, and tools with method, path and schemas."""
+    """An HTTP service whose operations a file describes: where it is, and each with its method, path and schemas.
+
+    `{name}` in path, query, headers and body stands for the argument of that name.
+
+    \b
+    urls: [https://rates.example.com]
+    tools:
+      - name: rate
+        description: The rate of one currency.
+        method: GET
+        path: /v1/rates/{of}
+        input_schema:
+          type: object
+          properties: {of: {type: string, description: the currency, examples: [CHF]}}
+          required: [of]
+        output_schema: {type: object, properties: {rate: {type: number}}}
+    """
     return _document(config)
 
 
@@ -194,7 +245,24 @@ def add_http(config: Path) -> Json:
 @click.argument("config", type=_FILE)
 @_adding("websocket")
 def add_websocket(config: Path) -> Json:
-    """A service on a WebSocket, whose operations a file describes."""
+    """A service on a WebSocket, whose operations a file describes: a JSON-RPC method, or a message to send.
+
+    `{id}` in the message is repeated by the service in the `id_field` of its answer.
+
+    \b
+    urls: [wss://feed.example.com/v1]
+    id_field: ref
+    tools:
+      - name: quote
+        description: The last price of one share.
+        send: {ref: "{id}", kind: quote, share: "{share}"}
+        result: price
+        input_schema:
+          type: object
+          properties: {share: {type: string, description: the share, examples: [ACME]}}
+          required: [share]
+        output_schema: {type: number}
+    """
     return _document(config)
 
 
@@ -221,7 +289,7 @@ def add_langchain(module: str) -> Json:
 
 
 @upstream.command("list")
-@over_home
+@looking
 async def list_upstreams(lock: Interlock, out: Output, /) -> int:
     """Every upstream, whether it answers, and what it offers."""
     found = [(one, lock.upstreams.offers(one.name)) for one in lock.upstreams.list()]
@@ -246,51 +314,25 @@ def _counts(states: list[str]) -> str:
 
 @upstream.command()
 @click.argument("name")
-@over_home
+@looking
 async def show(lock: Interlock, out: Output, /, name: str) -> int:
     """One upstream and each of its tools; of those that changed, what is otherwise than when they were admitted."""
     found, tools = lock.upstreams.get(name), lock.upstreams.offers(name)
-    changes = {one.name: _changes(lock, found, one) for one in tools if one.state == "changed"}
+    changes = lock.upstreams.changes(name)
 
     def write(page: Page) -> None:
         page.facts([("kind", found.kind), ("state", f"{found.state} {found.reason}".strip())])
         page.table([(one.name, one.state, one.address, one.version or "", one.reason) for one in tools])
         for tool, parts in changes.items():
             page.line("")
+            if not parts:
+                page.line(f"{tool} is offered as it was admitted; it stays out until you accept it")
+                continue
             page.line(f"{tool}, as admitted and as offered now:")
             page.table([(part, _words(was), "→", _words(now)) for part, (was, now) in parts.items()], indent="  ")
 
-    documents = [one.document() | ({"changes": changes[one.name]} if one.name in changes else {}) for one in tools]
-    out.answer({**found.document(), "tools": documents}, write)
+    out.answer(lock.upstreams.document(name), write)
     return 0
-
-
-def _changes(lock: Interlock, found: Upstream, one: Offered) -> dict[str, list[Any]]:
-    """What would be otherwise if the definition were accepted: each part as it was admitted, and as it is offered."""
-    import orjson
-
-    from interlock.upstreams.manifests import to_manifest
-    from interlock.upstreams.overlay import parse_overlay
-
-    if one.definition is None or one.version is None:
-        return {}
-    now = to_manifest(
-        one.definition,
-        upstream=found.name,
-        kind=found.kind,
-        version=one.version,
-        overlay=parse_overlay(found.overlay),
-        accept_hints=bool(found.config.get("accept_hints")),
-        tool_id=one.address.partition(".")[2],
-    ).manifest
-    if now is None:
-        return {}
-    was: Json = orjson.loads(lock.catalog.versions(one.address)[one.version].row.manifest)
-    new: Json = orjson.loads(now.model_dump_json())
-    return {part: [was.get(part), new.get(part)] for part in _SEEN if was.get(part) != new.get(part)}
-
-
-_SEEN = ("title", "description", "parameters", "result_schema", "mutation_class")
 
 
 def _words(value: Any) -> str:

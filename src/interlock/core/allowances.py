@@ -17,6 +17,8 @@ from typing import Literal, Self
 
 import pydantic
 
+from interlock.core.words import quantity, span
+
 MILLION = 1_000_000
 # Beyond this an amount no longer fits the store's whole numbers.
 MAX_AMOUNT = 1_000_000_000.0
@@ -59,8 +61,8 @@ class Budget(_Rule):
     def name(self) -> str:
         """The budget in words, as a refusal names it."""
         tools = "" if self.tools == "*" else f" for {self.tools}"
-        period = "" if self.period_s is None else f" and {self.period_s} s"
-        return f"{self.limit:g} per {self.per}{period}{tools}"
+        period = "" if self.period_s is None else f" and {span(self.period_s * 1000)}"
+        return f"{quantity(self.limit)} per {self.per}{period}{tools}"
 
     def covers(self, tool: str) -> bool:
         return _covers(self.tools, tool)
@@ -78,7 +80,7 @@ class RateLimit(_Rule):
     def name(self) -> str:
         """The limit in words, as a refusal names it."""
         tools = "" if self.tools == "*" else f" for {self.tools}"
-        return f"{self.limit} calls per {self.per} in {self.window_s:g} s{tools}"
+        return f"{self.limit} calls per {self.per} in {span(self.window_s * 1000)}{tools}"
 
     def covers(self, tool: str) -> bool:
         return _covers(self.tools, tool)

@@ -49,6 +49,9 @@ _DID = re.compile(r"did:[a-z0-9]+:[A-Za-z0-9._:%-]*[A-Za-z0-9._%-]\Z")
 _ENVIRONMENT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}\Z")
 
 
+AS_ABOVE = ""  # the range of a grant that names none: whatever the link above it allows
+
+
 @dataclass(frozen=True, slots=True)
 class ToolGrant:
     """A tool (`ns.name`), all of a namespace (`ns.*`) or all tools (`*`), in a range of versions."""
@@ -143,10 +146,23 @@ class Capability:
 # Comparing links
 
 
+def ranged(grants: Iterable[ToolGrant], above: Link | None) -> tuple[ToolGrant, ...]:
+    """Grants in which each range is said: where it was not, it is that of the link above, or any if there is none."""
+    return tuple(
+        grant if grant.versions != AS_ABOVE else ToolGrant(grant.tool, _range_above(grant.tool, above))
+        for grant in grants
+    )
+
+
+def _range_above(tool: str, above: Link | None) -> str:
+    ranges = [] if above is None else [other.versions for other in above.tools if other.names(tool)]
+    return "*" if not ranges or "*" in ranges else " || ".join(dict.fromkeys(ranges))
+
+
 def widenings(parent: Link, child: Link) -> list[str]:
     """Everything in which the child holds more than its parent, in words; empty where it only shrinks."""
     more = [f"the scope `{scope}` is not held above" for scope in sorted(child.scopes - parent.scopes)]
-    more += [f"the tool `{grant}` is not held above" for grant in child.tools if not _within(grant, parent.tools)]
+    more += [_beyond(grant, parent) for grant in child.tools if not _within(grant, parent.tools)]
     more += _resource_widenings(parent.resources, child.resources)
     for name, bound in parent.constraints.items():
         if name not in child.constraints:
@@ -160,6 +176,13 @@ def widenings(parent: Link, child: Link) -> list[str]:
     if child.expires > parent.expires:
         more.append("it ends after the link above it")
     return more
+
+
+def _beyond(grant: ToolGrant, parent: Link) -> str:
+    held = any(other.names(grant.tool) for other in parent.tools)
+    if not held:
+        return f"the tool `{grant}` is not held above"
+    return f"the tool `{grant.tool}` is held above in {_range_above(grant.tool, parent)} only, not in {grant.versions}"
 
 
 def _within(grant: ToolGrant, above: Iterable[ToolGrant]) -> bool:
@@ -330,6 +353,11 @@ def claim_faults(claims: Mapping[str, Any]) -> Iterable[str]:
     if "resources" in claims:
         yield from _list_faults("resources", claims["resources"], resource_fault)
     yield from _constraint_faults(claims.get("constraints", {}))
+
+
+def is_jti(value: Any) -> bool:
+    """Whether it can be the id of a link."""
+    return _matches(_JTI, value)
 
 
 def is_did(value: Any) -> bool:

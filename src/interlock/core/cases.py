@@ -37,7 +37,11 @@ def cases_of(contract: Contract) -> list[Case]:
 
 
 def examples_of(contract: Contract) -> list[Json]:
-    """The author's own examples: whole ones if there are any, else made of each field's."""
+    """The author's own examples: whole ones if there are any, else made of each field's.
+
+    What is made of them and is not whole, or does not fit, is nobody's example: a field that must be there may have
+    none, and examples of two fields may exclude one another.
+    """
     if contract.manifest.examples:
         return [dict(example) for example in contract.manifest.examples]
     schema = contract.input
@@ -51,7 +55,9 @@ def examples_of(contract: Contract) -> list[Json]:
         {name: values[min(index, len(values) - 1)] for name, values in fields.items() if values}
         for index in range(longest)
     ]
-    return [example for index, example in enumerate(made) if example not in made[:index]]
+    whole = Schema(schema.model_facing)
+    fitting = [example for example in made if not any(True for _ in whole.errors(coerce(whole, example).value))]
+    return [example for index, example in enumerate(fitting) if example not in fitting[:index]]
 
 
 def _around(schema: Schema, base: Json) -> Iterator[Case]:

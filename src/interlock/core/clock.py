@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,6 +55,19 @@ def new_id(now_ms: int, random: bytes) -> str:
     writing them is one call.
     """
     return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + random.hex().upper()
+
+
+def begun_ms(call_id: str) -> int | None:
+    """The time in an id that `new_id` made; None for any other name."""
+    if len(call_id) != 26 or not _ID.match(call_id):
+        return None
+    ms = 0
+    for letter in call_id[:10]:
+        ms = ms << 5 | _ALPHABET.index(letter)
+    return ms
+
+
+_ID = re.compile("[0-7][" + _ALPHABET + "]{25}")
 
 
 @lru_cache(maxsize=4)

@@ -39,7 +39,11 @@ ALONE = Interaction()
 
 @record
 class RemoteCall:
-    """One granted call, in terms that a connector needs. `deadline` is on the clock of `monotonic`."""
+    """One granted call, in terms that a connector needs. `deadline` is on the clock of `monotonic`.
+
+    `definition` is the digest of the definition that was admitted. A connector that looks an operation up by its name
+    refuses, with E3210, one that is described otherwise now.
+    """
 
     tool: str
     native: Json
@@ -51,6 +55,7 @@ class RemoteCall:
     traceparent: str
     retry: RetryPolicy
     breaker: CircuitBreakerConfig
+    definition: str | None = None
     tracestate: str = ""
     key: str | None = None
     writes: bool = True

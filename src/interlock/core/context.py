@@ -7,11 +7,13 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from interlock.core.capability import Capability
 from interlock.core.clock import Deadline
 from interlock.core.cost import FREE, reported
+from interlock.core.errors import Failure
 from interlock.core.manifest import Operation
 
 CallerKind = Literal["human", "agent", "service"]
@@ -22,7 +24,8 @@ class Caller:
     """On whose authority a call is made, and through which agent.
 
     `id` is the person or system the task began with; `agent` the identity that acts for it, if another does. Kind,
-    trust and groups are the operator's word about whoever acts, never the caller's own.
+    trust and groups are the operator's word about whoever acts, never the caller's own. `passed_on` tells that one
+    agent or service handed its authority to another.
     """
 
     id: str
@@ -33,11 +36,16 @@ class Caller:
     trust: int = 0
     groups: frozenset[str] = frozenset()
     capability: Capability | None = None
+    passed_on: bool = False
 
     @property
     def acting(self) -> str:
         """Who acts: the agent where there is one."""
         return self.agent or self.id
+
+    def governs(self, scope: str) -> bool:
+        """Whether a scope lets them act on the whole place. Only callers of the tenant `local` run it."""
+        return self.tenant == "local" and scope in self.scopes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,9 @@ class Context:
         hide: Callable[[str], str],
         secret: Callable[[str], str],
         task: str,
+        save: Callable[[str, Any], Awaitable[None]],
+        save_blocking: Callable[[str, Any], None] | None = None,
+        out: Path | None = None,
     ) -> None:
         self.invocation_id = invocation_id
         self.caller = caller
@@ -124,7 +135,10 @@ class Context:
         self._on_partial = on_partial
         self._child = child
         self._secret = secret
+        self._save = save
+        self._save_blocking = save_blocking
         self.task = task
+        self._out = out
         self.costs = FREE
         self.failed_below: Exception | None = None
         self._cancelled = threading.Event()
@@ -149,6 +163,24 @@ class Context:
         """Give an ordered part of the result early. It never replaces the final result."""
         self._on_loop(self._on_partial, value)
 
+    async def checkpoint(self, label: str, state: Any) -> None:
+        """Save how far the work has come: JSON, under a label. When it returns, it is on disk.
+
+        E3906 if the state is not JSON, E3407 if it is too much, E3902 if it could not be written. The manifest must
+        enable checkpoints, and names the labels (`macro_events`) that are milestones.
+        """
+        await self._save(label, state)
+
+    def checkpoint_blocking(self, label: str, state: Any) -> None:
+        """The same for a tool that is not async: its thread waits until the checkpoint is on disk."""
+        if self._save_blocking is not None:
+            self._save_blocking(label, state)
+        elif threading.get_ident() == self._thread:
+            # Whoever waits here keeps the loop from ever saving it.
+            raise Failure("E3308", "an async tool saves with `await context.checkpoint(…)`")
+        else:
+            asyncio.run_coroutine_threadsafe(self.checkpoint(label, state), self._loop).result()
+
     def effect(self, resource: str, operation: Operation, *, before: Any = None, after: Any = None) -> None:
         """Report a change that was made, for the record and for undoing it."""
         self.changes.append(Change(resource=resource, operation=operation, before=before, after=after))
@@ -167,6 +199,16 @@ class Context:
         It is taken out of whatever the call leaves behind: its result, its log, its errors.
         """
         return self._secret(name)
+
+    @property
+    def out(self) -> Path:
+        """The directory for files that are to be kept with the result, if the tool's manifest allows it some.
+
+        They are for whoever made the call, by reference, once it has succeeded. Links are not followed.
+        """
+        if self._out is None:
+            raise Failure("E3411", "this tool leaves no files; say how many with sandbox=Sandboxing(artifacts=…)")
+        return self._out
 
     def cost(self, **parts: float) -> None:
         """Report what the call cost: external_api, storage_io, network, token, human_review or compute."""

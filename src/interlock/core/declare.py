@@ -1,31 +1,29 @@
 """Tools from Python functions: `@tool(version="1.0.0", mutation_class="read_only")`.
 
 The input schema comes from the type hints, the output schema from the return annotation, descriptions and examples from
-`Annotated[…, Field(…)]` or the docstring. What is missing is said at declaration, in words, with the line to add. The
-decorated function stays callable as itself; calling it through Interlock is what governs it.
+`Annotated[…, Field(…)]` or the docstring. What is wrong is said at declaration, all of it at once, with the line to
+write. The decorated function stays callable as itself; calling it through Interlock is what governs it.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
+import functools
 import hashlib
 import inspect
 import io
 import re
 import sys
 import tokenize
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast, get_args
 
-import pydantic
-import typing_extensions
+from pydantic import BaseModel
 
 from interlock.core.context import Context
 from interlock.core.errors import Failure
-from interlock.core.explain import authoring_faults
+from interlock.core.hints import PARAMETERS, Annotations, hints_of, read_annotations
 from interlock.core.manifest import (
     Approval,
     Effect,
@@ -38,11 +36,12 @@ from interlock.core.manifest import (
     ToolKind,
     parse_manifest,
 )
-from interlock.core.schema import Json, walk
+from interlock.core.schema import Fault, Json
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+Options = TypeVar("Options", bound=Callable[..., Any])
 
 
 class Tool(Generic[P, R]):
@@ -151,7 +150,7 @@ class Tool(Generic[P, R]):
     def undo_takes_context(self) -> bool:
         """Whether the compensation wants to report what it changes."""
         handler = self.handlers.get("compensate")
-        return handler is not None and Context in _hints(handler).values()
+        return handler is not None and Context in hints_of(handler).values()
 
     def _handle(self, name: str, handler: Handler) -> Handler:
         if self._manifest is not None:
@@ -163,6 +162,24 @@ class Tool(Generic[P, R]):
 _ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+def _kindly(declare: Options) -> Options:
+    """Python's words for an option that was forgotten, misspelt or put without its name do not say what to write."""
+    options = inspect.signature(declare).parameters
+
+    @functools.wraps(declare)
+    def tool(*unnamed: Any, **said: Any) -> Any:
+        faults = [*_unnamed(unnamed, said), *_forgotten(said), *_unknown(options, said)]
+        if not faults and not unnamed:
+            return declare(**said)
+        known = {name: said.get(name, option.default) for name, option in options.items()}
+        declarer = _declarer(known | {name: said.get(name, line) for name, (line, _) in _NEEDED.items()}, faults)
+        # Bare `@tool` and `tool(function, …)` get the function at once.
+        return declarer(unnamed[0], above=2) if len(unnamed) == 1 and callable(unnamed[0]) else declarer
+
+    return cast("Options", tool)
+
+
+@_kindly
 def tool(
     *,
     version: str,
@@ -203,64 +220,226 @@ def tool(
     network: NetworkPolicy | None = None,
     estimated_cost: float | None = None,
     external_service: str | None = None,
+    checkpoints: Sequence[str] | bool = False,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Declare a function as a tool.
 
     `version` and `mutation_class` are the two facts nobody can guess; everything else has a safe default. A write tool
     also lists its `effects`, a reversible one has a `@tool.compensate` handler, an irreversible one a `@tool.preview`.
+    One that saves `checkpoints` says so, or lists the labels that are milestones.
     """
-    said = locals()
+    return _declarer(locals(), [])
 
-    def declare(function: Callable[P, R]) -> Tool[P, R]:
-        identifier = name or function.__name__
-        space = namespace or namespace_of(function)
-        if "." in identifier:
-            space, _, identifier = identifier.rpartition(".")
+
+# The two facts nobody can guess: the value that is most often right, and what it means.
+_NEEDED = {
+    "version": ("1.0.0", ""),
+    "mutation_class": ("read_only", ", or write_reversible or write_irreversible if it changes anything"),
+}
+
+
+def _unnamed(unnamed: tuple[Any, ...], said: Json) -> Iterator[Fault]:
+    for one in unnamed:
+        if isinstance(one, str) and "name" not in said:
+            yield Fault("/name", f'options are named: write @tool(name="{one}", …)')
+        elif not callable(one) or len(unnamed) > 1:
+            yield Fault("", f"options are named: `{one!r}` has no name")
+
+
+def _forgotten(said: Json) -> Iterator[Fault]:
+    for name, (line, meaning) in _NEEDED.items():
+        if name not in said:
+            yield Fault(f"/{name}", f'`{name}` is missing: write @tool({name}="{line}"){meaning}')
+
+
+def _unknown(options: Mapping[str, Any], said: Json) -> Iterator[Fault]:
+    for name in said:
+        if name not in options:
+            near = difflib.get_close_matches(_ALSO_CALLED.get(name, name), options, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(options)}"
+            yield Fault(f"/{name}", f"`{name}` is not an option of @tool{hint}")
+
+
+_ALSO_CALLED = {"timeout": "timeout_s", "window": "window_s", "summary": "description"}
+
+
+def _declarer(said: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any]:
+    def declare(function: Callable[..., Any], above: int = 1) -> Tool[..., Any]:
         # Tools may be declared inside a function, with types that only live there.
-        annotations = _read_annotations(function, f"{space}.{identifier}", sys._getframe(1).f_locals)  # pyright: ignore[reportPrivateUsage]
-        doc = inspect.cleandoc(description or function.__doc__ or "")
-        text = _PARAMETERS.split(doc, maxsplit=1)[0].strip()
-        _demand(len(text) >= 10, function, "a docstring of at least 10 characters: agents choose tools by it")
-        facts: Json = {
-            "tool_id": identifier,
-            "namespace": space,
-            "version": version,
-            "name": title or identifier.replace("_", " ").title().ljust(3),
-            "description": text[:2000],
-            "provider": provider,
-            "protocol": "native",
-            "parameters": annotations.parameters,
-            "result_schema": annotations.result,
-            "required_permissions": list(permissions),
-            "required_scopes": list(scopes),
-            "mutation_class": mutation_class,
-            "effects": [effect.model_dump() for effect in effects],
-            "idempotency": {} if window_s is None else {"window_seconds": window_s},
-            "observability": {},
-            "examples": [dict(example) for example in examples],
-            "aliases": list(aliases),
-            "tags": list(tags),
-        }
-        facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
-        if preconditions:
-            facts["preconditions"] = [one.model_dump() for one in preconditions]
-        if sandbox:
-            facts["sandbox"] = {} if sandbox is True else sandbox.model_dump(exclude_unset=True)
-        if memory is not None:
-            facts["resource_limits"] = {"memory": memory}
-        if network is not None:
-            facts["network_policy"] = network.model_dump()
-        if approval is not None:
-            facts["approval"] = approval.model_dump()
-        if timeout_s is not None:
-            facts["timeout_default"] = timeout_s
-        elif timeout_class is None:
-            facts["timeout_class"] = "standard"
-        parse_manifest(facts)  # what is wrong is said here, where it was written
+        around = sys._getframe(above).f_locals  # pyright: ignore[reportPrivateUsage]
+        faults = [*misuse, *_not_a_function(function)]
+        if faults != misuse:
+            raise _refused(function, faults)
+        annotations, unread = read_annotations(function, around)
+        doc = inspect.cleandoc(said["description"] or function.__doc__ or "")
+        text = PARAMETERS.split(doc, maxsplit=1)[0].strip()
+        if len(text) < 10:
+            faults.append(
+                Fault("/description", "it needs a docstring of at least 10 characters: agents choose tools by it")
+            )
+        facts = _facts(function, said, text, annotations, faults)
+        try:
+            parse_manifest(facts)  # what is wrong is said here, where it was written
+        except Failure as failure:
+            faults += _in_options(failure, function, said)
+        if faults or unread:
+            raise _refused(function, [*faults, *unread])
         return Tool(function, facts, annotations)
 
     return declare
 
+
+def _not_a_function(function: Any) -> Iterator[Fault]:
+    """What is wrong with the thing that was decorated, if it is not a plain function."""
+    if isinstance(function, Tool):
+        yield Fault("", "it is a tool already: decorate a function once")
+    elif isinstance(function, type) or not callable(function) or not hasattr(function, "__name__"):
+        yield Fault("", "only a function can be a tool: write def NAME(…) and put @tool(…) above it")
+    elif function.__name__ == "<lambda>":
+        yield Fault("", "a lambda has no name and no docstring: write def NAME(…)")
+    else:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+        owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+        untyped = first is not None and first.annotation is first.empty
+        if first is not None and untyped and first.name in ("self", "cls") and owner not in ("", "<locals>"):
+            words = f"a method cannot be a tool, no caller can send `{first.name}`"
+            yield Fault("", f"{words}: write a function outside the class `{owner}`")
+
+
+def _refused(function: Any, faults: list[Fault]) -> Failure:
+    """Everything that is wrong with a declaration, at once, each with the line to write."""
+    name = getattr(function, "__name__", None) or repr(function)
+    code = getattr(function, "__code__", None)
+    where = "" if code is None else f" (line {code.co_firstlineno})"
+    words = [fault.message for fault in faults]
+    listing = f" {words[0]}" if len(words) == 1 else "".join(f"\n  - {one}" for one in words)
+    return Failure(
+        "E3105",
+        f"`{name}`{where} cannot be declared as a tool yet:{listing}",
+        details={"faults": [fault.document() for fault in faults]},
+    )
+
+
+def _facts(
+    function: Callable[..., Any], said: Mapping[str, Any], text: str, annotations: Annotations, faults: list[Fault]
+) -> Json:
+    """The manifest that the options, the docstring and the hints make up; adds what is wrong with the options."""
+
+    def listed(option: str, kind: type = object) -> list[Any]:
+        value = said[option]
+        items = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple | set | frozenset) else None
+        if items is None or not all(isinstance(one, kind) for one in items):
+            faults.append(Fault(f"/{option}", f"`{option}` is a list: write {_LISTS[option]}"))
+            return []
+        return items
+
+    def part(option: str, kind: type[BaseModel]) -> Json:
+        value = said[option]
+        if not isinstance(value, kind):
+            faults.append(Fault(f"/{option}", f"`{option}` is told in parts: write {option}={kind.__name__}(…)"))
+            return {}
+        return value.model_dump(exclude_unset=option == "sandbox")
+
+    identifier, space = _name_of(function, said)
+    facts: Json = {
+        "tool_id": identifier,
+        "namespace": space,
+        "version": said["version"],
+        "name": said["title"] or identifier.replace("_", " ").title().ljust(3),
+        "description": text[:2000].ljust(10),
+        "provider": said["provider"],
+        "protocol": "native",
+        "parameters": annotations.parameters,
+        "result_schema": annotations.result,
+        "required_permissions": listed("permissions"),
+        "required_scopes": listed("scopes"),
+        "mutation_class": said["mutation_class"],
+        "effects": [effect.model_dump() for effect in listed("effects", Effect)],
+        "idempotency": {} if said["window_s"] is None else {"window_seconds": said["window_s"]},
+        "observability": {},
+        "examples": [dict(example) for example in listed("examples", Mapping)],
+        "aliases": listed("aliases"),
+        "tags": listed("tags"),
+    }
+    facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+    if said["preconditions"]:
+        facts["preconditions"] = [one.model_dump() for one in listed("preconditions", Precondition)]
+    if said["sandbox"]:
+        facts["sandbox"] = {} if said["sandbox"] is True else part("sandbox", Sandboxing)
+    if said["memory"] is not None:
+        facts["resource_limits"] = {"memory": said["memory"]}
+    if said["network"] is not None:
+        facts["network_policy"] = part("network", NetworkPolicy)
+    if said["approval"] is not None:
+        facts["approval"] = part("approval", Approval)
+    if said["checkpoints"] is not False:
+        events = [] if said["checkpoints"] is True else listed("checkpoints")
+        facts["checkpoint_config"] = {"enabled": True, "macro_events": events}
+    if said["timeout_s"] is not None:
+        facts["timeout_default"] = said["timeout_s"]
+    elif said["timeout_class"] is None:
+        facts["timeout_class"] = "standard"
+    return facts
+
+
+def _name_of(function: Callable[..., Any], said: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The bare name of a tool and its namespace."""
+    identifier = said["name"] or function.__name__
+    space, _, last = identifier.rpartition(".") if isinstance(identifier, str) else ("", "", identifier)
+    return last, space or said["namespace"] or namespace_of(function)
+
+
+_LISTS = {
+    "permissions": 'permissions=["files:read"]',
+    "scopes": 'scopes=["reports:write"]',
+    "effects": 'effects=[Effect("account:{account}", "UPDATE")]',
+    "examples": 'examples=[{"account": "cash"}]',
+    "aliases": 'aliases=["old_name"]',
+    "tags": 'tags=["accounts"]',
+    "preconditions": 'preconditions=[Precondition("account:{account}", "{version}")]',
+    "checkpoints": 'checkpoints=["half_done"]',
+}
+# The parts of a manifest that come from an option of another name.
+_OPTION_OF = {
+    "name": "title", "required_permissions": "permissions", "required_scopes": "scopes", "timeout_default": "timeout_s",
+    "idempotency": "window_s", "resource_limits": "memory", "network_policy": "network",
+    "checkpoint_config": "checkpoints",
+}  # fmt: skip
+
+
+def _in_options(failure: Failure, function: Callable[..., Any], said: Mapping[str, Any]) -> Iterator[Fault]:
+    """What a manifest was refused for, said of the options that it was made of."""
+    listed: list[Json] = (failure.details or {}).get("faults", [])
+    for fault in listed:
+        first, _, rest = str(fault["pointer"])[1:].partition("/")
+        words = _PYDANTIC.sub("must ", str(fault["message"]))
+        if first == "tool_id":
+            yield Fault("/name", _renamed(*_name_of(function, said), words))
+            continue
+        option = _OPTION_OF.get(first, first)
+        given = said.get(option)
+        line = f"{option}={given!r}" if isinstance(given, str | int | float) else option
+        yield Fault(f"/{option}", f"`{line}` {words}" + _instead(option, given) + (f" (at {rest})" if rest else ""))
+
+
+_PYDANTIC = re.compile(r"\A(?:input|string|value|tuple|list) should ")
+
+
+def _renamed(name: str, space: str, words: str) -> str:
+    snake = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_0123456789")
+    better = snake if len(snake) >= 3 else f"{space}_{snake}".strip("_")
+    return f'the tool\'s name `{name}` {words}: rename the function, or write name="{better}"'
+
+
+def _instead(option: str, given: Any) -> str:
+    choices: tuple[Any, ...] = get_args(Manifest.model_fields[option].annotation) if option in _CHOICES else ()
+    if choices:
+        near = difflib.get_close_matches(str(given), [one for each in choices for one in get_args(each)], 1, 0.4)
+        return f': write {option}="{near[0]}"' if near else ""
+    return f': write {option}="{_NEEDED[option][0]}"' if option in _NEEDED else ""
+
+
+_CHOICES = ("mutation_class", "timeout_class")
 
 _PLAIN_FACTS = (
     "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "restart_safe", "external_io",
@@ -269,18 +448,9 @@ _PLAIN_FACTS = (
 )  # fmt: skip
 
 
-def convert(function: Callable[..., Any], arguments: Json) -> Json:
-    """JSON arguments as the types a handler asks for."""
-    hints = _hints(function)
-    rich = {name: hint for name, hint in hints.items() if name in arguments and not _is_plain(hint)}
-    return arguments | {
-        name: pydantic.TypeAdapter[Any](hint).validate_python(arguments[name]) for name, hint in rich.items()
-    }
-
-
 def from_manifest(manifest: Manifest, function: Callable[..., Any], handlers: Mapping[str, Any]) -> Tool[..., Any]:
     """A tool that a manifest declares and a plain function serves: JSON in, JSON out."""
-    context = next((name for name, hint in _hints(function).items() if hint is Context), None)
+    context = next((name for name, hint in hints_of(function).items() if hint is Context), None)
     plain = Annotations(context=context)
     tool: Tool[..., Any] = Tool(function, manifest.model_dump(), plain, manifest)
     tool.handlers.update(handlers)
@@ -317,11 +487,14 @@ def from_upstream(manifest: Manifest) -> Tool[..., Any]:
     return tool
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):
-        return {}
+def from_nowhere(manifest: Manifest, why: Failure) -> Tool[..., Any]:
+    """A tool whose code cannot be had. Nothing of it runs."""
+
+    async def missing(**_: Any) -> Any:
+        raise why
+
+    missing.__name__ = manifest.tool_id
+    return Tool(missing, manifest.model_dump(), Annotations(), manifest)
 
 
 def target_of(function: Callable[..., Any]) -> str:
@@ -341,184 +514,6 @@ def namespace_of(function: Callable[..., Any]) -> str:
     if module == "__main__":
         module = PurePath(getattr(sys.modules["__main__"], "__file__", None) or "main").stem
     return re.sub(r"[^a-z0-9_]+", "_", module.rsplit(".", 1)[-1].lower()).strip("_") or "main"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Annotations:
-    """What the type hints of a function say."""
-
-    context: str | None = None
-    parameters: Json = dataclasses.field(default_factory=dict[str, Any])
-    result: Json = dataclasses.field(default_factory=dict[str, Any])
-    converters: tuple[tuple[str, Callable[[Any], Any]], ...] = ()
-    whole_numbers: tuple[str, ...] = ()
-    dump: Callable[[Any], Any] | None = None
-
-
-def _read_annotations(function: Callable[..., Any], address: str, around: Mapping[str, Any]) -> Annotations:
-    try:
-        hints = typing.get_type_hints(function, localns=dict(around), include_extras=True)
-    except NameError as error:
-        raise Failure(
-            "E3105", f"{address}: the type hint `{error.name}` cannot be found where it is declared"
-        ) from None
-    context: str | None = None
-    fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        _demand(
-            parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY),
-            function,
-            f"named parameters only; write `{parameter.name}` without * and /",
-        )
-        if hints.get(parameter.name) is Context:
-            context = parameter.name
-            continue
-        _demand(
-            parameter.name in hints,
-            function,
-            f"a type for `{parameter.name}`: {parameter.name}: Annotated[str, Field(description=…, examples=[…])]",
-        )
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints[parameter.name], default)
-    _demand("return" in hints, function, "a return type, such as -> int: results are checked against it")
-    parameters = _input_schema(function, fields)
-    _demand_documented(address, parameters)
-    rich = [(name, hint) for name, (hint, _) in fields.items() if not _is_plain(hint) or _holds_int(_bare(hint))]
-    returns = hints["return"]
-    try:
-        adapter = pydantic.TypeAdapter[Any](returns)
-        result = _tidy(adapter.json_schema(mode="serialization"))
-    except pydantic.errors.PydanticUserError as error:
-        raise _unfit(function, error) from None
-    plain = _is_plain(returns)
-    return Annotations(
-        context=context,
-        parameters=parameters,
-        result=result,
-        converters=tuple((name, pydantic.TypeAdapter[Any](hint).validate_python) for name, hint in rich),
-        whole_numbers=tuple(name for name, (hint, _) in fields.items() if _bare(hint) is int),
-        dump=None if plain else lambda value: adapter.dump_python(value, mode="json", warnings="none"),
-    )
-
-
-def _demand_documented(address: str, parameters: Json) -> None:
-    faults = authoring_faults(parameters)
-    if faults:
-        raise Failure(
-            "E3105",
-            f"{address} cannot be declared yet: " + "; ".join(fault.message for fault in faults),
-            details={"faults": [fault.document() for fault in faults]},
-        )
-
-
-def _input_schema(function: Callable[..., Any], fields: dict[str, Any]) -> Json:
-    # Parameters may be called what no field of a model may be (`_x`, `model_config`, `schema`), so fields are numbered.
-    numbered: dict[str, Any] = {
-        f"p{index}": (Annotated[hint, pydantic.Field(alias=name)], default)
-        for index, (name, (hint, default)) in enumerate(fields.items())
-    }
-    try:
-        schema = pydantic.create_model("Input", **numbered).model_json_schema(mode="validation")
-    except pydantic.errors.PydanticUserError as error:
-        raise _unfit(function, error) from None
-    schema = _tidy(schema)
-    schema.pop("description", None)
-    schema.setdefault("properties", {})
-    documented = _documented_parameters(function.__doc__ or "")
-    for name, part in schema["properties"].items():
-        if name in documented:
-            part.setdefault("description", documented[name])
-        derived = _derived_examples(schema, part)
-        if derived and "examples" not in part:
-            part["examples"] = derived
-    return schema
-
-
-def _unfit(function: Callable[..., Any], error: pydantic.errors.PydanticUserError) -> Failure:
-    return Failure("E3105", f"{function.__name__} has a type that JSON cannot hold: {error.message.splitlines()[0]}")
-
-
-def _tidy(schema: Json) -> Json:
-    """Without the titles pydantic makes up: they cost tokens and say nothing."""
-    for node in walk(schema):
-        if isinstance(node.get("title"), str):
-            del node["title"]
-    return schema
-
-
-def _derived_examples(root: Json, part: Json) -> list[Any]:
-    """Examples that the type already implies: an enumeration's values, true and false, a default."""
-    target = root.get("$defs", {}).get(str(part.get("$ref", "")).rpartition("/")[2], part)
-    if "enum" in target:
-        return list(target["enum"])[:3]
-    if "const" in target:
-        return [target["const"]]
-    if target.get("type") == "boolean":
-        return [True, False]
-    return [part["default"]] if "default" in part else []
-
-
-_PARAMETERS = re.compile(r"\n\s*(?=Args:|:param )")
-_GOOGLE = re.compile(r"^ {4,}(\w+)(?: \([^)]*\))?: (.+)$")
-_SPHINX = re.compile(r"^:param (?:\w+ )?(\w+): (.+)$")
-
-
-def _documented_parameters(doc: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    name, indent = "", 0
-    for line in inspect.cleandoc(doc).splitlines():
-        deeper = len(line) - len(line.lstrip()) > indent
-        match = None if name and deeper else _GOOGLE.match(line) or _SPHINX.match(line)
-        if match:
-            name, indent = match.group(1), len(line) - len(line.lstrip())
-            found[name] = match.group(2).strip()
-        elif name and deeper and line.strip():
-            found[name] += " " + line.strip()
-        else:
-            name, indent = "", 0
-    return found
-
-
-def _demand(holds: bool, function: Callable[..., Any], what: str) -> None:
-    if not holds:
-        raise Failure("E3105", f"tool `{function.__name__}` needs {what}")
-
-
-_SCALARS = (str, int, float, bool, type(None), Any, object)
-
-
-def _bare(hint: Any) -> Any:
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-
-
-def _is_plain(hint: Any) -> bool:
-    """Whether JSON values are this type's values as they are, so that nothing needs converting."""
-    hint = _bare(hint)
-    if hint in _SCALARS or hint in (dict, list):
-        return True
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (list, typing.Union, types.UnionType) or (origin is dict and args[0] is str):
-        return all(_is_plain(arg) for arg in args)
-    if origin is Literal:
-        return all(type(arg) in (str, int, bool, type(None)) for arg in args)
-    if typing_extensions.is_typeddict(hint):
-        return all(_is_plain(_item_hint(item)) for item in typing.get_type_hints(hint, include_extras=True).values())
-    return False
-
-
-def _holds_int(hint: Any) -> bool:
-    """Whether whole numbers lie inside a type: JSON's 5.0 must become 5 there too."""
-    if typing.is_typeddict(hint):
-        items = typing.get_type_hints(hint, include_extras=True).values()
-        return any(_bare(_item_hint(item)) is int or _holds_int(_bare(_item_hint(item))) for item in items)
-    if typing.get_origin(hint) is Literal:
-        return False
-    return any(_bare(one) is int or _holds_int(_bare(one)) for one in typing.get_args(hint))
-
-
-def _item_hint(hint: Any) -> Any:
-    wrapped = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
-    return typing.get_args(hint)[0] if wrapped else hint
 
 
 _NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)

@@ -162,7 +162,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3105", "manifest refused", 422, _E.INVALID_INPUT, _C.SCHEMA_VALIDATION_FAILED, "mend every listed fault and register again"),
     ("E3106", "semantic search failed", 500, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "search by keyword; check the embedder"),
     ("E3107", "tool schema not loaded", 412, _E.PRECONDITION_FAILED, _C.SCHEMA_NOT_LOADED, "discover the tool first, then call it"),
-    ("E3108", "tool needs setup", 412, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "finish the named setup step"),
+    ("E3108", "setup needed", 412, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "finish the named setup step"),
     ("E3109", "operation not offered", 412, _E.PRECONDITION_FAILED, _C.CAPABILITY_GAP, "use an operation that the tool's profile states"),
     # permission
     ("E3200", "denied", 403, _E.AUTHORIZATION_DENIED, _C.PERMISSION_DENIED, "ask the operator for the permission"),
@@ -188,7 +188,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3307", "idempotency key missing or malformed", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "send a key of your own with the call"),
     ("E3308", "input refused by the tool's own check", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "mend every listed argument"),
     # execution
-    ("E3401", "tool failed", 500, _E.EXECUTION_FAILED, _C.EXECUTION_FAILED, "see whether the failure is marked retryable"),
+    ("E3401", "tool failed", 500, _E.EXECUTION_FAILED, _C.EXECUTION_FAILED, "tell the tool's owner, unless it is retryable: then send the call again"),
     ("E3402", "tool timed out", 504, _E.DEADLINE_EXCEEDED, _C.TIMEOUT, "allow more time or ask for less"),
     ("E3403", "tool ran out of memory", 500, _E.RESOURCE_EXHAUSTED, _C.EXECUTION_FAILED, "ask for less or raise the memory limit"),
     ("E3404", "tool crashed", 500, _E.INTERNAL_TOOL_ERROR, _C.EXECUTION_FAILED, "tell the tool's owner"),
@@ -217,14 +217,14 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3604", "credential cannot be decrypted", 500, _E.INTERNAL_TOOL_ERROR, _C.CREDENTIAL_MISSING, "check the store's key"),
     # calls and jobs
     ("E3701", "job queue full", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "wait, then submit again"),
-    ("E3702", "call not found", 404, _E.TOOL_NOT_FOUND, _C.UNKNOWN_TOOL, "check the invocation id"),
+    ("E3702", "no such call, ticket or payload", 404, _E.TOOL_NOT_FOUND, _C.UNKNOWN_TOOL, "check the id"),
     ("E3703", "cancelled", 499, _E.EXECUTION_FAILED, _C.CANCELED, "send the call again if it is still wanted"),
     ("E3704", "webhook not delivered", 500, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "poll for the result; check the receiver"),
     # journal and events
     ("E3801", "journal unavailable", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "make the journal writable, then send the call again"),
     ("E3802", "event cannot be serialized", 500, _E.INTERNAL_TOOL_ERROR, _C.EXECUTION_FAILED, "report the trace id to the operator"),
     ("E3803", "journal backpressure", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "slow down, then send the call again"),
-    ("E3804", "not an Interlock store", 500, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "choose another home or restore this one from a backup"),
+    ("E3804", "home cannot be used", 500, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "choose another home or restore this one from a backup"),
     ("E3805", "store is newer than this program", 500, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "run the newer Interlock that made it"),
     # document bridge
     ("E3851", "document server unavailable", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "wait, then send the call again"),
@@ -282,18 +282,23 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         native_error_ref: str | None = None,
         policy_refs: tuple[str, ...] = (),
         evidence_refs: tuple[str, ...] = (),
+        resolution: str | None = None,
+        unsettled: bool = False,
     ) -> None:
         row = CODES.get(code) or CODES[_DEFAULT_CODE[ErrorCode(code)]]
         super().__init__(message or row.title)
         self.row = row
         self.message = message or row.title
         self.details = details
-        # INVARIANT: where the table decides, nobody overrides it; where it does not, unsaid reads as no.
-        self.retryable = bool(retryable) if row.retryable is None else row.retryable
+        # INVARIANT: where the table decides, nobody overrides it; where it does not, unsaid reads as no. Whether what
+        # was asked for took effect comes before both: nobody is told to repeat what may be done already.
+        self.unsettled = unsettled
+        self.retryable = not unsettled and (bool(retryable) if row.retryable is None else row.retryable)
         self.retry_after_ms = retry_after_ms
         self.native_error_ref = native_error_ref
         self.policy_refs = policy_refs
         self.evidence_refs = evidence_refs
+        self.resolution = resolution or row.resolution
 
     @property
     def code(self) -> str:
@@ -301,6 +306,21 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
 
     def __repr__(self) -> str:
         return f"Failure({self.row.code}, {self.message!r})"
+
+    def saying(self, message: str, details: Mapping[str, Any] | None) -> Failure:
+        """The same failure in other words."""
+        return Failure(
+            self.code,
+            message,
+            details=details,
+            retryable=self.retryable,
+            retry_after_ms=self.retry_after_ms,
+            native_error_ref=self.native_error_ref,
+            policy_refs=self.policy_refs,
+            evidence_refs=self.evidence_refs,
+            resolution=self.resolution,
+            unsettled=self.unsettled,
+        )
 
     def envelope(self, trace_id: str) -> dict[str, Any]:
         """The one form in which a failure leaves any door."""
@@ -314,7 +334,7 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
             "recoverability": "retry" if self.retryable else "none",
             "humanMessage": self.message,
             "message": self.message,
-            "resolution": row.resolution,
+            "resolution": self.resolution,
             "traceId": trace_id,
             "native_error_ref": self.native_error_ref,
             "policy_refs": list(self.policy_refs),

@@ -28,8 +28,8 @@ def input_faults(schema: Schema, value: Any) -> list[Fault]:
 
 
 def output_faults(schema: Schema, value: Any) -> list[Fault]:
-    """Everything wrong with a result: the path and the broken rule, never the value."""
-    return sorted({Fault(pointer(error.instance_path), _rule(error)) for error in schema.errors(value)})
+    """Everything wrong with a result: the path, the broken rule and what kind of value is there, never the value."""
+    return sorted({Fault(pointer(error.instance_path), _rule(error) + _kind(error)) for error in schema.errors(value)})
 
 
 def _explain(schema: Schema, error: Any) -> Iterator[Fault]:
@@ -69,6 +69,19 @@ def _rule(error: Any) -> str:
     """The broken rule in the validator's words, without the value."""
     message = str(error.message)
     return message.removeprefix(MASK).strip() if message.startswith(MASK) else f"breaks the rule `{error.kind.name}`"
+
+
+def _kind(error: Any) -> str:
+    if error.kind.name != "type":
+        return ""
+    value = error.instance
+    kind = next((name for known, name in _PYTHON if isinstance(value, known)), "null")
+    return f"; it is {_TYPES[kind]}"
+
+
+_PYTHON: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"), (dict, "object"),
+)  # fmt: skip
 
 
 def _hint(part: Json) -> str:

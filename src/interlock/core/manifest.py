@@ -102,7 +102,27 @@ NamespaceText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", 
 Permission = Annotated[str, StringConstraints(pattern=r"^[a-z_]+:[^ ]+$")]
 
 
-class Part(BaseModel):
+if TYPE_CHECKING:
+    _Kind = type(BaseModel)
+else:
+
+    class _Kind(type(BaseModel)):
+        """Makes a part that an author writes down in Python: by name or in order, and refused in words (E3105)."""
+
+        def __call__(cls, *said, **facts):
+            named = dict(zip(cls.model_fields, said, strict=False))
+            if len(said) > len(named) or named.keys() & facts.keys():
+                raise Failure("E3105", f"{cls.__name__}(…) takes {', '.join(cls.model_fields)}, each once")
+            try:
+                return super().__call__(**named, **facts)
+            except pydantic.ValidationError as error:
+                faults = _faults_of(error)
+                words = "; ".join(f"{fault.pointer[1:].replace('/', '.') or 'it'} {fault.message}" for fault in faults)
+                details = {"faults": [fault.document() for fault in faults]}
+                raise Failure("E3105", f"{cls.__name__}(…) was refused: {words}", details=details) from None
+
+
+class Part(BaseModel, metaclass=_Kind):
     """A piece of a manifest: closed, immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
@@ -175,11 +195,6 @@ class Effect(Part):
 
         def __init__(self, resource: str, operation: Operation, scope: str = "resource") -> None: ...
 
-    else:
-
-        def __init__(self, *said, **facts):
-            super().__init__(**dict(zip(("resource", "operation", "scope"), said, strict=False)), **facts)
-
 
 class Precondition(Part):
     """What must hold of a resource right before a call changes anything; both parts are templates over its input.
@@ -194,11 +209,6 @@ class Precondition(Part):
     if TYPE_CHECKING:
 
         def __init__(self, resource: str, version: str = "*") -> None: ...
-
-    else:
-
-        def __init__(self, *said, **facts):
-            super().__init__(**dict(zip(("resource", "version"), said, strict=False)), **facts)
 
 
 class IdempotencyPart(Part):
@@ -243,6 +253,9 @@ class Sandboxing(Part):
     Tier 0 has neither files nor network, tier 1 reads what `reads` names (as /in/NAME), tier 2 also reaches the hosts
     of its network policy, tier 3 has the host's files and network and is asked for at every call. Only that one has to
     be said; of the others a tool gets the lowest that will do.
+
+    A tool may print `output_bytes`, and leave as much again in files: at most `artifacts` of them, in the directory
+    that `context.out` and INTERLOCK_OUT name.
     """
 
     tier: Tier = 0
@@ -253,6 +266,7 @@ class Sandboxing(Part):
     pids: int = Field(default=64, ge=1, le=4096)
     tmp_bytes: int = Field(default=100 * 2**20, ge=2**12, le=2**34)
     output_bytes: int = Field(default=2**20, ge=1, le=2**28)
+    artifacts: int = Field(default=0, ge=0, le=1000)
 
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
@@ -470,10 +484,7 @@ def parse_manifest(document: Any) -> Manifest:
     try:
         manifest = Manifest.model_validate(document)
     except pydantic.ValidationError as error:
-        faults = [
-            _fault(entry) for entry in error.errors(include_url=False, include_context=False, include_input=False)
-        ]
-        raise _refused(faults) from None
+        raise _refused(_faults_of(error)) from None
     except RecursionError:
         raise _refused([Fault("", "nested too deeply")]) from None
     if manifest.timeout_max is not None and manifest.timeout_max < manifest.timeout_default:
@@ -484,6 +495,9 @@ def parse_manifest(document: Any) -> Manifest:
             raise _refused([Fault("/compensation_class", f"{manifest.compensation_class} is {counts_as}")])
         manifest = manifest.model_copy(update={"mutation_class": counts_as})
     sandbox = manifest.sandbox
+    if sandbox is not None and manifest.execution is not None and manifest.execution.kind == "upstream":
+        words = "a tool of an upstream runs there: it has no sandbox here, and leaves no artifacts"
+        raise _refused([Fault("/sandbox", words)])
     if sandbox is not None and "tier" in sandbox.model_fields_set and sandbox.tier < manifest.tier:
         words = f"files, an environment or hosts are had at tier {manifest.tier}; say that one, or none"
         raise _refused([Fault("/sandbox/tier", words)])
@@ -509,16 +523,23 @@ def _refused(faults: list[Fault]) -> Failure:
     return Failure("E3105", f"manifest refused: {listing}", details={"faults": [fault.document() for fault in faults]})
 
 
+def _faults_of(error: pydantic.ValidationError) -> list[Fault]:
+    return [_fault(entry) for entry in error.errors(include_url=False, include_context=False, include_input=False)]
+
+
 def _fault(entry: Any) -> Fault:
     message = str(entry["msg"]).removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         name = str(entry["loc"][-1])
         near = difflib.get_close_matches(name, _fields_at(entry["loc"][:-1]), n=1)
         message = f"not a field of a manifest; did you mean `{near[0]}`?" if near else "not a field of a manifest"
+        if name in _OF_SANDBOXES:
+            message = f"said of sandboxed tools: write sandbox: {{{name}: …}}"
     message = _WORDS.get(entry["type"], message)
     return Fault(pointer(entry["loc"]), message[0].lower() + message[1:])
 
 
+_OF_SANDBOXES = Sandboxing.model_fields.keys()
 # What pydantic says of Python's types, said of JSON's.
 _WORDS = {
     "missing": "missing",

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+from interlock.core.artifacts import Artifact, File
 from interlock.core.clock import Deadline
 from interlock.core.connector import Interaction
 from interlock.core.context import Attestation, Caller, Change, Context
@@ -68,7 +69,7 @@ class Call(Trail):
 
     __slots__ = (
         "additional_context", "agreed", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
-        "detected", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "mappings", "meter",
+        "detected", "files", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "mappings", "meter",
         "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised",
         "recorded", "request", "returned", "runs_on", "scope", "span", "started", "started_ms", "task", "tool",
         "trace_id", "waiter", "warnings", "why",
@@ -98,6 +99,8 @@ class Call(Trail):
         self.progress = 0
         # By which ids whoever carried it out knows it, as external mappings of the standard.
         self.mappings: tuple[Json, ...] = ()
+        # Files that it left, to be kept if it succeeds.
+        self.files: tuple[File, ...] = ()
         # What allows it and what it uses up: an approval and what its giver was promised, claims to be made with its
         # intent, credentials on loan, and a meter.
         # What it will change by its manifest, and what an executor saw it change.
@@ -233,6 +236,7 @@ class Verified:
     value: Any
     encoded: bytes
     redacted: tuple[str, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
 
 
 class Executor(Protocol):

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from interlock.core.artifacts import Artifact
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.phases import Source
@@ -105,6 +106,7 @@ class Result:
     source: Source = "compute"
     persistence: Persistence = INLINE
     redacted: tuple[str, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -178,6 +180,10 @@ class Result:
             content = [{"type": "persisted_ref", "ref": self.persistence.ref, "preview": self.text()}]
         else:
             content = [{"type": "text", "text": self.text()}]
+        left = [
+            {"type": "artifact_ref", "ref": one.ref, "path": one.path, "size_bytes": one.size, "sha256": one.sha256}
+            for one in self.artifacts
+        ]
         envelope = self.envelope() if self.ok else None
         waiting = {"pending": self.metadata["pending"]} if self.pending else {}
         return {
@@ -188,9 +194,9 @@ class Result:
             "status": self.state,
             "history_status": "pending" if self.pending else HISTORY.get(self.state, "error"),
             "is_error": not self.ok and not self.pending,
-            "content": content,
+            "content": [*content, *left],
             "structured_content": None if kept or not self.ok else self.value,
-            "model_facing_content": [{"type": "text", "text": self.text()}],
+            "model_facing_content": [{"type": "text", "text": self.text()}, *left],
             "ui_facing_summary": self.summary(),
             "ui_facing_rendering": {
                 "error": None if self.error is None else self.error.message,
@@ -198,7 +204,7 @@ class Result:
                 "expanded": self.text(),
             },
             "resource_refs": [],
-            "artifact_refs": [],
+            "artifact_refs": [one.ref for one in self.artifacts],
             "evidence_refs": [f"journal:{self.invocation_id}"],
             "policy_refs": list(self.metadata.get("policy_refs", ())),
             "telemetry_refs": [f"trace:{self.trace_id}"],

@@ -41,6 +41,9 @@ STALLED_S = 60.0
 KEEP_ALIVE_S = 75.0
 MAX_CONNECTIONS = 4096
 _NEVER = math.inf
+_BAD, _TOO_LONG = b"400 Bad Request", b"431 Request Header Fields Too Large"
+_VERSIONS = frozenset(("1.0", "1.1"))
+_CODING = b"transfer-encoding"
 
 
 class Connection(asyncio.Protocol):
@@ -67,6 +70,11 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._in_head = True
         self._head = 0
+        self._chunk = 0
+        self._wrong = _BAD
+        # Whether the parser takes the rest for another protocol; and whether its successor is being told of this one.
+        self._upgraded = False
+        self._told_again = False
         self._deaf = False
         self._paused = False
         # When the present wait has lasted too long, what is done then, and when the clock rings next.
@@ -104,8 +112,20 @@ class Connection(asyncio.Protocol):
                 exchange.lose()
         self._waiting.clear()
 
-    def eof_received(self) -> None:
-        """Nothing more comes, so we close; there is nobody who only listens."""
+    def eof_received(self) -> bool:
+        """Nothing more comes. Whether the client has gone or only has no more to ask, nobody can tell.
+
+        Whoever watches for its going is told that it has, and the answers it waits for are sent in case it has not.
+        """
+        last = self._waiting[-1] if self._waiting else self._answering
+        if last is None or not last.whole or last.done or is_news(last.scope) or self._common["scheme"] == "https":
+            return False  # (a client of TLS says goodbye to both directions at once)
+        self._deaf = True
+        last.keep_alive = False
+        for exchange in (self._answering, *self._waiting):
+            if exchange is not None:
+                exchange.hang_up()
+        return True
 
     def shutdown(self) -> None:
         """Begin to end: at once where nobody waits for an answer, or for one that is not about to come."""
@@ -120,25 +140,36 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        self._chunk = len(data)
         if self._in_head:
-            self._head += len(data)
+            self._head += self._chunk
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # We speak nothing but HTTP, and what follows cannot be read as that any more, not even this request's body.
-            self._deaf = True
-            if self._reading is not None:
-                self._reading.end()
+        except httptools.HttpParserUpgrade as stopped:
+            self._read_on(data[stopped.args[0] :])
             return
         except httptools.HttpParserError:
-            self._refuse(b"400 Bad Request")
+            self._refuse(self._wrong)
             return
         if not self._in_head:
             return
         if self._head > MAX_HEAD:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self._refuse(_TOO_LONG)
         elif self._head and self._when_due != self._late_head:
             self._expect(HEAD_S, self._late_head)
+
+    def _read_on(self, rest: bytes) -> None:
+        """A client may offer to speak another protocol; we speak HTTP, and read on as if it had not.
+
+        The parser would not: to it, what follows the head is that protocol. So another takes its place, and is told of
+        the request's body, whose length it has to know.
+        """
+        self._upgraded, self._told_again = False, True
+        framing = [b"%b: %b\r\n" % one for one in self._headers if one[0] in (b"content-length", _CODING)]
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n" + (b"".join(framing) or b"content-length: 0\r\n") + b"\r\n")
+        if rest:
+            self.data_received(rest)
 
     def _refuse(self, status: bytes) -> None:
         """What comes is not a request. The answers before it are given; a request has one answer, or none."""
@@ -154,9 +185,14 @@ class Connection(asyncio.Protocol):
                 reading.lose()
             self._end(status)
 
+    def _not_ours(self, status: bytes) -> Exception:
+        self._wrong = status
+        return ValueError(status)
+
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers = []
+        self._head = self._head or 1
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -165,13 +201,27 @@ class Connection(asyncio.Protocol):
         # What follows a body is no header: it would come after everybody has looked, and without a bound.
         if self._in_head:
             self._headers.append((name.lower(), value))
+            if len(name) == len(_CODING) and name.lower() == _CODING and value.lower() != b"chunked":
+                raise self._not_ours(b"501 Not Implemented")
 
     def on_headers_complete(self) -> None:
+        if self._told_again:
+            self._told_again, self._head = False, 0
+            return
+        if self._head > MAX_HEAD or self._chunk > MAX_HEAD:
+            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+            if size > MAX_HEAD:
+                raise self._not_ours(_TOO_LONG)
         self._in_head, self._head, parser = False, 0, self._parser
         url = httptools.parse_url(self._url)
         raw: bytes = url.path
         path = raw.decode("ascii")
         version = parser.get_http_version()
+        if version not in _VERSIONS:
+            raise self._not_ours(b"505 HTTP Version Not Supported")
+        if url.host:
+            # INVARIANT: whom a request is for is said once. A target that names a host goes before the header.
+            self._headers = [one for one in self._headers if one[0] != b"host"] + [(b"host", _authority(url))]
         scope: Scope = {
             **self._common,
             "http_version": version,
@@ -182,7 +232,8 @@ class Connection(asyncio.Protocol):
             "headers": self._headers,
             "state": {},
         }
-        keep_alive = version == "1.1" and parser.should_keep_alive() and not parser.should_upgrade()
+        self._upgraded = parser.should_upgrade()
+        keep_alive = version == "1.1" and parser.should_keep_alive()
         exchange = self._reading = Exchange(self, scope, keep_alive=keep_alive)
         answering = self._answering
         if answering is None:
@@ -201,6 +252,8 @@ class Connection(asyncio.Protocol):
             exchange.feed(body)
 
     def on_message_complete(self) -> None:
+        if self._upgraded:
+            return
         exchange, self._reading = self._reading, None
         self._in_head = True
         if exchange is not None:
@@ -333,6 +386,11 @@ class _Encoded:
 
 _encoded = _Encoded()
 _UNBORN: Any = None
+
+
+def _authority(url: Any) -> bytes:
+    host: bytes = b"[%b]" % url.host if b":" in url.host else url.host
+    return host if url.port is None else b"%b:%d" % (host, url.port)
 
 
 def _address(transport: asyncio.BaseTransport, which: str) -> tuple[str, int] | None:

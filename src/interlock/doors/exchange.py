@@ -49,7 +49,7 @@ class Exchange:
     """One request and its answer, as an application sees them."""
 
     __slots__ = (
-        "_asked", "_body", "_chunked", "_given", "_gone", "_head", "_late", "_left", "_news", "_wire",
+        "_asked", "_body", "_chunked", "_given", "_gone", "_head", "_hung_up", "_late", "_left", "_news", "_wire",
         "begun", "done", "keep_alive", "scope", "whole",
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ class Exchange:
         self._body = b""
         self._given = False
         self._late = False
-        self._gone = False
+        self._gone = self._hung_up = False
         self._news: asyncio.Event | None = None
         self.begun = False
         self._head = b""
@@ -99,6 +99,11 @@ class Exchange:
         self._gone = True
         self._tell()
 
+    def hang_up(self) -> None:
+        """The client has no more to say and may have gone: whoever watches for that is told, and may still answer."""
+        self._hung_up = True
+        self._tell()
+
     def _tell(self) -> None:
         if self._news is not None:
             self._news.set()
@@ -112,6 +117,8 @@ class Exchange:
             if self._body or (self.whole and not self._given):
                 body, self._body, self._given = self._body, b"", self.whole
                 return {"type": "http.request", "body": body, "more_body": not self.whole}
+            if self._hung_up:
+                break
             if self._late:
                 raise Failure("E3002", "the request's body did not come in time")
             self._wire.resume_reading()
@@ -163,7 +170,7 @@ class Exchange:
         head = b"".join(lines)
         # A line break in a value would be a header, or an answer, of somebody else's making.
         breaks = len(lines) - 1 + lines[1].count(b"\n")
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
+        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or 0 in head:
             self.begun = False
             raise RuntimeError("a header's value is not of one line")
         if length is None:
@@ -191,7 +198,7 @@ class Exchange:
 
     def _break_off(self) -> None:
         """An application ended without an answer, or in the middle of one."""
-        if self.begun and not self._head:
+        if self._hung_up or (self.begun and not self._head):
             self._wire.transport.close()
             return
         self.begun, self._head, self.keep_alive = False, b"", False

@@ -31,7 +31,7 @@ from interlock.doors.asgi import (
     refusal,
     refuse,
 )
-from interlock.service import Ask, Service
+from interlock.service import Ask, Service, native_id
 from interlock.telemetry.w3c import joined
 
 _log = logging.getLogger("interlock.jsonrpc")
@@ -117,6 +117,8 @@ class JsonRpcDoor:
             request_id = _id(request)
             method, parameters = self._method(request)
         except _Fault as fault:
+            if request_id is _ABSENT and fault.code != _INVALID:
+                return None  # a notification is not answered, not even if it asks for nothing we know
             known = None if request_id is _ABSENT else request_id
             return _error(known, fault.code, str(fault), self._trace_id(trace))
         quiet = request_id is _ABSENT
@@ -124,7 +126,8 @@ class JsonRpcDoor:
             service = self._service
             caller = service.known(authorization) or await service.authenticate(authorization)
             if self._methods[method] == self._invoke:
-                parameters = {**parameters, "trace": trace}
+                ids = None if quiet or request_id is None else {"jsonrpc_request_id": native_id(request_id)}
+                parameters = {**parameters, "trace": trace, "native": ids}
             result = await self._methods[method](caller, **parameters)
         except Failure as failure:
             return None if quiet else _failed(request_id, failure, self._trace_id(trace))
@@ -205,6 +208,7 @@ class JsonRpcDoor:
         execution_mode: str = "sync",
         *,
         trace: str | None = None,
+        native: Json | None = None,
     ) -> Result | Json:
         if parameters is not None and not isinstance(parameters, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - from a wire
             raise _Fault(_PARAMS, "invalid params: `parameters` is an object")
@@ -223,6 +227,7 @@ class JsonRpcDoor:
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
             dry_run=dry_run,
             trace=trace,
+            native=native,
         )
         if execution_mode == "async":
             return {"invocation_id": self._service.calls.start(ask, caller, door="jsonrpc"), "status": "running"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import importlib
 import logging
@@ -23,6 +24,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -58,6 +60,8 @@ class Listening:
     names: Sequence[str] = ()
     origins: Sequence[str] = ()
     drain_s: int = DRAIN_S
+    # Where clients find us, if something stands in between that has an address of its own.
+    public_url: str | None = None
 
     @property
     def secure(self) -> bool:
@@ -69,7 +73,9 @@ class Listening:
 
     @property
     def hosts(self) -> frozenset[str]:
-        return frozenset((*LOOPBACK, *(() if self.host in ("0.0.0.0", "::") else (self.host,)), *self.names))  # noqa: S104 - compared, not bound
+        own = () if self.host in ("0.0.0.0", "::") else (self.host,)  # noqa: S104 - compared, not bound
+        public = () if self.public_url is None else (urlsplit(self.public_url).hostname or "",)
+        return frozenset((*LOOPBACK, *own, *public, *self.names))
 
 
 class Gate:
@@ -102,6 +108,8 @@ class Gate:
             await refuse(send, Failure("E3210", "pages of that origin may not call this server"))
             return
         app = self._hot.get((scope["method"], scope["path"]))
+        if app is None and scope["method"] == "HEAD":
+            app = self._hot.get(("GET", scope["path"]))
         try:
             if app is not None:
                 await app(scope, receive, send)
@@ -140,8 +148,8 @@ class Gate:
         said = origin.decode("latin-1").lower()
         if said in self._origins:
             return True
-        _, _, place = said.partition("://")
-        return bool(place) and host is not None and place.encode() == host.lower()
+        scheme, _, place = said.partition("://")
+        return scheme in ("http", "https") and bool(place) and host is not None and place.encode() == host.lower()
 
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]{1,255})(:[0-9]{1,5})?").fullmatch
@@ -215,7 +223,8 @@ class Server:
         listening, service = self._listening, self._service
         hosts = [name for host in sorted(listening.hosts) for name in (host, f"{host}:*")]
         scheme = "https" if listening.secure else "http"
-        door = mcp.McpDoor(service, hosts=hosts, origins=[*(f"{scheme}://{one}" for one in hosts), *listening.origins])
+        origins = [*(f"{scheme}://{one}" for one in hosts), *listening.origins]
+        door = mcp.McpDoor(service, hosts=hosts, origins=origins, base_url=listening.public_url)
 
         mcp_routes = [(method, mcp.PATH) for method in ("GET", "POST", "DELETE")]
 
@@ -266,9 +275,11 @@ class Server:
         self.grpc_port = await self._grpc.start()
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """For Prometheus. On loopback for everybody there; on a network for those who may see it."""
+        """For Prometheus. For everybody who asks on loopback and by that name; for others, if they may see it."""
+        host = _without_port((header(scope, b"host") or "").lower().encode()).decode()
         try:
-            if not self._listening.loopback:
+            # What comes by another name comes through somebody else: from where, we cannot tell.
+            if not self._listening.loopback or host not in LOOPBACK:
                 _may_watch(await self._service.authenticate(header(scope, b"authorization")))
         except Failure as failure:
             await refuse(send, failure)
@@ -322,8 +333,8 @@ class _Later:
 
 
 def _may_watch(caller: Caller) -> None:
-    if "metrics:read" not in caller.scopes:
-        raise Failure("E3206", "reading metrics needs the scope `metrics:read`")
+    if not caller.governs("metrics:read"):
+        raise Failure("E3206", "reading metrics needs the scope `metrics:read`, in the tenant `local`")
 
 
 def _allow_files(most: int) -> None:
@@ -336,10 +347,16 @@ def _allow_files(most: int) -> None:
 
 def _bind(listening: Listening) -> socket.socket:
     family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
+    both = listening.host == "::" and socket.has_dualstack_ipv6()
+    where = f"[{listening.host}]" if ":" in listening.host else listening.host
     try:
-        return socket.create_server((listening.host, listening.port), family=family, backlog=2048)
+        return socket.create_server(
+            (listening.host, listening.port), family=family, backlog=2048, dualstack_ipv6=both
+        )  # fmt: skip
     except OSError as error:
-        words = f"{listening.host}:{listening.port} cannot be listened on: {error.strerror}; choose another with --port"
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        option = "another port with --port" if taken else "an address of this machine with --host"
+        words = f"{where}:{listening.port} cannot be listened on: {error.strerror}; choose {option}"
         raise Failure("E3108", words) from None
 
 

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from interlock.core.context import Context
-from interlock.core.declare import Tool, convert
+from interlock.core.declare import Tool
 from interlock.core.errors import Failure
+from interlock.core.hints import convert
 from interlock.core.phases import Granted
 from interlock.core.schema import Json
 

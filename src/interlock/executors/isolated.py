@@ -1,8 +1,9 @@
 """Runs tools in the sandbox: Python ones, whose module is sent inside as source, and programs, word by word.
 
 What a Python tool reports of its doing (effects, costs, what would undo it, session values) is taken over into its
-context, where it counts as what it is: the tool's word. A program reports nothing but what it prints. How the call
-ended is not the tool's word but the sandbox's.
+context, where it counts as what it is: the tool's word; so is what it saves on the way. A program reports nothing but
+what it prints. Either may leave files, if its manifest says so. How the call ended is not the tool's word but the
+sandbox's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from interlock.core.checkpoints import Bounds
 from interlock.core.clock import Clock
 from interlock.core.connector import secret_of
 from interlock.core.context import Attestation, Change, Context, Preview
@@ -50,12 +52,14 @@ class IsolatedExecutor:
         clock: Clock,
         network: NetworkPolicy,
         note: Note,
+        checkpoints: Bounds | None = None,
         opener: Callable[[], Awaitable[Sandbox]] = Sandbox.open,
     ) -> None:
         self._seal = seal
         self._clock = clock
         self._network = network
         self._note = note
+        self._checkpoints = checkpoints
         self._opener = opener
         self._opening: asyncio.Future[Sandbox] | None = None
 
@@ -72,6 +76,7 @@ class IsolatedExecutor:
             exit_evidence=call.meter is not None,
             on_progress=None if context is None else lambda facts: context.progress(**facts),
             on_partial=None if context is None else context.partial,
+            on_checkpoint=None if context is None else context.checkpoint,
         )
         self._note(call, outcome)
         if refused:
@@ -80,6 +85,7 @@ class IsolatedExecutor:
         program = _program_of(tool.contract)
         if program is not None:
             call.mappings = (*call.mappings, _mapping(program, granted, outcome))
+            call.files = outcome.files
             return _printed(program, outcome, tool.ref)
         if outcome.status != "ok":
             raise failure_of(outcome, tool.ref)
@@ -87,6 +93,7 @@ class IsolatedExecutor:
             return _preview(outcome.value)
         if context is not None:
             _take_over(context, outcome.reports)
+        call.files = outcome.files
         return outcome.value
 
     async def _sandbox(self) -> Sandbox:
@@ -101,10 +108,13 @@ class IsolatedExecutor:
         sandboxing, tier = contract.manifest.sandbox, contract.manifest.tier
         assert sandboxing is not None
         left_s = requested.deadline - self._clock.monotonic()
+        operation = "preview" if granted.looking else call.request.operation
+        # Who only looks, or undoes, leaves nothing.
+        files = sandboxing.artifacts if operation == "invoke" else 0
         lent = _lent(call, requested.tool.credentials)
         confined: Json = {
             "tier": tier,
-            "limits": _limits(contract, sandboxing, max(MIN_WALL_S, left_s)),
+            "limits": _limits(contract, sandboxing, max(MIN_WALL_S, left_s), files),
             "mounts": tuple(Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items()),
             "egress": self._egress(call, contract, refused) if tier == 2 else None,
             "ticket": call.approval,
@@ -121,7 +131,6 @@ class IsolatedExecutor:
                 **confined,
             )
         bound = requested.tool.bound
-        operation = "preview" if granted.looking else call.request.operation
         return PythonJob(
             source=source_of(bound),
             entry=bound.function.__name__ if operation == "invoke" else f"{bound.function.__name__}:{operation}",
@@ -129,6 +138,7 @@ class IsolatedExecutor:
             arguments=given,
             imports=frozenset(sandboxing.imports),
             call={} if context is None else _told(call, context),
+            checkpoints=self._checkpoints if contract.manifest.checkpoint_config.enabled and context else None,
             secrets=lent,
             **confined,
         )
@@ -235,7 +245,7 @@ def _last_lines(stderr: bytes) -> list[str]:
     return [line[:LINE_LENGTH] for line in lines if line.strip()][-LAST_LINES:]
 
 
-def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float) -> Limits:
+def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float, files: int) -> Limits:
     said = contract.manifest.resource_limits
     return Limits(
         memory_bytes=said.memory_bytes,
@@ -245,6 +255,7 @@ def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float) -> Limits
         pids=sandboxing.pids,
         tmp_bytes=min(said.storage_bytes, sandboxing.tmp_bytes),
         output_bytes=sandboxing.output_bytes,
+        files=files,
     )
 
 

@@ -45,6 +45,7 @@ class RemoteExecutor:
         remote = RemoteCall(
             tool=tool.ref,
             native=execution.native,
+            definition=execution.implementation,
             arguments=granted.checked.call_input,
             invocation_id=call.id,
             caller=caller,

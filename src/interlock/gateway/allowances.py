@@ -64,7 +64,7 @@ class Allowances:
             claims.append(lambda transaction: limits.check_suspended(transaction, services))
         if not call.request.dry_run:
             if caller.capability is not None:
-                claims.extend(_uses(caller.capability))
+                claims.extend(uses_of(caller.capability))
             held = self._budgets(call, caller, tool)
             if held:
                 amount = millionths(contract.manifest.estimated_cost or 0.0)
@@ -156,20 +156,22 @@ def billed_session(call: Call) -> str:
     return call.request.session if call.request.billed_to is None else call.request.billed_to
 
 
-def _uses(capability: Capability) -> list[Callable[[Transaction], None]]:
-    """One claim per link of the chain that may only be used so often."""
+def uses_of(capability: Capability, calls: int = 1) -> list[Callable[[Transaction], None]]:
+    """One claim per link of the chain that may only be used so often. Agreeing to a call is a use of a token too."""
     return [
-        lambda transaction, jti=link.jti, most=link.constraints["max_uses"]: _use(transaction, jti, most)
+        lambda transaction, jti=link.jti, most=link.constraints["max_uses"]: _use(transaction, jti, most, calls)
         for link in capability.links
         if "max_uses" in link.constraints
     ]
 
 
-def _use(transaction: Transaction, jti: str, most: int) -> None:
+def _use(transaction: Transaction, jti: str, most: int, calls: int) -> None:
     # INVARIANT: a grant for n calls is used n times at most, by whatever processes at whatever time.
     row = transaction.one("SELECT used FROM grant_use WHERE jti = ?", (jti,))
-    if (row[0] if row else 0) >= most:
-        raise Failure("E3206", f"the token was good for {most} call{'s' if most > 1 else ''} and is used up")
+    if (row[0] if row else 0) + calls > most:
+        gone = "and is used up" if calls == 1 else f"and {calls} are more than it has left"
+        raise Failure("E3206", f"the token was good for {most} call{'s' if most > 1 else ''} {gone}")
     transaction.execute(
-        "INSERT INTO grant_use (jti, used) VALUES (?, 1) ON CONFLICT (jti) DO UPDATE SET used = used + 1", (jti,)
+        "INSERT INTO grant_use (jti, used) VALUES (?, ?) ON CONFLICT (jti) DO UPDATE SET used = used + excluded.used",
+        (jti, calls),
     )

@@ -92,28 +92,29 @@ class Asking:
             return Found(ticket)
         call.move("approved")
         call.approval = ticket.id
-        call.agreed = {"approvedBy": ticket.resolved_by, "previewDigest": digest(ticket.preview)}
+        call.agreed = {"approvedBy": ticket.resolved_by, "previewDigest": digest(ticket.agreed_preview)}
         if ticket.state == "USED":
             # It ran: what came of it is under its key. If the key is free by now, there is no agreement any more.
             self._claim(call, _refuse_used)
             return Found()
         call.id = ticket.call
         self._claim(call, lambda transaction: tickets.use(transaction, ticket, call.id))
-        if ticket.edited is None:
-            assert ticket.sealed is not None
-            call.promised = {"promised": self.unsealed(ticket.sealed, ticket.id)["promised"]}
-            return Found()
-        # What was promised was promised of another input.
-        edited = self.unsealed(ticket.edited, ticket.id)
-        return Found(edited=edited, by=ticket.resolved_by or "")
+        assert ticket.sealed is not None
+        agreed = self.unsealed(ticket.sealed if ticket.edited is None else ticket.edited, ticket.id)
+        # What was promised of the input as it was says nothing of another one, which has a promise of its own.
+        call.promised = {"promised": agreed["promised"]}
+        return Found() if ticket.edited is None else Found(edited=agreed["arguments"], by=ticket.resolved_by or "")
 
     def _use_standing(self, checked: Checked) -> bool:
         call, tool = checked.requested.call, checked.requested.tool
         assert call.request.caller is not None
         if call.request.operation != "invoke":
             return False  # whoever agreed to calls of a tool has not agreed to undoing them
+        if call.request.caller.passed_on:
+            return False  # nor to what others hand to the caller
         found = standing.find(
             self._journal.read,
+            tenant=call.request.caller.tenant,
             caller=call.request.caller.acting,
             tool=str(tool.contract.id),
             version=tool.contract.version,
@@ -229,6 +230,7 @@ def _caller_document(caller: Caller) -> Json:
     facts: Json = {
         "id": caller.id, "tenant": caller.tenant, "agent": caller.agent, "scopes": sorted(caller.scopes),
         "kind": caller.kind, "trust": caller.trust, "groups": sorted(caller.groups), "capability": None,
+        "passed_on": caller.passed_on,
     }  # fmt: skip
     capability = caller.capability
     if capability is not None:
@@ -256,6 +258,7 @@ def stored_caller(facts: Json) -> Caller:
     return Caller(
         id=facts["id"], tenant=facts["tenant"], agent=facts["agent"], scopes=frozenset(facts["scopes"]),
         kind=facts["kind"], trust=facts["trust"], groups=frozenset(facts["groups"]), capability=capability,
+        passed_on=facts.get("passed_on", False),
     )  # fmt: skip
 
 

@@ -6,23 +6,21 @@ hooks, the policy, and the gate that no configuration can open. Caches are consu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from interlock.approvals.tickets import Ticket
-from interlock.authority.facts import facts
 from interlock.authority.gate import Gate, gate
 from interlock.authority.policy import Engine, Question
 from interlock.authority.tokens import Tokens
 from interlock.core.canonical import private_copy
-from interlock.core.capability import CLASSES, Capability
+from interlock.core.capability import Capability
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Checked, Decision, Granted, Mutated
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Json, pointer
-from interlock.gateway import validate
+from interlock.gateway import cover, validate
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.asking import Asking
 from interlock.gateway.hooks import stricter
@@ -31,7 +29,6 @@ from interlock.settings import Settings
 
 _MOST_COVERED = 50_000
 _NO_BUDGET = (0, 0)
-_RESOURCES = frozenset({"resources"})
 
 
 class Authorizer:
@@ -87,6 +84,12 @@ class Authorizer:
         if self._allowances.needed(checked, caller):
             self._allowances.claim(checked, caller)
         return Granted(checked, decision, self._seal, call.request.dry_run)
+
+    def to_look(self, checked: Checked) -> Granted:
+        """A grant that is good for nothing but a preview, which a reviewer wants to see before they agree."""
+        words = "a reviewer looks at what it would do"
+        decision = Decision(behavior="ask", reason=words, rules=(), policy="", source="approval")
+        return Granted(checked, decision, self._seal, looking=True)
 
     def _plainly(self, checked: Checked, caller: Caller) -> Decision | None:
         """An allow that nothing about this very call can change. Nearly all reads end here."""
@@ -145,36 +148,12 @@ class Authorizer:
         known = (capability.digest, tool.digest)
         bound = self._covered.get(known)
         if bound is None:
-            self._check_cover(tool, capability)
+            cover.check_tool(capability, tool.contract, self._environment)
             if len(self._covered) > _MOST_COVERED:
                 self._covered.clear()
-            bound = self._covered[known] = any(link.resources is not None for link in capability.links)
+            bound = self._covered[known] = cover.is_bound(capability)
         if bound:
-            for resource in self._resources(checked):
-                if not capability.covers_resource(resource):
-                    raise Failure("E3206", f"the token does not cover {resource}")
-
-    def _check_cover(self, tool: Prepared, capability: Capability) -> None:
-        """What of a token and a tool never changes."""
-        contract = tool.contract
-        if not capability.covers(str(contract.id), contract.version):
-            raise Failure("E3204", f"the token does not name {tool.ref}")
-        for link in capability.links:
-            allowed = link.constraints.get("mutation_class")
-            if allowed is not None and CLASSES.index(contract.mutation.mutation_class) > CLASSES.index(allowed):
-                raise Failure("E3206", f"the token allows {allowed} at most, and {tool.ref} is more")
-            environments = link.constraints.get("environments")
-            if environments is not None and self._environment not in environments:
-                raise Failure("E3206", f"the token is not for the environment {self._environment}")
-
-    def _resources(self, checked: Checked) -> Sequence[str]:
-        """What a call touches, as far as its contract and its input tell; at least something must be told."""
-        contract = checked.requested.tool.contract
-        found: list[str] = facts(contract, checked.permission_input, (), _RESOURCES)["resources"]
-        if not found:
-            words = f"the token is bound to resources, and {contract.ref} does not tell which it touches"
-            raise Failure("E3206", words)
-        return found
+            cover.check_resources(capability, tool.contract, checked.permission_input)
 
     def _fulfil(self, call: Call, decision: Decision) -> None:
         for obligation in decision.obligations:

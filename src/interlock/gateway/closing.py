@@ -1,7 +1,7 @@
 """Phase 6. Whatever the outcome, it is on record before it is told.
 
 One write closes a call: the idempotency record, the session's state, the mutation records, a payload too large to
-travel, the means to undo, and the closing record. They commit together or not at all.
+travel, the files it left, the means to undo, and the closing record. They commit together or not at all.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import orjson
 from interlock.approvals.tickets import Ticket
 from interlock.authority.budgets import Overrun
 from interlock.core.allowances import MILLION
+from interlock.core.artifacts import Artifact, recalled, refer
 from interlock.core.canonical import decode, digest, encode, sealed_digest
 from interlock.core.clock import Clock, iso
 from interlock.core.context import Caller, Change
 from interlock.core.cost import FREE, Cost
-from interlock.core.errors import ErrorClass, ErrorCode, Failure
+from interlock.core.errors import CODES, ErrorClass, ErrorCode, Failure
 from interlock.core.phases import Call, Granted, Ran, Requested, Source, Verified
 from interlock.core.prepared import Prepared
 from interlock.core.redact import Redactor, SchemaRedactor
 from interlock.core.results import INLINE, Persistence, Result
 from interlock.core.schema import Json
+from interlock.core.scrub import holds
 from interlock.core.states import MOVES, State
 from interlock.effects.session import SessionState
 from interlock.gateway import keys, reconcile, verify
@@ -111,7 +113,10 @@ class Closer:
         persistence = self._persistence(verified, tool)
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
-        if tool.plain and persistence.ref is None and not call.noted and not self._allowances.counts(call):
+        if (
+            tool.plain and persistence.ref is None and not call.noted and not call.files
+            and not self._allowances.counts(call)
+        ):  # fmt: skip
             body = records.closed_read(call, now_ms, metadata["latency_ms"], ran.source, verified)
             if self._batched and not self._journal.crowded:
                 self._journal.record("closed", call.id, body)
@@ -127,7 +132,7 @@ class Closer:
         # In order of its fields; by name it would take half as long again.
         return Result(
             call.id, tool.ref, "succeeded", now_ms, call.trace_id, metadata, verified.value, None, ran.source,
-            persistence, verified.redacted,
+            persistence, verified.redacted, verified.artifacts,
         )  # fmt: skip
 
     def _tell(self, call: Call, persistence: Persistence, redacted: tuple[str, ...]) -> None:
@@ -163,7 +168,12 @@ class Closer:
             "persistence": [persistence.decision, persistence.ref, persistence.size, persistence.reason],
             "redacted": verified.redacted,
         }
+        if any(change.source.startswith("reviewer:") for change in call.mutations):
+            # Whoever asks again under the key is told too that this is not what they asked for.
+            outcome["metadata"] = {"input_mutations": metadata["input_mutations"]}
         extra: Json = {} if call.scope is None else {"resultHash": digest(verified.value)}
+        if verified.artifacts:
+            outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.artifacts]
         cost = self._cost(call, metadata, extra)
         if "previewDifferences" in metadata:
             extra["previewDifferences"] = metadata["previewDifferences"]
@@ -188,6 +198,8 @@ class Closer:
                 reconcile.end(transaction, call.id)
             if persistence.ref is not None:
                 _store_payload(transaction, persistence.ref, call.id, owner, verified.encoded, days.payload_days)
+            for artifact, file in zip(verified.artifacts, call.files, strict=True):
+                _store_payload(transaction, artifact.ref, call.id, owner, file.content, days.payload_days)
             if undo is not None:
                 ref = f"undo:{call.id}"
                 sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
@@ -313,7 +325,8 @@ class Closer:
             value = decode(rows[0][0]) if rows and rows[0][0] is not None else None
         # What the caller may see is decided now, not when the call ran.
         shown = self.redact(ran, value) if value is not None else Verified(ran, None, b"")
-        return Verified(ran, shown.value, b"", tuple({*outcome["redacted"], *shown.redacted}))
+        redacted, artifacts = tuple({*outcome["redacted"], *shown.redacted}), recalled(outcome.get("artifacts", ()))
+        return Verified(ran, shown.value, b"", redacted, artifacts)
 
     async def _close_replay(self, verified: Verified) -> Result:
         ran = verified.ran
@@ -322,9 +335,10 @@ class Closer:
         call = requested.call
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
+        told = [one.document() for one in verified.artifacts]
         body = records.closed(
             call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source="replay", summary=None,
-            extra={"replayOf": found.call},
+            extra={"replayOf": found.call, **({"artifacts": told} if told else {})},
         )  # fmt: skip
         call.recorded = True
         await self._journal.append("closed", call.id, body)
@@ -346,6 +360,7 @@ class Closer:
             source="replay",
             persistence=Persistence(decision=decision, ref=ref, size=size, reason=reason),
             redacted=verified.redacted,
+            artifacts=verified.artifacts,
         )
 
     # Failure
@@ -354,6 +369,8 @@ class Closer:
         """Record a failure, then tell it."""
         now_ms = self._clock.now_ms()
         settlement = self._settlement(call, failure, state)
+        if settlement == "unknown":
+            failure = _unsettled(call, failure)
         source: Source = "synthetic" if state in ("timed_out", "canceled") else "compute"
         extra: Json = {} if settlement is None else {"outcome": settlement}
         if failure.details is not None and "replay_of" in failure.details:
@@ -460,7 +477,9 @@ class Closer:
         except Failure as failure:
             outcome = _stored(self._observer.clean(call, failure))
         except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
-            outcome = _stored(Failure("E3401", f"{call.ref} failed: {type(error).__name__}"))
+            outcome = _stored(
+                self._observer.clean(call, Failure("E3401", f"{call.ref} failed: {type(error).__name__}"))
+            )
         else:
             inline = ["inline", None, len(verified.encoded), ""]
             outcome = {"value": verified.value, "persistence": inline, "redacted": verified.redacted}
@@ -490,6 +509,22 @@ class Closer:
         caller = requested.call.request.caller
         shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
         return Verified(ran, shown.value, encode(shown.value), shown.paths)
+
+    async def refer(self, call: Call) -> tuple[Artifact, ...]:
+        """The files of a call, by reference. E3304 if one of them holds what the call was given in private."""
+        observer, files = self._observer, call.files
+        hidden = observer.hidden(call) if observer.hides(call) else []
+
+        def look() -> tuple[Artifact, ...] | None:
+            shown = (content for file in files for content in (file.path.encode(), file.content))
+            return None if holds(shown, hidden) else refer(call.id, files, self._redactor.text)
+
+        # Large files take a while to be looked through, and calls of others should not wait for it.
+        found = await asyncio.to_thread(look)
+        # INVARIANT: a credential that was lent or sent is never kept. Of a lease that is over nobody can say any more.
+        if found is None or (call.lease is not None and call.lease.closed):
+            raise Failure("E3304", f"{call.ref} left a file with something in it that the call was given in private")
+        return found
 
     def shown_part(self, granted: Granted, value: Any) -> Any:
         """A part of a result as its reader may see it."""
@@ -585,6 +620,21 @@ def _compensation(verified: Verified) -> Json | None:
 def _undo(requested: Requested, arguments: Json) -> Json:
     contract, session = requested.tool.contract, requested.call.request.session
     return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
+
+
+def _unsettled(call: Call, failure: Failure) -> Failure:
+    """The failure of a call that may have taken effect: whoever hears of it must not send it as something new."""
+    doubt = "whether it took effect is unknown; never send it under another key"
+    return Failure(
+        failure.code,
+        f"{failure.message}: {doubt}; a person settles it with: interlock calls reconcile {call.id}",
+        details={**(failure.details or {}), "invocation_id": call.id, "outcome": "unknown"},
+        native_error_ref=failure.native_error_ref,
+        policy_refs=failure.policy_refs,
+        evidence_refs=(*failure.evidence_refs, f"journal:{call.id}"),
+        resolution=CODES["E3409"].resolution,
+        unsettled=True,
+    )
 
 
 def _stored(failure: Failure) -> Json:

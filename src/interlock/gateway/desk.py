@@ -7,23 +7,28 @@ call is an ordinary call with the same id: it passes all six phases again, with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from interlock.approvals import standing, tickets
 from interlock.approvals.standing import Standing
 from interlock.approvals.tickets import Channels, Edit, Happening, Refused, Ticket
-from interlock.core.canonical import canonical, digest
+from interlock.core.canonical import digest, encode
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Request
 from interlock.core.results import Result
+from interlock.core.schema import Json
+from interlock.gateway import cover
+from interlock.gateway.allowances import uses_of
 from interlock.gateway.asking import Asking, stored_caller
 from interlock.gateway.invoke import Gateway
+from interlock.gateway.promises import promised
 from interlock.registry.catalog import Catalog
 from interlock.settings import Settings
-from interlock.store.journal import Journal
+from interlock.store.journal import Journal, Transaction
 
 RETRY_S = 5.0
 
@@ -71,12 +76,14 @@ class Desk:
         self, ticket_id: str, *, by: Caller, comment: str = "", edit: Mapping[str, Any] | None = None
     ) -> Ticket:
         """Agree to one call. With `edit`, to that call with these arguments changed; None takes an argument out."""
-        changed = None if edit is None else await self._edit(ticket_id, by, edit)
-        return await self._resolve(ticket_id, by, approve=True, comment=comment, edit=changed)
+        # A person's own token bounds what they can agree to, and agreeing is a use of it.
+        outside = await self._outside(ticket_id, by, edit or {})
+        changed = None if edit is None else await self._edit(ticket_id, by, edit, outside)
+        return await self._resolve(ticket_id, by, approve=True, comment=comment, edit=changed, outside=outside)
 
     async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Ticket:
-        """Say no."""
-        return await self._resolve(ticket_id, by, approve=False, comment=comment, edit=None)
+        """Say no. Whoever may say yes may, however narrow their token is: nothing comes of it."""
+        return await self._resolve(ticket_id, by, approve=False, comment=comment)
 
     async def withdraw(self, call_id: str, *, by: Caller) -> bool:
         """Take back a call that waits for a person, or was agreed to and has not run. False if none of this id does."""
@@ -87,31 +94,49 @@ class Desk:
             self._gateway.observer.mention(f"tool.invocation.{event}", call_id, ticket.ref, **facts)
         return True
 
-    async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, comment: str, edit: Edit | None) -> Ticket:
-        found = _allowed(
-            await self._journal.commit(tickets.resolve(ticket_id, by, approve=approve, comment=comment, edit=edit))
-        )
+    async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, **said: Any) -> Ticket:
+        claims = uses_of(by.capability) if approve and by.capability is not None else ()
+        unit = tickets.resolve(ticket_id, by, approve=approve, claims=claims, **said)
+        found = _allowed(await self._journal.commit(unit))
         self._gateway.observer.announce(f"approval.{found.state.lower()}", found.call, found.ref, **found.pending())
         return found
 
-    async def _edit(self, ticket_id: str, by: Caller, edit: Mapping[str, Any]) -> Edit:
-        """The input as the reviewer wants it, checked like any input before it is agreed to."""
+    async def _outside(self, ticket_id: str, by: Caller, edit: Mapping[str, Any]) -> Failure | None:
+        """Why a call that waits, as the reviewer would have it, is more than their own token covers."""
+        capability, ticket = by.capability, await self.show(ticket_id)
+        if capability is None:
+            return None
+        try:
+            contract = self._catalog.resolve(ticket.tool, ticket.version).contract
+            cover.check_tool(capability, contract, self._settings.environment)
+            cover.check_cost(capability, contract)
+            if cover.is_bound(capability) and ticket.sealed is not None:
+                request = self._waiting(ticket)
+                merged = replace(request, arguments=_merged(request.arguments, edit))
+                checked = await self._gateway.checked(merged)
+                cover.check_resources(capability, contract, checked.permission_input)
+        except Failure as failure:
+            return failure
+        return None
+
+    async def _edit(self, ticket_id: str, by: Caller, edit: Mapping[str, Any], outside: Failure | None) -> Edit:
+        """The input as the reviewer wants it, checked and previewed like any input before it is agreed to."""
         # INVARIANT: what a check says of a private input is told to nobody who may not decide.
-        ticket = _allowed(await self._journal.commit(tickets.consider(ticket_id, by)))
+        ticket = _allowed(await self._journal.commit(tickets.consider(ticket_id, by, outside)))
         if ticket.operation != "invoke":
             raise Failure("E3411", "what an undo does follows from the call it undoes; agree to it as it is or deny it")
         assert ticket.sealed is not None
         content = self._asking.unsealed(ticket.sealed, ticket.id)
-        merged = {**content["arguments"], **edit}
-        arguments = {name: value for name, value in merged.items() if not (value is None and name in edit)}
+        arguments = _merged(content["arguments"], edit)
         caller = stored_caller(content["caller"])
         key = content["key"]
         request = Request(tool=ticket.tool, version=ticket.version, arguments=arguments, caller=caller, key=key)
-        wrong = await self._gateway.check(request)
-        if wrong is not None:
-            raise wrong
-        shown = self._gateway.shown_arguments(request)
-        return Edit(self._asking.seal_up(canonical(arguments), ticket.id), digest(arguments), shown)
+        # INVARIANT: nobody agrees to what they were not shown; what cannot be foreseen is not agreed to.
+        preview, seen = await self._gateway.foresee(request)
+        sealed = self._asking.seal_up(encode({"arguments": arguments, "promised": promised(preview)}), ticket.id)
+        was: Json = content["arguments"]
+        names = [name for name in sorted(was.keys() | arguments.keys()) if was.get(name) != arguments.get(name)]
+        return Edit(sealed, digest(arguments), self._gateway.shown_arguments(request), names, seen)
 
     # In advance
 
@@ -125,13 +150,18 @@ class Desk:
         uses: int,
         expires_ms: int,
         versions: str | None = None,
+        tenant: str | None = None,
     ) -> Standing:
-        """Agree to calls of one tool by one caller, within bounds. Without `versions`, to the present version only."""
+        """Agree to calls of one tool by one caller, within bounds. Without `versions`, to the present version only.
+
+        `tenant` is the caller's, where it is not that of the person who agrees.
+        """
         version = self._catalog.resolve(tool, versions)
         contract = version.contract
         now_ms = self._clock.now_ms()
         wish = Standing(
             id=f"sta_{tickets.ticket_id(now_ms, self._clock.random_bytes(8)).removeprefix('apr_')}",
+            tenant=tenant or by.tenant,
             tool=str(contract.id),
             versions=versions or contract.version,
             arguments=dict(arguments),
@@ -142,7 +172,12 @@ class Desk:
         )
         approval = contract.manifest.approval or self._settings.approval
         groups = frozenset(step.group for step in approval.chain)
-        return await self._journal.commit(standing.grant(wish, by, groups, now_ms))
+        claims: Sequence[Callable[[Transaction], None]] = ()
+        if by.capability is not None:
+            cover.check_in_advance(by.capability, contract, wish.versions, wish.arguments, self._settings.environment)
+            cover.check_cost(by.capability, contract, wish.uses)
+            claims = uses_of(by.capability, wish.uses)
+        return await self._journal.commit(standing.grant(wish, by, groups, now_ms, claims))
 
     def standing(self) -> list[Standing]:
         """Every standing approval there is."""
@@ -181,17 +216,23 @@ class Desk:
             raise tickets.rejection(ticket) or Failure(
                 "E3411", f"ticket {ticket.id} is {ticket.state}, so there is nothing to go on with"
             )
-        content = self._asking.unsealed(ticket.sealed, ticket.id)
-        asked = stored_caller(content.pop("caller"))
-        del content["promised"]
+        request = self._waiting(ticket)
+        assert request.caller is not None
         try:
-            request = Request(**content, id=ticket.call, caller=await self._revive(asked))
-            result = await self._gateway.invoke(request)
+            result = await self._gateway.invoke(replace(request, caller=await self._revive(request.caller)))
         except Failure as failure:
-            result = await self._gateway.decline(Request(**content, id=ticket.call, caller=asked), failure)
+            result = await self._gateway.decline(request, failure)
         if result.error is not None and not result.pending and not result.error.retryable:
             await self._journal.commit(tickets.give_up(ticket.id, result.error))
         return result
+
+    def _waiting(self, ticket: Ticket) -> Request:
+        """The call that waits, as it was asked for."""
+        assert ticket.sealed is not None
+        content = self._asking.unsealed(ticket.sealed, ticket.id)
+        asked = stored_caller(content.pop("caller"))
+        del content["promised"]
+        return Request(**content, id=ticket.call, caller=asked)
 
     async def resume_all(self) -> list[Result]:
         """Go on with every call that was approved and has not run. What cannot run just now is tried again later."""
@@ -208,6 +249,12 @@ class Desk:
             if result.error is not None and result.error.retryable:
                 self._later[ticket.id] = now + max(RETRY_S, (result.error.retry_after_ms or 0) / 1000)
         return results
+
+
+def _merged(arguments: Mapping[str, Any], edit: Mapping[str, Any]) -> Json:
+    """Arguments with some changed; None takes one out."""
+    merged = {**arguments, **edit}
+    return {name: value for name, value in merged.items() if not (value is None and name in edit)}
 
 
 def _allowed(found: Ticket | Refused) -> Ticket:

@@ -28,6 +28,7 @@ from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
 from interlock.gateway import keys, reconcile, running
+from interlock.gateway.checkpoints import Checkpoints
 from interlock.gateway.closing import Closer, session_id
 from interlock.gateway.handlers import consult
 from interlock.gateway.observe import Observer
@@ -62,6 +63,7 @@ class Execution:
         lend: Callable[[tuple[str, ...], float], Awaitable[Lease]],
         locks: Locks,
         quarantine: Quarantine,
+        checkpoints: Checkpoints,
         connect: Connect = nowhere,
     ) -> None:
         self._journal = journal
@@ -73,10 +75,13 @@ class Execution:
         self._invoke = invoke
         self._lend = lend
         self._locks = locks
+        self._checkpoints = checkpoints
         self.services = Services(journal, clock, listen=self._note_service)
         self._watching = Watching(journal, settings, observer, quarantine)
         self._executor = FunctionExecutor(seal)
-        self._isolated_executor = IsolatedExecutor(seal, clock=clock, network=settings.egress, note=self._note_outcome)
+        self._isolated_executor = IsolatedExecutor(
+            seal, clock=clock, network=settings.egress, note=self._note_outcome, checkpoints=checkpoints.bounds
+        )
         self._remote_executor = RemoteExecutor(seal, clock=clock, connect=connect)
         self._floor = Floor(clock.monotonic, self._note_start)
         # Calls that can be stopped by their id before they run, those that were, and by whom they are made.
@@ -153,7 +158,8 @@ class Execution:
             with suppress(Failure):  # the tool is convicted all the same; the caller has gone
                 await asyncio.shield(self._judge(call, context, before))
             raise
-        await self._judge(call, context, before)
+        if before is not None or context is not None or call.detected:
+            await self._judge(call, context, before)
         source: Source = "compute"
         if isinstance(output, Aged):
             # INVARIANT: an old answer is never passed off as a fresh one.
@@ -235,7 +241,8 @@ class Execution:
             raise
         except Exception as error:  # an executor's edge: whatever the tool raised becomes a failure
             self._observer.log_failure(call, f"{tool.ref} failed", error)
-            raise tool_failure(tool.writes, tool.ref, error) from error
+            # The name of an exception's class is the tool's own words too.
+            raise self._observer.clean(call, tool_failure(tool.writes, tool.ref, error)) from error
 
     # Once
 
@@ -386,7 +393,12 @@ class Execution:
             child=self._caller_below(granted),
             secret=lambda name: self._secret(call, name),
             task=request.task or call.id,
+            save=lambda label, state: self._checkpoints.save(call, label, state, runs=lambda: self._runs(call)),
         )
+
+    def _runs(self, call: Call) -> bool:
+        """Whether a call's tool is at work: neither done, in whatever way, nor cut off."""
+        return call.why is None and self._floor.get(call.id) is call
 
     def _secret(self, call: Call, name: str) -> str:
         if call.lease is None:

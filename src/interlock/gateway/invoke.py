@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import orjson
 
@@ -21,25 +22,28 @@ from interlock.approvals.tickets import Channels, Ticket
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
 from interlock.core.canonical import canonical, decode, private_copy
+from interlock.core.capability import Capability
 from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Checked, Lease, Ran, Request, Requested, Verified
+from interlock.core.prepared import Prepared
 from interlock.core.redact import Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.core.scrub import scrubbed_at
 from interlock.effects.locks import Locks
 from interlock.executors.remote import Connect, nowhere
-from interlock.gateway import validate, verify
+from interlock.gateway import keys, validate, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.asking import Asking
 from interlock.gateway.authorize import Authorizer
+from interlock.gateway.checkpoints import Checkpoints
 from interlock.gateway.closing import Closer, terminal_state
 from interlock.gateway.execute import Execution
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer, approvals
 from interlock.gateway.paging import Cursors
-from interlock.registry.catalog import Catalog
+from interlock.registry.catalog import Catalog, Stranded
 from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
 from interlock.store.home import Instance
@@ -76,6 +80,7 @@ class Gateway:
         connect: Connect = nowhere,
     ) -> None:
         self._catalog = catalog
+        self._read = journal.read
         self._clock = clock
         seal = object()
         self.telemetry = Telemetry(
@@ -91,6 +96,14 @@ class Gateway:
             journal=journal, settings=settings, observer=self.observer, owner=instance.id, clock=clock
         )
         self._closer = Closer(journal, clock, redactor, settings, self.observer, allowances, box)
+        self.checkpoints = Checkpoints(
+            journal=journal,
+            settings=settings,
+            observer=self.observer,
+            redactor=redactor,
+            box=box,
+            owner=instance.id,
+        )
         self.execution = Execution(
             seal=seal,
             journal=journal,
@@ -103,6 +116,7 @@ class Gateway:
             lend=lend,
             locks=locks,
             quarantine=self.quarantine,
+            checkpoints=self.checkpoints,
             connect=connect,
         )
         self.asking = Asking(
@@ -145,7 +159,7 @@ class Gateway:
                 raise await self._roll_back(ran, failure) from failure
             return await self._closer.succeed(verified)
         except Failure as failure:
-            return await self._refuse(call, failure)
+            return await self._refuse(call, self._masked(call, failure))
         except asyncio.CancelledError:
             called_off = self.execution.was_called_off(call)
             words = "was cancelled" if called_off else "was cancelled by its caller"
@@ -199,7 +213,10 @@ class Gateway:
         else:
             model_input = canonical(request.arguments)
             call.input_hash = hashlib.sha256(model_input).hexdigest()
-            tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)
+            try:
+                tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)
+            except Stranded as missing:
+                tool = self._answered_before(call, missing)
         call.tool = tool
         self.quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
@@ -212,6 +229,21 @@ class Gateway:
             # INVARIANT: a deadline only ever shrinks.
             deadline = min(deadline, request.deadline.at)
         return Requested(call, tool, model_input, deadline)
+
+    def _answered_before(self, call: Call, missing: Stranded) -> Prepared:
+        """The tool of a call whose code cannot be had, where its key has an answer already. Nothing runs for that."""
+        tool, request = missing.prepared, call.request
+        if not tool.writes or request.key is None or request.dry_run:
+            raise missing
+        scope = keys.scope_for(request, tool.contract, call.input_hash)
+        if not keys.is_done(self._read, scope, call.started_ms):
+            raise missing
+
+        def refuse(_: Any) -> None:
+            raise missing
+
+        call.claims = [refuse]  # should the answer be let go of meanwhile
+        return tool
 
     async def _validate(self, requested: Requested) -> Checked:
         """2. The input fits the contract, means something, and has been past the hooks."""
@@ -284,6 +316,8 @@ class Gateway:
             verified = replace(verified, redacted=tuple(dict.fromkeys((*removed, *verified.redacted))))
         if tool.paged:
             verified = self._cursors.split(verified)
+        if call.files:
+            verified = replace(verified, artifacts=await self._closer.refer(call))
         if self.hooks.registered:
             await self.hooks.after(requested, verified.value)
         return verified
@@ -316,6 +350,34 @@ class Gateway:
         details = {**(failure.details or {}), "rolled_back": undone}
         return Failure(failure.code, failure.message, details=details, retryable=failure.retryable and undone)
 
+    def _masked(self, call: Call, failure: Failure) -> Failure:
+        """What the caller hears of a call that did not come as far as being authorized.
+
+        INVARIANT: of a tool that is not the caller's to use they learn that, and neither its schema nor its versions.
+        """
+        caller = call.request.caller
+        if caller is None or call.phases[-1] not in ("request", "validate"):
+            return failure
+        token, tool = caller.capability, call.tool
+        if tool is None:
+            return failure if token is None else self._unnamed(call.request.tool, token) or failure
+        contract = tool.contract
+        if token is not None and not token.covers(str(contract.id), contract.version):
+            return Failure("E3204", f"the token does not name {contract.ref}")
+        if lacking := sorted(set(tool.required_scopes) - caller.scopes):
+            return Failure("E3206", f"{contract.ref} is not allowed: missing scope {', '.join(lacking)}")
+        return failure
+
+    def _unnamed(self, name: str, token: Capability) -> Failure | None:
+        """The refusal of a tool that was found and that a token does not name in any version."""
+        try:
+            address = self._catalog.address(name, token)
+            if self._catalog.versions(address) and not token.names(address):
+                return Failure("E3204", f"the token does not name `{name}`")
+        except Failure:
+            pass  # there is no such tool, or it cannot be looked for now
+        return None
+
     async def _refuse(self, call: Call, failure: Failure) -> Result:
         """The other way to return: a failure is a result too, on record like any other."""
         if self.hooks.registered and call.state in ("running", "partial_result"):
@@ -333,10 +395,20 @@ class Gateway:
     async def check(self, request: Request) -> Failure | None:
         """What would be wrong with a call's input: phases 1 and 2 only, nothing is decided, run or recorded."""
         try:
-            await self._validate(self._request(self._open(request)))
+            await self.checked(request)
         except Failure as failure:
             return failure
         return None
+
+    async def checked(self, request: Request) -> Checked:
+        """A call as rules and tokens would judge it; raises what is wrong with its input."""
+        return await self._validate(self._request(self._open(request)))
+
+    async def foresee(self, request: Request) -> tuple[Json, Json]:
+        """What a call would do: as it is, and as whoever is to agree to it may see it. Nothing is run or recorded."""
+        checked = await self.checked(request)
+        preview = await self.execution.look(self._authorizer.to_look(checked))
+        return preview, self.observer.for_reviewer(checked.requested.call, preview)
 
     def shown_arguments(self, request: Request) -> Json:
         """The arguments of a request as a reviewer may see them."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
+from interlock.approvals import tickets
 from interlock.core.canonical import decode, encode, sealed_digest
 from interlock.core.context import Caller
 from interlock.core.contract import Contract
@@ -103,6 +104,7 @@ def reserve(
                 return found
         if claims:
             claim_all(transaction, claims)
+        tickets.pass_over(transaction, claim.scope, claim.call)
         now = transaction.now_ms
         transaction.execute(
             "INSERT OR REPLACE INTO reservation (scope, tool, version, key, caller, input_hash, state, call, owner,"
@@ -152,6 +154,13 @@ def unknown_outcome(key: str, call: str) -> Failure:
         f"a person settles it with: interlock calls reconcile {call}",
         details={"invocation_id": call},
         evidence_refs=(f"journal:{call}",),
+    )
+
+
+def is_done(read: Callable[[str, tuple[Any, ...]], Sequence[Any]], scope: bytes, now_ms: int) -> bool:
+    """Whether a key has an outcome to replay."""
+    return bool(
+        read("SELECT 1 FROM reservation WHERE scope = ? AND state = 'done' AND expires_ms > ?", (scope, now_ms))
     )
 
 

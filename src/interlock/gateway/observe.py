@@ -147,6 +147,8 @@ class Observer:
             native_error_ref=None if failure.native_error_ref is None else self.hide(call, failure.native_error_ref),
             policy_refs=tuple(self.hide(call, ref) for ref in failure.policy_refs),
             evidence_refs=tuple(self.hide(call, ref) for ref in failure.evidence_refs),
+            resolution=failure.resolution,
+            unsettled=failure.unsettled,
         )
 
     def bare(self, call: Call, failure: Failure) -> Failure:

@@ -25,7 +25,8 @@ from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
 SCOPE = "calls:reconcile"
-_BEGUN = "begun:"
+# The note of a read that is under way: its name here and the call, and whose it is.
+BEGUN = "begun:"
 _CRASHED = CODES["E3404"]
 
 
@@ -59,8 +60,8 @@ def unknown_calls(journal: Journal) -> list[UnknownCall]:
 
 def require_scope(caller: Caller) -> None:
     """Refuse (E3206) a caller who may not settle."""
-    if SCOPE not in caller.scopes:
-        raise Failure("E3206", f"settling a call needs the scope `{SCOPE}`")
+    if not caller.governs(SCOPE):
+        raise Failure("E3206", f"settling a call needs the scope `{SCOPE}`, in the tenant `local`")
 
 
 async def reconcile(journal: Journal, caller: Caller, call_id: str, *, happened: bool, value: Any = None) -> None:
@@ -113,22 +114,22 @@ def begin(call_id: str, owner: str, body: bytes) -> Unit[None]:
 
     def unit(transaction: Transaction) -> None:
         transaction.append("started", call_id, body)
-        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (_BEGUN + call_id, owner))
+        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (BEGUN + call_id, owner))
 
     return unit
 
 
 def end(transaction: Transaction, call_id: str) -> None:
     """Part of the write that closes a call: it is no longer merely begun."""
-    transaction.execute("DELETE FROM fact WHERE name = ?", (_BEGUN + call_id,))
+    transaction.execute("DELETE FROM fact WHERE name = ?", (BEGUN + call_id,))
 
 
 def close_abandoned(alive: Callable[[str], bool]) -> Unit[list[str]]:
     """A unit that closes the reads of dead processes as failed. Returns their ids."""
 
     def unit(transaction: Transaction) -> list[str]:
-        rows = transaction.all("SELECT name, value FROM fact WHERE name >= ? AND name < ?", (_BEGUN, "begun;"))
-        dead = [name.removeprefix(_BEGUN) for name, owner in rows if not alive(owner)]
+        rows = transaction.all("SELECT name, value FROM fact WHERE name >= ? AND name < ?", (BEGUN, "begun;"))
+        dead = [name.removeprefix(BEGUN) for name, owner in rows if not alive(owner)]
         return [call_id for call_id in dead if _close(transaction, call_id)]
 
     return unit

@@ -57,14 +57,17 @@ def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
     return coerced.value
 
 
+# How the callers of each door write a key.
+_AS, _SENT = {"cli": "--key order-17", "library": 'key="order-17"'}, '"idempotency_key": "order-17"'
+
+
 def _key_faults(tool: Prepared, request: Request) -> list[Fault]:
     key = request.key
     if key is None:
         if request.dry_run:
             return []
-        return [
-            Fault("/idempotencyKey", "missing; a call that changes something needs a key of your own, say order-17")
-        ]
+        words = f"missing; a call that changes something needs a key of your own, say {_AS.get(request.door, _SENT)}"
+        return [Fault("/idempotencyKey", words)]
     if _KEY.match(key):
         return []
     return [Fault("/idempotencyKey", "a key has 1 to 255 visible ASCII characters and no spaces")]

@@ -15,7 +15,7 @@ import orjson
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock, iso
 from interlock.core.contract import Contract, parse_contract
-from interlock.core.declare import Tool, from_upstream
+from interlock.core.declare import Tool, from_nowhere, from_upstream
 from interlock.core.errors import Failure
 from interlock.core.manifest import LifecycleState, parse_manifest
 from interlock.core.prepared import Prepared
@@ -25,6 +25,7 @@ from interlock.registry.source import reload
 from interlock.store.journal import Journal, Transaction
 
 STALE_AFTER_S = 0.2
+_LIKE = 20  # names that are like another, looked through for those that may be told
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,18 @@ class Version:
 
     @property
     def prepared(self) -> Prepared:
-        """The version ready to be called, bound to its function."""
+        """The version ready to be called, bound to its function; Stranded where its code cannot be had."""
         if self._prepared is None:
-            notice = self.row.notice
-            document = None if notice is None else notice.document()
-            self._prepared = Prepared(self.contract, self.bound, self.row.digest, document)
+            try:
+                bound = self.bound
+            except Failure as failure:
+                raise Stranded(self, failure) from failure
+            self._prepared = self._with(bound)
         return self._prepared
+
+    def _with(self, bound: Tool[..., Any]) -> Prepared:
+        notice = self.row.notice
+        return Prepared(self.contract, bound, self.row.digest, None if notice is None else notice.document())
 
     def gone(self, now_ms: int) -> bool:
         """Whether the removal date has passed."""
@@ -102,6 +109,24 @@ class Version:
             successor = f"; use {notice.successor}" if notice and notice.successor else ""
             details = None if notice is None else {"deprecation": notice.document()}
             raise Failure("E3104", f"{self.row.address}@{self.row.version} was removed{successor}", details=details)
+
+
+class Stranded(Failure):
+    """A registered version whose code is gone, broken or not what was admitted: its operator's affair (E3108).
+
+    `prepared` has all of the version but the code: enough for what it has answered before.
+    """
+
+    def __init__(self, version: Version, why: Failure) -> None:
+        row = version.row
+        reason = (why.details or {}).get("where") or why.message  # not what the code said when it broke
+        words = "bring back the code that was admitted, or publish another version: interlock tools add"
+        super().__init__("E3108", f"{row.address}@{row.version} cannot run here: {reason}", resolution=words)
+        self._version = version
+
+    @property
+    def prepared(self) -> Prepared:
+        return self._version._with(from_nowhere(self._version.contract.manifest, self))  # pyright: ignore[reportPrivateUsage] - two halves of one thing
 
 
 class Catalog:
@@ -124,16 +149,16 @@ class Catalog:
 
         With a token it is the highest that both the range and the token admit; E3103 where they have none in common.
         """
-        found = self._resolve(name, spec)
+        found = self._resolve(name, spec, capability)
         if capability is None or not capability.narrows:
             return found
         return _within(found, spec, self.versions(found.row.address), capability, self._clock.now_ms())
 
-    def _resolve(self, name: str, spec: str | None) -> Version:
+    def _resolve(self, name: str, spec: str | None, capability: Capability | None) -> Version:
         self._refresh()
         found = self._resolved.get((name, spec))
         if found is None:
-            found = self._find(name, spec)
+            found = self._find(name, spec, capability)
             if len(self._resolved) > 10_000:
                 self._resolved.clear()
                 self._ready.clear()
@@ -195,26 +220,48 @@ class Catalog:
         ready = self._ready.get((name, spec))
         if ready is None or ready.notice is not None:
             # A version with a removal date is looked at each time: the date may have come.
-            ready = self._ready[(name, spec)] = self._resolve(name, spec).prepared
+            ready = self._ready[(name, spec)] = self._resolve(name, spec, capability).prepared
         return ready
 
-    def _find(self, name: str, spec: str | None) -> Version:
-        address = self.address(name)
+    def _find(self, name: str, spec: str | None, capability: Capability | None) -> Version:
+        address = self.address(name, capability)
         versions = self.versions(address)
         if not versions:
-            raise Failure("E3101", f"no tool named `{name}`{self._suggest(name)}")
+            raise self.unknown(name, capability)
         selectable = {v for v, version in versions.items() if version.row.state in ("active", "deprecated")}
         pool = selectable if spec is None or not _is_exact(spec, versions) else versions.keys()
         return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
 
-    def _suggest(self, name: str) -> str:
+    def unknown(self, name: str, capability: Capability | None = None) -> Failure:
+        """The failure of whoever asks for a tool that is not there (E3101), with some that are and have a like name.
+
+        INVARIANT: with a token, only those are named that it lets its holder see.
+        """
         import difflib
 
-        near = difflib.get_close_matches(name, self.addresses(), n=3, cutoff=0.5)
-        return f"; did you mean {', '.join(f'`{one}`' for one in near)}?" if near else "; see interlock tools list"
+        known = [one for one in self.addresses() if capability is None or capability.names(one)]
+        near = difflib.get_close_matches(name, known, n=_LIKE, cutoff=0.5)
+        shown = [one for one in near if self._serves(one) and self._shows(one, capability)][:3]
+        told = f"; did you mean {', '.join(f'`{one}`' for one in shown)}?" if shown else "; see interlock tools list"
+        return Failure("E3101", f"no tool named `{name}`{told}")
 
-    def address(self, name: str) -> str:
-        """The address a name stands for: itself, an alias, or the one tool of that bare name."""
+    def _serves(self, address: str) -> bool:
+        """Whether some version of a tool can be asked for."""
+        return any(one.row.state in ("active", "deprecated") for one in self.versions(address).values())
+
+    def _shows(self, address: str, capability: Capability | None) -> bool:
+        """Whether a token names some version of a tool, and holds the scopes for it."""
+        return capability is None or any(
+            capability.covers(address, one.row.version)
+            and capability.leaf.scopes.issuperset(one.contract.auth.required_scopes)
+            for one in self.versions(address).values()
+        )
+
+    def address(self, name: str, capability: Capability | None = None) -> str:
+        """The address a name stands for: itself, an alias, or the one tool of that bare name.
+
+        Of several a token is told those that it shows.
+        """
         if len(name) > 600:
             raise Failure("E3101", "no tool has a name that long")
         if "." in name:
@@ -228,6 +275,9 @@ class Catalog:
         )
         candidates = [row[0] for row in rows]
         if len(candidates) > 1:
+            candidates = [one for one in candidates if self._shows(one, capability)]
+            if not candidates:
+                raise self.unknown(name, capability)
             listing = ", ".join(f"`{one}`" for one in candidates[:10])
             raise Failure(
                 "E3101", f"`{name}` is ambiguous; say which of {listing}", details={"candidates": candidates[:100]}

@@ -17,6 +17,7 @@ from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
 LOOK_EVERY_S = 0.05
+DEFINITION_CHANGED = "TOOL_DEFINITION_CHANGED"  # how such a reason begins
 
 
 class Quarantined(NamedTuple):
@@ -28,6 +29,15 @@ class Quarantined(NamedTuple):
     reason: str
     at_ms: int
     lifted_ms: int | None
+
+    @property
+    def way_out(self) -> str:
+        """What a person does about it. One whose definition changed is held on its upstream's account, not a call's."""
+        if self.reason.startswith(DEFINITION_CHANGED):
+            return (
+                f"look: interlock upstream show {self.call}, then: interlock upstream accept {self.call} --reason WHY"
+            )
+        return f"an operator who has looked at it: interlock tools release {self.tool} --reason WHY"
 
     def document(self) -> dict[str, Any]:
         return {
@@ -64,8 +74,8 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
     """A unit in which a person who may lets content out again. `tool` is the reference or the digest."""
     if by.kind != "human" or by.agent not in (None, by.id):
         raise Failure("E3206", "only a person can lift a quarantine; an agent never can")
-    if "tools:admin" not in by.scopes:
-        raise Failure("E3206", "lifting a quarantine needs the scope tools:admin")
+    if not by.governs("tools:admin"):
+        raise Failure("E3206", "lifting a quarantine needs the scope tools:admin, in the tenant `local`")
     if not reason.strip():
         raise Failure("E3004", "say why the quarantine is lifted")
 
@@ -103,21 +113,22 @@ class Quarantine:
         self._monotonic = monotonic
         self._looked = float("-inf")
         self._epoch = -1
-        self._reasons: dict[str, str] = {}
+        self._held: dict[str, Quarantined] = {}
 
     def check(self, digest: str, ref: str, now: float) -> None:
         """Refuse (E3210) content that is in quarantine."""
         if now - self._looked >= LOOK_EVERY_S:
             self.look()
-        if self._reasons and digest in self._reasons:
-            words = f"{ref} is in quarantine until a person has looked at it: {self._reasons[digest]}"
-            raise Failure("E3210", words, details={"quarantined": True})
+        if self._held and digest in self._held:
+            held = self._held[digest]
+            words = f"{ref} is in quarantine until a person has looked at it: {held.reason}"
+            raise Failure("E3210", words, details={"quarantined": True}, resolution=held.way_out)
 
     def holds(self, digest: str) -> bool:
         """Whether content is in quarantine."""
         if self._monotonic() - self._looked >= LOOK_EVERY_S:
             self.look()
-        return digest in self._reasons
+        return digest in self._held
 
     def look(self) -> None:
         """Look whether anything was put in or let out."""
@@ -125,7 +136,7 @@ class Quarantine:
         epoch: int = self._read("SELECT COALESCE(MAX(epoch), 0) FROM quarantine", ())[0][0]
         if epoch != self._epoch:
             self._epoch = epoch
-            self._reasons = {one.digest: one.reason for one in self.all() if one.lifted_ms is None}
+            self._held = {one.digest: one for one in self.all() if one.lifted_ms is None}
 
     def all(self) -> list[Quarantined]:
         """Everything that ever was in quarantine."""

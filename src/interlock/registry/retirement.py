@@ -95,16 +95,19 @@ def deprecate(
     successor: str | None = None,
     migration_guide: str | None = None,
     grace_days: int = GRACE_DAYS,
+    anyway: bool = False,
 ) -> Unit[Notice]:
-    """A unit that announces the end of a version: it runs on until the removal date, and every result says so."""
-    if grace_days < 0:
-        raise Failure("E3004", f"a grace period of {grace_days} days lies in the past")
-    if successor in (version, f"{address}@{version}"):
-        raise Failure("E3004", f"{address}@{version} cannot be its own successor")
+    """A unit that announces the end of a version: it runs on until the removal date, and every result says so.
+
+    The successor is a registered tool, or with `anyway` one that is yet to come.
+    """
+    _require_sense(address, version, successor, grace_days)
     guide = None if migration_guide is None else _uri(migration_guide)
 
     def unit(transaction: Transaction) -> Notice:
         _require_move(transaction, address, version, "deprecated")
+        if not anyway:
+            _require_registered(transaction, address, version, successor)
         now_ms = transaction.now_ms
         notice = Notice(now_ms, now_ms + grace_days * _DAY_MS, successor, guide)
         _set(transaction, address, version, "deprecated", notice)
@@ -112,6 +115,61 @@ def deprecate(
         return notice
 
     return unit
+
+
+def amend(
+    address: str,
+    version: str,
+    *,
+    by: str,
+    successor: str | None = None,
+    migration_guide: str | None = None,
+    grace_days: int | None = None,
+    anyway: bool = False,
+) -> Unit[Notice]:
+    """A unit that corrects what callers of a deprecated version are told. What is not said stays; days count anew."""
+    _require_sense(address, version, successor, grace_days or 0)
+    guide = None if migration_guide is None else _uri(migration_guide)
+
+    def unit(transaction: Transaction) -> Notice:
+        state, told = _look(transaction, address, version)
+        if state != "deprecated" or told is None:
+            raise Failure("E3103", f"{address}@{version} is {state}; only what a deprecated version says is corrected")
+        if not anyway:
+            _require_registered(transaction, address, version, successor)
+        now_ms = transaction.now_ms
+        removal_ms = told.removal_ms if grace_days is None else now_ms + grace_days * _DAY_MS
+        notice = Notice(told.deprecated_ms, removal_ms, successor or told.successor, guide or told.migration_guide)
+        _set(transaction, address, version, "deprecated", notice)
+        _record(transaction, address, version, now_ms, event="tool.deprecation_amended", by=by, **notice.document())
+        return notice
+
+    return unit
+
+
+def _require_sense(address: str, version: str, successor: str | None, grace_days: int) -> None:
+    if grace_days < 0:
+        raise Failure("E3004", f"a grace period of {grace_days} days lies in the past")
+    if successor in (version, f"{address}@{version}"):
+        raise Failure("E3004", f"{address}@{version} cannot be its own successor")
+
+
+def _require_registered(transaction: Transaction, address: str, version: str, successor: str | None) -> None:
+    """Refuse (E3004) a successor that nobody could call, or that is the very version which ends."""
+    if successor is None:
+        return
+    name, at, spec = successor.partition("@")
+    alias = transaction.one("SELECT address FROM tool_alias WHERE alias = ?", (name,))
+    found = alias[0] if alias is not None else name
+    rows = transaction.execute(
+        "SELECT version FROM tool_version WHERE address = ? AND state IN ('active', 'deprecated')"
+        " AND NOT (address = ? AND version = ?)",
+        (found, address, version),
+    )
+    others = [row[0] for row in rows]
+    if not (any(_admits(spec, one) for one in others) if at else others):
+        words = "is not registered beside it; name a tool in full, as in demo.post or demo.post@2.0.0"
+        raise Failure("E3004", f"the successor `{successor}` {words}, or say that it is meant anyway")
 
 
 def move(address: str, version: str, to: Literal["sunset", "removed"], *, by: str) -> Unit[None]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import orjson
-
 from interlock.core.declare import LOADED, Tool, from_manifest, from_program, implementation_digest, tools_in
+from interlock.core.documents import Malformed, read_json, read_yaml
 from interlock.core.errors import Failure
 from interlock.core.manifest import Execution, Manifest, Sandboxing, parse_manifest
 from interlock.core.schema import Fault, Json
@@ -49,6 +48,8 @@ def _some(target: str, tools: list[Tool[..., Any]]) -> list[Tool[..., Any]]:
 
 
 def _import(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise Failure("E3105", f"`{name}` is not the name of a module; give a .py file, a module or a manifest")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -79,7 +80,8 @@ def _load_file(path: Path) -> ModuleType:
 def _broken(what: str, error: BaseException) -> Failure:
     line = error.lineno if isinstance(error, SyntaxError) else _line_of(error)
     where = f", line {line}" if line else ""
-    return Failure("E3105", f"`{what}` cannot be loaded{where}: {type(error).__name__}: {error}")
+    words = f"`{what}` cannot be loaded{where}"
+    return Failure("E3105", f"{words}: {type(error).__name__}: {error}", details={"where": words})
 
 
 def _line_of(error: BaseException) -> int | None:
@@ -102,15 +104,10 @@ def _from_manifests(path: Path) -> list[Tool[..., Any]]:
 
 
 def _parse(path: Path, text: bytes) -> list[Any]:
-    import yaml
-
     try:
-        found: Any = orjson.loads(text) if path.suffix == ".json" else list(yaml.safe_load_all(text))
-    except (orjson.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        reason = f"line {mark.line + 1}: {getattr(error, 'problem', None) or reason}" if mark is not None else reason
-        raise Failure("E3105", f"`{path.name}` is not a manifest: {reason}") from None
+        found: Any = read_json(text) if path.suffix == ".json" else read_yaml(text)
+    except Malformed as error:
+        raise Failure("E3105", f"`{path.name}` is not a manifest: {error}") from None
     documents = cast("list[Any]", found) if isinstance(found, list) else [found]
     flat: list[Any] = []
     for document in documents:
@@ -159,7 +156,7 @@ def _function(found: Any) -> Any:
 def _resolve(target: str, base: Path, modules: dict[Path, ModuleType]) -> Any:
     """`module:name`, or `file.py:name` beside the manifest."""
     where, colon, name = target.rpartition(":")
-    if not colon:
+    if not colon or not (where.endswith(".py") or all(part.isidentifier() for part in where.split("."))):
         raise Failure("E3105", f"`{target}` must be written module:function or file.py:function")
     if where.endswith(".py"):
         path = (base / where).resolve()

@@ -33,6 +33,7 @@ from typing import Literal
 from interlock.core.errors import Failure
 from interlock.core.manifest import CircuitBreakerConfig
 from interlock.core.record import record
+from interlock.core.words import wait
 
 State = Literal["closed", "open", "half_open"]
 
@@ -245,9 +246,9 @@ class Breaker:
         wait_ms = max(1, math.ceil(round((self._until - now) * 1000, 3)))
         if self.state == "half_open":
             wait_ms = min(wait_ms, TRYING_MS)
-            words = f"the service `{self.service}` failed and is just being tried; ask again in {wait_ms} ms"
+            words = f"the service `{self.service}` failed and is just being tried; ask again in {wait(wait_ms)}"
         else:
-            words = f"the service `{self.service}` keeps failing and is left alone for another {wait_ms} ms"
+            words = f"the service `{self.service}` keeps failing and is left alone for another {wait(wait_ms)}"
         details = {"service": self.service, "state": self.state, "sent": False}
         return Failure("E3501", words, details=details, retry_after_ms=wait_ms)
 

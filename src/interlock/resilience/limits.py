@@ -20,6 +20,7 @@ import orjson
 from interlock.core.allowances import LoopLimits, RateLimit
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.words import wait
 from interlock.store.journal import Transaction, Unit
 
 EVICT_AT_ONCE = 10_000
@@ -75,7 +76,7 @@ def check(transaction: Transaction, among: Sequence[Bucket]) -> None:
     if reached is not None:
         raise Failure(
             "E3003",
-            f"the limit of {reached.name} is reached; the next call passes in {wait_ms} ms",
+            f"the limit of {reached.name} is reached; the next call passes in {wait(wait_ms)}",
             details={"rateLimit": reached.name, "limit": reached.limit, "windowMs": reached.window_ms},
             retry_after_ms=wait_ms,
         )
@@ -127,7 +128,7 @@ def check_suspended(transaction: Transaction, services: Sequence[str]) -> None:
     if waiting is not None:
         raise Failure(
             "E3504",
-            f"the service `{waiting}` asked to be left alone for another {wait_ms} ms",
+            f"the service `{waiting}` asked to be left alone for another {wait(wait_ms)}",
             details={"service": waiting},
             retry_after_ms=wait_ms,
         )

@@ -56,6 +56,8 @@ def may_retry(failure: Failure, policy: RetryPolicy, status_of: Callable[[Failur
     """Whether a failure may be met by sending the same call again."""
     if not failure.retryable or failure.code == "E3208":
         return False  # an approval is waited for, not asked for again and again
+    if (failure.details or {}).get("left_alone"):
+        return False  # it is left alone for longer than a call should wait
     status = status_of(failure)
     return status is None or status in policy.retry_on_status_codes
 
@@ -136,16 +138,7 @@ def _attempts_below(failure: Failure) -> int:
 def _after(failure: Failure, attempts: int, reached: bool) -> Failure:
     """The last failure of several: that it was not sent is true only if none of them was."""
     details: Mapping[str, Any] = {**(failure.details or {}), "attempts": attempts, "sent": reached}
-    return Failure(
-        failure.code,
-        failure.message,
-        details=details,
-        retryable=failure.retryable,
-        retry_after_ms=failure.retry_after_ms,
-        native_error_ref=failure.native_error_ref,
-        policy_refs=failure.policy_refs,
-        evidence_refs=failure.evidence_refs,
-    )
+    return failure.saying(failure.message, details)
 
 
 def _exhausted(result: Result, last: Failure, attempts: int) -> Result:

@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.manifest import CircuitBreakerConfig
+from interlock.core.words import wait
 from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, Tuning, answered, counts
 from interlock.store import records
@@ -175,6 +176,17 @@ class Services:
         except Failure as failure:
             _log.warning("the suspension of %s is known to this process only: %s", service, failure.message)
 
+    async def answers(self, service: str) -> None:
+        """A service was found to be there: what is left of its breaker's wait is over, in every process on the home.
+
+        It is not closed, for that somebody answers does not say that calls succeed; the next one tries.
+        """
+        self.look()
+        row = self._rows.get(service)
+        if row is not None and row.state == "open" and row.until_ms > self._clock.now_ms():
+            await self._journal.commit(_hasten(service, row))
+            self.look()
+
     def look(self) -> None:
         """Look what others have found out."""
         self._looked = self._monotonic()
@@ -228,7 +240,7 @@ class Services:
     def _check_suspended(self, service: str) -> None:
         wait_ms = self._suspended.get(service, 0) - self._clock.now_ms()
         if wait_ms > 0:
-            words = f"the service `{service}` asked to be left alone for another {wait_ms} ms"
+            words = f"the service `{service}` asked to be left alone for another {wait(wait_ms)}"
             raise Failure("E3504", words, details={"service": service, "sent": False}, retry_after_ms=wait_ms)
 
     def _health(self, service: str) -> Health:
@@ -316,6 +328,16 @@ def _exchange(service: str, known: Row | None, move: _Move) -> Unit[bool]:
         body = records.plain("registry", service, transaction.now_ms, event="service.breaker", **facts)
         transaction.append("registry", service, body)
         return True
+
+    return unit
+
+
+def _hasten(service: str, known: Row) -> Unit[None]:
+    def unit(transaction: Transaction) -> None:
+        transaction.execute(
+            "UPDATE breaker SET until_ms = ? WHERE service = ? AND state = 'open' AND since_ms = ?",
+            (transaction.now_ms, service, known.since_ms),
+        )
 
     return unit
 

@@ -7,7 +7,7 @@ that `authenticate` has named and checks their rights itself, so that no door ca
 gives back is a document that every wire can carry. The functions beside these classes check nothing: the command line
 has them too, for whoever owns the home.
 
-    calls, tools                          for agents: make calls and follow them, see the tools there are
+    calls, tools, providers               for agents: make calls and follow them, see the tools there are
     approvals                             for people who decide on calls
     registration, upstreams, tokens       for operators: what there is to call, and who may
     policy, audit, health                 for those who govern, look and keep it running
@@ -17,17 +17,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import orjson
-
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.results import Result
-from interlock.core.schema import Json
 from interlock.service.approvals import Approvals
 from interlock.service.audit import Audit
-from interlock.service.calls import Ask, Calls
+from interlock.service.calls import Ask, Calls, native_id
 from interlock.service.health import Health
 from interlock.service.policy import Policy
+from interlock.service.providers import Providers
 from interlock.service.registration import Registration
 from interlock.service.tokens import Tokens
 from interlock.service.tools import Page, Tools
@@ -36,7 +34,7 @@ from interlock.service.upstreams import Upstreams
 if TYPE_CHECKING:
     from interlock.app import Interlock
 
-__all__ = ["Ask", "Page", "Service"]
+__all__ = ["Ask", "Page", "Service", "native_id"]
 
 
 class Service:
@@ -46,6 +44,7 @@ class Service:
         self.lock = lock
         self.calls = Calls(lock)
         self.tools = Tools(lock)
+        self.providers = Providers(lock, self.tools, self.calls)
         self.registration = Registration(lock)
         self.approvals = Approvals(lock)
         self.tokens = Tokens(lock)
@@ -71,9 +70,7 @@ class Service:
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace: str | None = None) -> Result:
         """Run the compensation that a call of this caller stored. Governed like any call."""
-        rows = self.lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (call_id,))
-        closed: Json = orjson.loads(rows[-1][0]) if rows else {}
-        if (closed.get("callerId"), closed.get("tenant")) != (by.id, by.tenant):
+        if not self.lock.ownership.has_call(by, call_id):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
         return await self.lock.undo(call_id, key=key, caller=by, door=door, trace_id=trace)
 

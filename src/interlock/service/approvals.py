@@ -28,7 +28,7 @@ class Approvals:
 
     def tickets(self, *, by: Caller, every: bool = False) -> list[Json]:
         """What waits for a person, the oldest first; or all there was, the newest first. Only what is one's affair."""
-        return [_ticket_document(one) for one in self._lock.approvals.list(every=every) if concerns(one, by)]
+        return [_ticket_document(one) for one in self._lock.approvals.list(every=every) if self._shows(one, by)]
 
     async def ticket(self, ticket_id: str, *, by: Caller) -> Json:
         """One ticket, with what a reviewer should read before deciding."""
@@ -55,9 +55,13 @@ class Approvals:
 
     async def _ticket(self, ticket_id: str, by: Caller) -> Ticket:
         ticket = await self._mine(ticket_id, by)
-        if not concerns(ticket, by):
+        if not self._shows(ticket, by):
             raise _no_ticket(ticket_id)
         return ticket
+
+    def _shows(self, ticket: Ticket, by: Caller) -> bool:
+        """Whether a ticket is somebody's affair, and of a tool that the token they come with covers."""
+        return concerns(ticket, by) and self._lock.ownership.reaches(by, ticket.tool, ticket.version)
 
     async def _mine(self, ticket_id: str, by: Caller) -> Ticket:
         """A ticket of the caller's tenant, by its whole id. Who may decide on it the desk says, and records."""
@@ -68,7 +72,7 @@ class Approvals:
 
     def standing(self, *, by: Caller) -> list[Json]:
         """What was agreed to in advance, by or for the caller."""
-        return [one.document() for one in self._lock.approvals.standing() if self._has_part(one, by)]
+        return [one.document() for one in self._lock.approvals.standing() if has_part(self._lock, one, by)]
 
     async def agree_in_advance(
         self,
@@ -83,11 +87,7 @@ class Approvals:
     ) -> Json:
         """Agree to calls of one tool by one caller, within bounds."""
         lock = self._lock
-        known = lock.identities.find(caller)
-        if known is None and ":" not in caller:
-            raise Failure("E3207", f"nobody is known as `{caller}`")
-        if known is not None and not same_place(by, known.tenant):
-            raise Failure("E3207", f"nobody is known as `{caller}`")
+        who, tenant = caller_meant(lock, caller, by)
         contract = lock.catalog.resolve(tool, versions).contract
         takes: Json = contract.input.model_facing.get("properties") or {}
         if unknown := sorted(arguments.keys() - takes.keys()):
@@ -96,7 +96,8 @@ class Approvals:
         standing = await lock.approvals.agree_in_advance(
             str(contract.id),
             by=by,
-            caller=caller if known is None else known.did,
+            caller=who,
+            tenant=tenant,
             arguments=arguments,
             uses=uses,
             expires_ms=lock.clock.now_ms() + lifetime_s * 1000,
@@ -107,28 +108,44 @@ class Approvals:
     async def take_back(self, standing_id: str, *, by: Caller) -> Json:
         """End now what was agreed to in advance."""
         found = next((one for one in self._lock.approvals.standing() if one.id == standing_id), None)
-        if found is None or not self._has_part(found, by):
+        if found is None or not has_part(self._lock, found, by):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
         return (await self._lock.approvals.take_back(standing_id, by=by)).document()
 
-    def _has_part(self, standing: Standing, by: Caller) -> bool:
-        return by.acting in (standing.caller, standing.granted_by) or (
-            by.tenant == "local" and bool(by.groups & self._approvers(standing.tool))
-        )
 
-    def _approvers(self, tool: str) -> set[str]:
-        try:
-            manifest = self._lock.catalog.resolve(tool).contract.manifest
-        except Failure:
-            return set()  # no longer to be called
-        return {step.group for step in (manifest.approval or self._lock.settings.approval).chain}
+def caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
+    """The id and the tenant of whose calls somebody agrees to: an identity, or a caller of `local` by any other id."""
+    known = lock.identities.find(who, by.tenant)
+    if known is not None and same_place(by, known.tenant):
+        return known.did, known.tenant
+    # INVARIANT: whoever is not registered is a caller of `local`, and nobody elsewhere has a say about those.
+    if known is None and ":" in who and by.tenant == "local":
+        return who, "local"
+    raise Failure("E3207", f"nobody is known as `{who}`")
+
+
+def has_part(lock: Interlock, standing: Standing, by: Caller) -> bool:
+    """Whether a standing approval is somebody's affair: given by or for them, or theirs to give."""
+    if not same_place(by, standing.tenant):
+        return False
+    return by.acting in (standing.caller, standing.granted_by) or (
+        by.tenant == "local" and bool(by.groups & _approvers(lock, standing.tool))
+    )
+
+
+def _approvers(lock: Interlock, tool: str) -> set[str]:
+    try:
+        manifest = lock.catalog.resolve(tool).contract.manifest
+    except Failure:
+        return set()  # no longer to be called
+    return {step.group for step in (manifest.approval or lock.settings.approval).chain}
 
 
 def concerns(ticket: Ticket, by: Caller) -> bool:
     """Whether a ticket is somebody's affair: they asked for it, or may decide on it."""
-    if by.acting in (ticket.requester, ticket.caller):
-        return True
-    return same_place(by, ticket.tenant) and bool(by.groups.intersection(ticket.approvers))
+    if not same_place(by, ticket.tenant):
+        return False
+    return by.acting in (ticket.requester, ticket.caller) or bool(by.groups.intersection(ticket.approvers))
 
 
 def told(journal: Journal, ticket: Ticket) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from interlock.audit.invocations import invocation_of
 from interlock.core.clock import Deadline, new_id
 from interlock.core.connector import Interaction
 from interlock.core.context import Caller
@@ -17,6 +17,7 @@ from interlock.core.phases import Request
 from interlock.core.record import step
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.gateway.ownership import facts_in
 from interlock.store import records
 from interlock.telemetry.w3c import joined
 
@@ -30,6 +31,7 @@ RUNNING_EACH = 250
 KEPT = 1000
 KEPT_EACH = 250
 LONGEST_NAME = 600
+LONGEST_ID = 200
 
 
 Owner = tuple[str, str]
@@ -49,6 +51,18 @@ class Ask:
     task: str | None = None
     trace: str | None = None
     interaction: Interaction | None = None
+    # By which ids the one who asks knows this call; see `native_id`.
+    native: Mapping[str, Any] | None = None
+
+
+def native_id(said: object) -> int | str:
+    """An id of the caller's making as it may be kept: one that is too long for that by its digest."""
+    if type(said) is int and -(2**63) <= said < 2**63:
+        return said
+    text = str(said)
+    if len(text) <= LONGEST_ID:
+        return text
+    return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
 
 
 class Calls:
@@ -56,7 +70,7 @@ class Calls:
 
     def __init__(self, lock: Interlock) -> None:
         self._lock = lock
-        self._running: dict[str, tuple[Caller, asyncio.Task[Result]]] = {}
+        self._running: dict[str, tuple[Caller, Ask, asyncio.Task[Result]]] = {}
         self._kept: OrderedDict[str, tuple[Owner, Result]] = OrderedDict()
 
     # Making
@@ -77,21 +91,21 @@ class Calls:
         trace = None if ask.trace is None else joined(ask.trace)
         request = Request(
             ask.tool, ask.arguments, caller, call_id, ask.version, ask.key, ask.session, trace, None, deadline,
-            ask.dry_run, "invoke", None, None, door, on_progress, ask.task, None, (), ask.interaction,
+            ask.dry_run, "invoke", ask.native, None, door, on_progress, ask.task, None, (), ask.interaction,
         )  # fmt: skip
         return await self._lock.gateway.invoke(request)
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""
         _refuse_long(ask)
-        theirs = sum(_owner(one) == _owner(caller) for one, _ in self._running.values())
+        theirs = sum(_owner(one) == _owner(caller) for one, _, _ in self._running.values())
         if theirs >= RUNNING_EACH or len(self._running) >= RUNNING:
             whose = f"{theirs} calls of yours" if theirs >= RUNNING_EACH else f"{RUNNING} calls"
             raise Failure("E3701", f"{whose} run in the background already", retry_after_ms=1000)
         clock = self._lock.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
-        self._running[call_id] = caller, task
+        self._running[call_id] = caller, ask, task
         task.add_done_callback(lambda done: self._keep(call_id, caller, done))
         return call_id
 
@@ -114,9 +128,26 @@ class Calls:
         owner, result = self._kept.get(call_id, (None, None))
         if result is None or owner != _owner(caller):
             return None
+        tool, _, version = result.tool.partition("@")
+        refused = None if result.error is None else result.error.code
+        if not self._lock.ownership.reaches(caller, tool, version or None, refused):
+            return None
         if result.pending and self._has_ended(call_id):
             return None  # what was kept is how it stood before a person decided
         return result
+
+    def _runs_for(self, call_id: str, caller: Caller) -> bool:
+        """Whether a call of this caller runs in the background here."""
+        by, ask, _ = self._running.get(call_id, (None, None, None))
+        if by is None or ask is None or _owner(by) != _owner(caller):
+            return False
+        if by is caller or by.capability == caller.capability:
+            return True
+        try:
+            row = self._lock.catalog.resolve(ask.tool, ask.version, by.capability).row
+        except Failure:
+            return True  # it is about to be refused, as every caller's call of it would be
+        return self._lock.ownership.reaches(caller, row.address, row.version)
 
     def _has_ended(self, call_id: str) -> bool:
         rows = self._lock.journal.read("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed' LIMIT 1", (call_id,))
@@ -127,20 +158,17 @@ class Calls:
 
         Auditors see those of their tenant, and local ones all; but with `own` it must be the caller's.
         """
-        running = self._running.get(call_id)
-        if running is not None and _owner(running[0]) == _owner(caller):
+        if self._runs_for(call_id, caller):
             return {"invocation_id": call_id, "status": "running"}
         kept = self.result(call_id, caller)
+        told = self._lock.ownership.history(call_id)
         if kept is not None:
-            return {"invocation_id": call_id, "status": kept.state, "result": kept.document()}
-        rows = self._lock.journal.read("SELECT kind, body FROM journal WHERE call = ? ORDER BY seq", (call_id,))
-        told: list[Json] = [orjson.loads(body) for _, body in rows]
-        facts: Json = {}
-        for record in told:
-            if record.get("kind") != "approval":
-                facts |= {name: value for name, value in record.items() if value is not None}
-        tenant = facts.get("tenant", caller.tenant)
-        mine = facts.get("callerId") == caller.id and tenant == caller.tenant
+            result = kept.document()
+            return {
+                "invocation_id": call_id, "status": kept.state, "result": result, "invocation": invocation_of(told),
+            }  # fmt: skip
+        facts = facts_in(told)
+        mine = self._lock.ownership.has(caller, facts)
         audited = "audit:read" in caller.scopes and caller.tenant in ("local", facts.get("tenant"))
         if not told or not (mine or (audited and not own)):
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
@@ -162,7 +190,15 @@ class Calls:
             "trace_id": facts.get("traceId"),
             "latency_ms": facts.get("latencyMs"),
             "outcome": facts.get("outcome"),
+            "artifacts": facts.get("artifacts", []),
+            "invocation": invocation_of(told),
         }
+
+    def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
+        """What a call of this caller has saved, a page of it and where to go on; E3702 for calls of others."""
+        self.status(call_id, caller, own=True)
+        found = self._lock.gateway.checkpoints.of(call_id, after=after, limit=limit)
+        return [one.document() for one in found], found[-1].sequence if len(found) == limit else None
 
     def _note_reading(self, call_id: str, caller: Caller) -> None:
         """Whoever looks at the calls of others reads the journal, which is on record."""
@@ -172,7 +208,10 @@ class Calls:
         self._lock.journal.record("audit.read", ref, body)
 
     async def follow(self, call_id: str, caller: Caller) -> AsyncGenerator[Json]:
-        """Events of a call as they happen, then its status. Ends when the call does."""
+        """Events of a call as they happen, then its status. Ends when the call does.
+
+        Of a call that another process on this home runs, only the status is heard.
+        """
         events: asyncio.Queue[Json] = asyncio.Queue(1000)
 
         def hear(event: Any) -> None:
@@ -184,7 +223,7 @@ class Calls:
         stop = self._lock.listen(hear)
         try:
             if running is not None:
-                _, task = running
+                _, _, task = running
                 while not task.done() or not events.empty():
                     heard = asyncio.ensure_future(events.get())
                     await asyncio.wait({heard, task}, return_when=asyncio.FIRST_COMPLETED)
@@ -192,6 +231,9 @@ class Calls:
                         yield heard.result()
                     else:
                         heard.cancel()
+                status = self.status(call_id, caller)
+            elif self._lock.elsewhere.runs(call_id) is not None:
+                await self._lock.elsewhere.ended(call_id)
                 status = self.status(call_id, caller)
         finally:
             stop()
@@ -204,7 +246,7 @@ class Calls:
         self.status(call_id, caller, own=True)
         if await self._lock.approvals.withdraw(call_id, by=caller):
             return "canceled"
-        return self._lock.cancel(call_id)
+        return await self._lock.call_off(call_id)
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
         """Go on with a call that a person has agreed to. Nothing else can be resumed: no profile states it (E3109)."""
@@ -216,7 +258,7 @@ class Calls:
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let background calls end; after the given time they are cut off, which is on record."""
-        tasks = [task for _, task in self._running.values()]
+        tasks = [task for _, _, task in self._running.values()]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=within_s)
             for task in late:

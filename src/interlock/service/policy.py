@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from interlock.core.clock import new_id
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.core.schema import Json, pointer
 from interlock.service.files import keep
-from interlock.service.rights import require
+from interlock.service.rights import require_here
 from interlock.store import records
 from interlock.store.journal import Transaction
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.authority.cedar import Fault
     from interlock.authority.questions import Question
+    from interlock.core.contract import Contract
 
 
 class Policy:
@@ -70,7 +71,7 @@ class Policy:
 
     async def apply(self, text: str, *, by: Caller, instead_of: str | None = None) -> Json:
         """Make a text the policy if it has no faults; with `instead_of`, only in place of the policy of that digest."""
-        require(by, "policy:admin", "changing the policy")
+        require_here(by, "policy:admin", "changing the policy")
         path = self._lock.policy.path
         before = path.read_text(errors="replace") if path.exists() else ""
         digests = [hashlib.sha256(one.encode()).hexdigest() for one in (before, text)]
@@ -93,14 +94,14 @@ class Policy:
 
         # The record comes first: a policy in force that nobody can be named for must not happen.
         await lock.journal.commit(unit)
-        keep(path.with_name(f"{path.name}.previous"), before.encode())
+        if path.exists():
+            keep(path.with_name(f"{path.name}.previous"), before.encode())
         keep(path, text.encode())
         return {"applied": True, "changed": before != text, "faults": [fault_document(fault) for fault in faults]}
 
 
 def _require_policy(by: Caller) -> None:
-    if not by.scopes & {"policy:read", "policy:admin"}:
-        raise Failure("E3206", "looking at the policy needs the scope `policy:read`")
+    require_here(by, "policy:admin" if "policy:admin" in by.scopes else "policy:read", "looking at the policy")
 
 
 def fault_document(fault: Fault) -> Json:
@@ -119,21 +120,42 @@ def faults_of(lock: Interlock, text: str) -> list[Fault]:
 
 
 def somebody(lock: Interlock, who: str) -> Caller:
-    """Whom a rule would be asked about: an identity by name or DID, anybody else by their id."""
+    """Whom a rule would be asked about: an identity by name or DID, or whom principals.toml speaks of, by their id."""
     known = lock.identities.find(who)
+    if known is None and not lock.policy.knows(who):
+        # Of somebody who cannot make a call, no answer would be true.
+        raise Failure("E3207", f"nobody is known as `{who}`: name an identity, or an id that principals.toml speaks of")
     if known is None:
         return lock.policy.principal(who)
     return Caller(id=known.did, tenant=known.tenant, kind=known.kind, trust=known.trust, groups=known.groups)
 
 
 def question_of(lock: Interlock, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
-    """What the policy would be asked if somebody made a call."""
+    """What the policy would be asked if somebody made a call; E3301 for arguments that no such call could have."""
     from interlock.authority.questions import Question
 
-    name, _, spec = tool.partition("@")
-    version = lock.catalog.resolve(name, spec or None)
-    filled = {**dict(version.contract.input.defaults), **arguments}
+    name, at, spec = tool.partition("@")
+    version = lock.catalog.resolve(name, spec if at else None)
+    filled = {**dict(version.contract.input.defaults), **_fitting(version.contract, arguments)}
     return Question(
         caller, version.contract, version.row.digest, filled, operation, "", door, None, (0, 0),
         lock.clock.now_ms(),
     )  # fmt: skip
+
+
+def _fitting(contract: Contract, arguments: Json) -> Json:
+    """Arguments as the tool would get them. Those that are not said are left open: a rule may not ask for them."""
+    from interlock.core.coerce import coerce
+    from interlock.core.explain import input_faults
+    from interlock.core.schema import Schema
+
+    schema = Schema(contract.input.caller_facing)
+    given = coerce(schema, arguments).value
+    said = {pointer([name]) for name in arguments}
+    wrong = input_faults(schema, given)
+    at_fault = [one for one in wrong if not one.pointer or f"/{one.pointer.split('/')[1]}" in said]
+    if at_fault:
+        listing = "; ".join(f"{one.pointer.lstrip('/') or 'input'}: {one.message}" for one in at_fault[:10])
+        details = {"faults": [one.document() for one in at_fault], "tool": contract.ref}
+        raise Failure("E3301", listing, details=details)
+    return given

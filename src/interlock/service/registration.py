@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -13,12 +14,12 @@ from interlock.core.context import Caller
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.manifest import Manifest, parse_manifest
-from interlock.core.schema import Json
-from interlock.registry import admission
+from interlock.core.schema import Fault, Json
+from interlock.registry import admission, retirement
 from interlock.registry.admission import Evidence
-from interlock.registry.retirement import deprecate
+from interlock.registry.strictness import loosenings
 from interlock.service.files import keep
-from interlock.service.rights import require
+from interlock.service.rights import require, require_here
 from interlock.store import records
 from interlock.store.journal import Transaction
 
@@ -34,7 +35,7 @@ class Registration:
 
     async def register(self, document: Any, *, by: Caller) -> Json:
         """Admit the tool of a manifest; E3105 with every gap if it is not fit to be admitted."""
-        require(by, "tools:admin", "registering a tool")
+        require_here(by, "tools:admin", "registering a tool")
         manifest = _complete(document)
         self._refuse_foreign_code(manifest)
         if any(one.startswith("credentials:") for one in manifest.required_permissions or ()):
@@ -71,7 +72,8 @@ class Registration:
 
         INVARIANT: a manifest that comes through a door makes nothing of this machine run that was not a tool before: it
         names a function declared with @tool in a module that serves tools here already, or a program in a sandbox from
-        which neither a file of the machine can be seen nor a network reached.
+        which neither a file of the machine can be seen nor a network reached. Nor does it govern a function less than
+        the declaration does, or put other handlers around it: nothing of it runs, not even for its contract tests.
         """
         execution = manifest.execution
         assert execution is not None
@@ -82,21 +84,30 @@ class Registration:
             raise Failure("E3105", f"{manifest.address} is an upstream's: add the upstream, and its tools come with it")
         if execution.kind == "program":
             return
-        module, _, name = execution.target.rpartition(":")
+        module = execution.target.rpartition(":")[0]
         serving = {row.origin.removeprefix("module:") for row in self._lock.catalog.rows()}
         loaded = sys.modules.get(module) or (importlib.import_module(module) if module in serving else None)
-        found = getattr(loaded, name, None) if name.isidentifier() else None
+        found = _named(execution.target, loaded)
         if not isinstance(found, Tool):
             raise Failure(
                 "E3105",
                 f"`{execution.target}` is no tool that is loaded here: declare it with @tool in a module that was added"
                 " with interlock tools add, or describe a program",
             )
-        for handler in execution.handlers.values():
-            where, _, name = handler.rpartition(":")
-            function = getattr(loaded, name, None) if name.isidentifier() else None
-            if where != module or getattr(function, "__module__", None) != module:
-                raise Failure("E3105", f"the handler `{handler}` must be a function of {module} itself")
+        declared = cast("Tool[..., Any]", found)
+        faults = loosenings(declared.manifest, manifest)
+        handlers = {
+            handler: _named(where, loaded) if where.rpartition(":")[0] == module else None
+            for handler, where in execution.handlers.items()
+        }
+        if handlers != declared.handlers:
+            own = {handler: f"{module}:{function.__name__}" for handler, function in declared.handlers.items()}
+            words = f"must be those that the function is declared with: {orjson.dumps(own).decode()}"
+            faults.append(Fault("/execution/handlers", words))
+        if faults:
+            listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults)
+            details = {"faults": [fault.document() for fault in faults]}
+            raise Failure("E3105", f"{manifest.address} was refused: {listing}", details=details)
 
     async def deprecate(
         self,
@@ -106,15 +117,25 @@ class Registration:
         by: Caller,
         successor: str | None = None,
         guide: str | None = None,
-        days: int = 90,
+        days: int | None = None,
+        amend: bool = False,
+        anyway: bool = False,
     ) -> Json:
-        """Announce the end of one version."""
-        require(by, "tools:admin", "retiring a version")
+        """Announce the end of one version, or correct what was announced."""
+        require_here(by, "tools:admin", "retiring a version")
         address = self._lock.catalog.address(tool)
-        unit = deprecate(address, version, by=by.acting, successor=successor, migration_guide=guide, grace_days=days)
+        said: Json = {"successor": successor, "migration_guide": guide, "anyway": anyway}
+        said |= {} if days is None else {"grace_days": days}
+        unit = (retirement.amend if amend else retirement.deprecate)(address, version, by=by.acting, **said)
         notice = await self._lock.journal.commit(unit)
         self._lock.catalog.forget()
         return {"tool_id": address, "version": version, "state": "deprecated", "deprecation": notice.document()}
+
+
+def _named(target: str, module: ModuleType | None) -> Any:
+    """What `module:name` means in a module: one plain name, nothing behind it."""
+    name = target.rpartition(":")[2]
+    return getattr(module, name, None) if name.isidentifier() else None
 
 
 # What a manifest that says less is read with, to find the rest of what it lacks.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant, is_did
+from interlock.core.capability import AS_ABOVE, ToolGrant, is_did
 from interlock.core.context import Caller, CallerKind
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -39,6 +39,8 @@ class Tokens:
         require(by, "tokens:issue", "issuing a token")
         if (agent is None) == (person is None):
             raise Failure("E3004", "say who holds the token: `agent` or `person`, and not both")
+        if person is not None and by.capability is not None:
+            raise Failure("E3206", "a token cannot be passed on to a person; the operator issues theirs")
         holder = await self._somebody(agent or person or "", "human" if agent is None else "agent", by)
         behalf = None if user is None else await self._somebody(user, "human", by)
         text = await self._lock.tokens.issue(
@@ -51,7 +53,7 @@ class Tokens:
             ttl_s=ttl_s,
             by=by,
         )
-        return {"token": text, **await self._lock.tokens.inspect(text)}
+        return {"token": text, **await self._lock.tokens.inspect(text, by=by)}
 
     async def delegate(
         self,
@@ -77,25 +79,30 @@ class Tokens:
             constraints=constraints,
             ttl_s=ttl_s,
         )
-        return {"token": text, **await self._lock.tokens.inspect(text)}
+        return {"token": text, **await self._lock.tokens.inspect(text, by=by)}
 
-    async def inspect(self, token: str) -> Json:
+    async def inspect(self, token: str, *, by: Caller) -> Json:
         """Whether a token holds, and why not; who gave it to whom, and what each of them may do."""
-        return await self._lock.tokens.inspect(token)
+        return await self._lock.tokens.inspect(token, by=by)
 
-    async def revoke(self, ref: str, *, by: Caller, reason: str) -> Json:
-        """Void a token, a link of a chain, an identity or a key, and everything that hangs on it."""
+    async def revoke(self, ref: str, *, by: Caller, reason: str, foreign: bool = False) -> Json:
+        """Void a token, a link of a chain, an identity or a key, and everything that hangs on it.
+
+        What was never seen here only where it is said to be `foreign`: a slip of the pen revokes nothing.
+        """
         require(by, "tokens:issue", "revoking")
-        if by.tenant != "local":
-            known = self._lock.identities.find(ref)
-            if known is None or known.tenant != by.tenant:
-                raise Failure("E3206", "outside the tenant `local`, only identities of one's own tenant can be revoked")
-            ref = known.did
-        return {"revoked": await self._lock.tokens.revoke(ref, reason=reason, by=by)}
+        known = self._lock.identities.find(ref, by.tenant)
+        if by.tenant != "local" and (known is None or known.tenant != by.tenant):
+            raise Failure("E3206", "outside the tenant `local`, only identities of one's own tenant can be revoked")
+        ref = ref if known is None else known.did
+        return {"revoked": await self._lock.tokens.revoke(ref, reason=reason, by=by, unseen=foreign)}
 
     async def _somebody(self, who: str, kind: CallerKind, by: Caller) -> Identity:
-        """An identity by name or DID. A new name gets a did:key of its own, which needs the right to issue tokens."""
-        known = self._lock.identities.find(who)
+        """An identity by its DID or its name in the caller's tenant.
+
+        A new name gets a did:key of its own, which needs the right to issue tokens.
+        """
+        known = self._lock.identities.find(who, by.tenant)
         if known is not None and same_place(by, known.tenant):
             return known
         # INVARIANT: a token never takes its holder into another tenant.
@@ -116,6 +123,8 @@ async def make_identity(lock: Interlock, *, by: Caller, **told: Any) -> Identity
 
 
 def tool_grants(tools: Sequence[str]) -> list[ToolGrant]:
-    """What `TOOL` or `TOOL@RANGE` grants."""
+    """What `TOOL` or `TOOL@RANGE` grants; without a range, in every version that whoever gives it out may grant."""
     pairs = [tool.partition("@") for tool in tools]
-    return [ToolGrant(name, within if at else "*") for name, at, within in pairs]
+    if empty := [name for name, at, within in pairs if at and not within]:
+        raise Failure("E3004", f"`{empty[0]}@` names no range of versions; write `{empty[0]}` for all of them")
+    return [ToolGrant(name, within if at else AS_ABOVE) for name, at, within in pairs]

@@ -91,9 +91,18 @@ class Tools:
 
         One that is in quarantine is refused (E3210), with the reason.
         """
-        version = self._lock.catalog.resolve(name, spec, caller.capability)
+        catalog, token = self._lock.catalog, caller.capability
+        try:
+            version = catalog.resolve(name, spec, token)
+        except Failure as failure:
+            if failure.code == "E3101":
+                raise
+            # What is said of its versions is for those who see one of them.
+            if not any(sees(caller, one) for one in catalog.versions(catalog.address(name, token)).values()):
+                raise catalog.unknown(name, token) from None
+            raise
         if not sees(caller, version):
-            raise Failure("E3101", f"no tool named `{name}`; list the tools to see those you may use")
+            raise catalog.unknown(name, token)
         self._lock.gateway.quarantine.check(version.row.digest, version.contract.ref, self._lock.clock.monotonic())
         return version
 

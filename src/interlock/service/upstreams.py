@@ -9,7 +9,7 @@ from interlock.core.connector import UpstreamKind
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.service.rights import require
+from interlock.service.rights import require, require_here
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -26,17 +26,28 @@ class Upstreams:
 
     def all(self, *, by: Caller) -> list[Json]:
         """Every upstream, what it was last seen to offer, and what became of that."""
-        require(by, "tools:admin", "looking at upstreams")
+        require_here(by, "tools:admin", "looking at upstreams")
         known = self._lock.upstreams
         return [
             {**one.document(), "tools": [tool.document() for tool in known.offers(one.name)]} for one in known.list()
         ]
 
+    def one(self, name: str, *, by: Caller) -> Json:
+        """One upstream; of its tools that changed, what is otherwise than when they were admitted."""
+        require_here(by, "tools:admin", "looking at upstreams")
+        return self._lock.upstreams.document(name)
+
+    async def probe(self, name: str, *, by: Caller) -> Json:
+        """Ask an upstream whether it is there, and whether it offers what it did."""
+        require_here(by, "tools:admin", "probing an upstream")
+        state = await self._lock.upstreams.probe(name)
+        return {"name": name, "state": state, "reason": self._lock.upstreams.get(name).reason}
+
     async def add(
         self, name: str, kind: UpstreamKind, config: Json, *, by: Caller, overlay: Json | None = None
     ) -> Json:
         """Connect to an upstream that runs elsewhere, and serve those of its tools that are admitted."""
-        require(by, "tools:admin", "adding an upstream")
+        require_here(by, "tools:admin", "adding an upstream")
         # INVARIANT: through a door nobody starts a program, loads code, reads a file or reaches into the network that
         # this machine is in. Whoever wants that is on the machine.
         if reaching := _ON_THE_MACHINE & config.keys() or ({"langchain"} if kind == "langchain" else set[str]()):
@@ -48,15 +59,18 @@ class Upstreams:
 
     async def refresh(self, name: str, *, by: Caller, overlay: Json | None = None) -> Json:
         """Look again at what an upstream offers."""
+        require_here(by, "tools:admin", "refreshing an upstream")
         return (await self._lock.upstreams.refresh(name, by=by, overlay=overlay)).document()
 
     async def accept(
         self, name: str, *, by: Caller, tools: Sequence[str], reason: str, shown: Mapping[str, str] | None = None
     ) -> Json:
         """Take changed definitions as new versions, as a person who has looked at them."""
+        require_here(by, "tools:admin", "accepting a changed definition")
         return (await self._lock.upstreams.accept(name, by=by, tools=tools, reason=reason, shown=shown)).document()
 
     async def remove(self, name: str, *, by: Caller) -> Json:
         """Let go of an upstream; its tools are sunset."""
+        require_here(by, "tools:admin", "removing an upstream")
         await self._lock.upstreams.remove(name, by=by)
         return {"removed": name}

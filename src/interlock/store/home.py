@@ -1,4 +1,10 @@
-"""A home: the directory that holds the database, the keys, and the locks of the processes alive on it."""
+"""A home: the directory that holds the database, the keys, and the locks of the processes alive on it.
+
+A database that is gone, emptied or set back has forgotten which calls were made, and would make them again. What stands
+beside it remembers that there was one: the public key that signs its journal, and the anchors. Both are written after
+what they speak of is in the database. INVARIANT: a home is opened only with a database that holds the record which its
+newest anchor names; a new one is made only where nothing was ever signed.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,21 @@ import os
 import re
 import sqlite3
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from interlock.core.errors import Failure
 
-SCHEMA_HEAD = "0004"
+SCHEMA_HEAD = "0007"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
+# How much of the end of the anchors file is looked at: some twenty lines, which concurrent writers may have swapped.
+_TAIL = 8192
+_RESTORE = (
+    "restore the whole home from one backup, its anchors.jsonl with it; to begin anew, knowing that calls"
+    " made before can then run again, move this home away or choose another"
+)
 
 
 class Home:
@@ -34,20 +49,54 @@ class Home:
             for directory in (self.path, self.keys, self.instances):
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise Failure("E3801", f"the home cannot be used: {error.strerror}") from None
+            raise _unusable(error) from None
+
+    @property
+    def new(self) -> bool:
+        """Whether there is no database yet. One that is gone or empty though it was signed is refused (E3804)."""
+        try:
+            # Looked at first: whoever signs has made the database before.
+            signed = (self.keys / "journal.pub").exists() or _size(self.anchors) > 0
+            if _size(self.database) > 0:
+                return False
+        except OSError as error:
+            raise _unusable(error) from None
+        if signed:
+            raise Failure(
+                "E3804", "the database of this home is missing or empty, though it had one", resolution=_RESTORE
+            )
+        return True
+
+    def last_anchor(self) -> tuple[int, bytes] | None:
+        """The newest head that the anchors file names. Lines that say nothing are left to `audit verify`."""
+        try:
+            with open(self.anchors, "rb") as file:
+                file.seek(max(_size(self.anchors) - _TAIL, 0))
+                lines = file.read().split(b"\n")
+        except FileNotFoundError:
+            return None
+        return max(filter(None, map(_head_in, lines)), default=None)
 
     def open_database(self) -> sqlite3.Connection:
-        """A connection to a database that is ours and at the schema this program knows."""
+        """A connection to a database that is ours, whole and at the schema this program knows."""
         self.prepare()
         try:
+            # Before the database is looked at: an anchor is there before it is in the file.
+            anchored = self.last_anchor()
             self._migrate()
-            return connect(self.database)
+            connection = connect(self.database)
+            try:
+                refuse_behind(connection, anchored)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
         except sqlite3.DatabaseError as error:
             raise store_failure(error) from None
         except UnicodeDecodeError:  # what the driver makes of a damaged schema
             raise Failure("E3804", "the database in this home is damaged") from None
         except OSError as error:
-            raise Failure("E3801", f"the home cannot be used: {error.strerror}") from None
+            raise _unusable(error) from None
 
     def _migrate(self) -> None:
         if self._current() == SCHEMA_HEAD:
@@ -64,7 +113,7 @@ class Home:
 
     def _current(self) -> str | None:
         """The schema the file is at, None when it is new; refuses what is not ours (E3804)."""
-        if not self.database.exists() or self.database.stat().st_size == 0:
+        if self.new:
             return None
         connection = sqlite3.connect(self.database, timeout=10)
         try:
@@ -74,6 +123,44 @@ class Home:
         finally:
             connection.close()
         return row[0] if row else None
+
+
+def refuse_behind(connection: sqlite3.Connection, anchored: tuple[int, bytes] | None) -> None:
+    """Refuse (E3804) a database that does not hold the record which an anchor names, and did not purge it either."""
+    if anchored is None:
+        return
+    seq, digest = anchored
+    row = connection.execute("SELECT hash FROM journal WHERE seq = ?", (seq,)).fetchone()
+    if row is None:
+        row = connection.execute(_PURGED, (seq, digest)).fetchone()
+    if row is None or row[0] != digest:
+        what = "is missing" if row is None else "is another one"
+        words = f"the database is not as this home left it: record {seq}, which anchors.jsonl names, {what}"
+        raise Failure("E3804", words, resolution=_RESTORE)
+
+
+_PURGED = "SELECT CASE last_seq WHEN ?1 THEN hash ELSE ?2 END FROM segment WHERE ?1 BETWEEN first_seq AND last_seq"
+
+
+def _head_in(line: bytes) -> tuple[int, bytes] | None:
+    """The head that a line of the anchors file names, None for half a line or nonsense."""
+    try:
+        fields: Any = orjson.loads(line)
+        seq, digest = fields["seq"], bytes.fromhex(fields["hash"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return (seq, digest) if type(seq) is int and 0 < seq < 2**63 else None
+
+
+def _unusable(error: OSError) -> Failure:
+    return Failure("E3801", f"the home cannot be used: {error.strerror}")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def connect(path: Path) -> sqlite3.Connection:

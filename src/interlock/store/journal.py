@@ -11,7 +11,8 @@ The chain: `hash = sha256(previous hash, seq, body)`. Several processes may shar
 write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes.
 
 Every so often, and when the journal is closed, the head is signed and anchored in the database and in a file beside it.
-Removing records from the end then contradicts an anchor.
+Removing records from the end then contradicts an anchor. The key is loaded before anything is written: a journal that
+nobody can vouch for is not begun. What a killed process left unsigned, the next one signs.
 
 INVARIANT: when `commit` returns, what the unit wrote is on disk; when it raises, nothing of it is.
 """
@@ -25,7 +26,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -58,6 +59,7 @@ _INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?,
 _ROWS_AT_ONCE = 32
 _INSERT_MANY = _INSERT + ", (?, ?, ?, ?, ?)" * (_ROWS_AT_ONCE - 1)
 _HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
+_ANCHORED = "SELECT seq, key_id FROM anchor ORDER BY seq DESC LIMIT 1"
 _PURGED = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
 
 
@@ -101,6 +103,15 @@ class Transaction:
             return True
         return self.one("SELECT 1 FROM journal WHERE call = ? AND kind = ? LIMIT 1", (call, kind)) is not None
 
+    def newest(self, kind: str, call: str) -> Iterator[dict[str, Any]]:
+        """The records of a kind about a call, the newest first: those of this transaction, then the journal's."""
+        for row in reversed(self.rows):
+            if row[1] == kind and row[2] == call:
+                yield orjson.loads(row[3])
+        statement = "SELECT body FROM journal WHERE call = ? AND kind = ? ORDER BY seq DESC"
+        for (body,) in self._connection.execute(statement, (call, kind)):
+            yield orjson.loads(body)
+
     def mark(self) -> tuple[int, int, bytes]:
         return len(self.rows), self._seq, self._head
 
@@ -138,6 +149,7 @@ class Journal:
         self._clock = clock
         self._signer = signer
         self._connection = home.open_database()
+        self._unanchored = self._take_over()
         self._reader = connect(home.database)
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Waiting[Any]] = []
@@ -150,7 +162,6 @@ class Journal:
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._commit_s = 0.0
-        self._unanchored = 0
         self._anchored_at = time.monotonic()
         self._lock = threading.Lock()
         self._batches: queue.SimpleQueue[list[_Waiting[Any]] | None] = queue.SimpleQueue()
@@ -363,6 +374,33 @@ class Journal:
 
     # Anchoring
 
+    def _take_over(self) -> int:
+        """Make sure that this process can sign what it writes; returns how many records nobody has signed yet.
+
+        A key that is damaged or gone must not be noticed later: calls would go on, and nothing would vouch for them.
+        """
+        try:
+            anchored = self._connection.execute(_ANCHORED).fetchone()
+            head = self._connection.execute(_HEAD).fetchone()
+            if anchored is None:
+                # There from the first day, so that a file that is missing later shows.
+                self._home.anchors.touch(mode=0o600)
+            self._signer.check(None if anchored is None else anchored[1])
+            self._signer.public  # noqa: B018 - makes the pair where there is none
+        except BaseException as error:
+            self._connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise store_failure(error) from None
+            if isinstance(error, OSError):
+                raise Failure("E3801", f"the journal's signing key cannot be used: {error.strerror}") from None
+            raise
+        return 0 if head is None else max(head[0] - (0 if anchored is None else anchored[0]), 0)
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether records wait for a signature for longer than they should; any commit gives them one."""
+        return self._unanchored > 0 and time.monotonic() - self._anchored_at >= ANCHOR_AFTER_S
+
     def _anchor_if_due(self, transaction: Transaction, *, now: bool = False) -> tuple[int, bytes, int, bytes] | None:
         self._unanchored += len(transaction.rows)
         waited = time.monotonic() - self._anchored_at
@@ -374,12 +412,12 @@ class Journal:
             "INSERT OR IGNORE INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
             (seq, head, transaction.now_ms, self._signer.key_id, signature),
         )
-        self._unanchored = 0
-        self._anchored_at = time.monotonic()
         return seq, head, transaction.now_ms, signature
 
     def _note_anchor(self, seq: int, head: bytes, at_ms: int, signature: bytes) -> None:
         """Keep the anchor outside the database as well, where an edit of the database does not reach it."""
+        self._unanchored = 0
+        self._anchored_at = time.monotonic()
         line = {
             "seq": seq,
             "hash": head.hex(),
@@ -435,10 +473,12 @@ class Journal:
         await asyncio.to_thread(self._thread.join)
         try:
             self.anchor()
-        except Failure:
-            pass  # a full disk or a held lock; the next process anchors what is there
-        self._connection.close()
-        self._reader.close()
+        except Failure as failure:
+            # A full disk or a held lock: the key was there from the beginning. The next process signs what is there.
+            _log.warning("the end of the journal is not signed yet: %s", failure.message)
+        finally:
+            self._connection.close()
+            self._reader.close()
 
 
 def _fail(batch: list[_Waiting[Any]], failure: Failure) -> None:

@@ -22,7 +22,7 @@ from interlock.core.states import HISTORY, State
 
 Kind = Literal[
     "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge",
-    "pending", "approval", "authority", "violation",
+    "pending", "approval", "authority", "violation", "checkpoint",
 ]  # fmt: skip
 
 _DECISION = {"allow": "ALLOW", "deny": "DENY", "ask": "REQUIRES_APPROVAL"}
@@ -139,27 +139,37 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     if (
         caller is None or decision is None or call.mutations or call.warnings or call.mappings
         or request.key is not None
-        or request.parent is not None or request.native is not None or request.dry_run or request.session
+        or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.approval is not None or request.task is not None
     ):  # fmt: skip
-        # Facts that only some records hold: written the long way.
-        summary = summarize(verified.value, len(verified.encoded))
-        return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary)
+        # Facts that only some records hold.
+        return _closed_at_length(call, at_ms, latency_ms, source, verified)
     key = (decision, caller.id, caller.agent, caller.tenant, request.door)
     always = _ALWAYS.get(key) or _always(call, key)
     states = _PLAIN if call.states == _PLAIN_STATES else _states(tuple(call.states))
+    try:
+        native = "" if request.native is None else f'"native":{orjson.dumps(request.native).decode()},'
+    except TypeError:  # not JSON, which a Python program may have sent
+        return _closed_at_length(call, at_ms, latency_ms, source, verified)
     size = len(verified.encoded)
     name = _SCALARS.get(verified.value.__class__)
     output = f'{{"type":"{name}","bytes":{size}}}' if name is not None else _summary(verified.value, size)
     return (
         f'{{"kind":"closed","call":"{call.id}","timestamp":"{iso(at_ms)}","traceId":"{call.trace_id}",'
         f'"inputHash":"{call.input_hash}","latencyMs":{latency_ms},"outputSummary":{output},'
-        f'"source":"{source}","states":{states},{always}}}'
+        f'"source":"{source}","states":{states},{native}{always}}}'
     ).encode()
 
 
+def _closed_at_length(call: Call, at_ms: int, latency_ms: float, source: str, verified: Verified) -> bytes:
+    summary = summarize(verified.value, len(verified.encoded))
+    return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary)
+
+
 _ALWAYS: dict[tuple[Any, ...], str] = {}
-_PER_CALL = ("kind", "call", "timestamp", "traceId", "inputHash", "latencyMs", "outputSummary", "source", "states")
+_PER_CALL = (
+    "kind", "call", "timestamp", "traceId", "inputHash", "latencyMs", "outputSummary", "source", "states", "native",
+)  # fmt: skip
 
 
 def _always(call: Call, key: tuple[Any, ...]) -> str:
@@ -197,6 +207,11 @@ def mutation(call: Call, at_ms: int, change: Change, private: Callable[[Any], bo
     return encode(record)
 
 
+def checkpoint(call: Call, at_ms: int, **facts: Any) -> bytes:
+    """How far a call has come: which point of its work was saved and the digest of its state, never the state."""
+    return encode({**head("checkpoint", call, at_ms), **facts})
+
+
 def _recorded(value: Any, private: Callable[[Any], bool]) -> Any:
     # The hash lets an auditor who holds the value confirm it; it does not give the value away.
     return {"sha256": digest(value)} if value is not None and private(value) else value
@@ -222,7 +237,8 @@ def _writable(value: Any) -> Any:
         return {_text(name): _writable(item) for name, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [_writable(item) for item in cast("list[Any]", value)]
-    return value if value is None or isinstance(value, bool | int | float) else _text(value)
+    known = value is None or isinstance(value, bool | float) or (isinstance(value, int) and -(2**63) <= value < 2**64)
+    return value if known else _text(value)
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import sqlite3
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,9 @@ _KEY, _ID, _NONCE = 32, 8, 12
 _HEADER = len(_VERSION) + _ID
 
 # Every column that holds something sealed.
-_COLUMNS = (("secret", "sealed"), ("ticket", "sealed"), ("ticket", "edited"), ("payload", "body"))
+_COLUMNS = (
+    ("secret", "sealed"), ("ticket", "sealed"), ("ticket", "edited"), ("payload", "body"), ("checkpoint", "body"),
+)  # fmt: skip
 _IN_USE = " UNION ".join(
     f"SELECT lower(hex(substr({column}, {len(_VERSION) + 1}, {_ID}))) FROM {table} WHERE {column} IS NOT NULL"  # noqa: S608
     for table, column in _COLUMNS
@@ -62,6 +65,11 @@ class Box:
     def current(self) -> str:
         """The id of the key that seals now."""
         return next(reversed(self._load())).hex()
+
+    def ids(self) -> frozenset[str]:
+        """The ids of the keys that there are; makes none. E3604 when they are damaged, E3804 when others read them."""
+        raw = self._shelf.read()
+        return frozenset(key_id.hex() for key_id in _parse(raw)) if raw else frozenset()
 
     def seal(self, plain: bytes, *, purpose: str, about: str = "") -> bytes:
         """Encrypt. The purpose is one of a few fixed words; what it is about must be said again to open it."""
@@ -145,14 +153,15 @@ def key_id_of(sealed: bytes) -> str:
     return sealed[len(_VERSION) : _HEADER].hex()
 
 
-def keys_in_use(transaction: Transaction) -> set[str]:
+def keys_in_use(database: Transaction | sqlite3.Connection) -> set[str]:
     """The ids of all keys that something in the database is sealed under."""
-    return {key_id for (key_id,) in transaction.execute(_IN_USE)}
+    return {key_id for (key_id,) in database.execute(_IN_USE)}
 
 
 def _parse(raw: bytes) -> Keys:
     if not raw or len(raw) % _KEY:
-        raise Failure("E3604", "the keys that seal secrets are damaged; restore them from a backup")
+        words = "the keys that seal secrets are damaged; restore them from a backup"
+        raise Failure("E3604", words, resolution="restore keys/secrets.key from a backup")
     keys = [raw[at : at + _KEY] for at in range(0, len(raw), _KEY)]
     return {hashlib.sha256(b"interlock sealing key" + key).digest()[:_ID]: key for key in keys}
 
@@ -182,7 +191,9 @@ class _FileShelf:
             found = os.stat(self._path)
             seen = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode)
             if seen != self._seen:
-                self._raw, self._seen = own_secret(self._path), seen
+                raw = own_secret(self._path)
+                _parse(raw)  # an empty file is no new home: what was sealed before must not be lost in silence
+                self._raw, self._seen = raw, seen
             return self._raw
         except FileNotFoundError:
             return b""

@@ -15,21 +15,28 @@ def own_secret(path: Path) -> bytes:
     """32 random bytes in a file that only its owner can read, made at first use."""
     try:
         if not path.exists():
-            _make_secret(path)
+            _put(path, os.urandom(32), 0o600)
     except OSError as error:
         raise Failure("E3801", f"the key `{path.name}` cannot be made: {error.strerror}") from None
-    if path.stat().st_mode & 0o077:
-        raise Failure("E3804", f"the key `{path.name}` can be read by others; chmod 600 it")
+    refuse_shared(path)
     return path.read_bytes()
 
 
-def _make_secret(path: Path) -> None:
+def refuse_shared(path: Path) -> None:
+    """Refuse (E3804) a key that others on this machine can read."""
+    if path.stat().st_mode & 0o077:
+        advice = f"make it its owner's alone: chmod 600 {path.name}; if it may have been read, put a new one in force"
+        raise Failure("E3804", f"the key `{path.name}` can be read by others; chmod 600 it", resolution=advice)
+
+
+def _put(path: Path, content: bytes, mode: int) -> None:
+    """Make a file whole or not at all, unless it is there."""
     # Staged under a name nobody else uses, so that what a killed process left behind is never written to again, and
     # linked into place: only one process can create the key, and whoever loses the race reads what the winner wrote.
     staged = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(os.urandom(32))
+        file.write(content)
         os.fsync(file.fileno())
     try:
         os.link(staged, path)
@@ -45,11 +52,28 @@ def head_message(kind: str, seq: int, head: bytes, at_ms: int) -> bytes:
 
 
 class Signer:
-    """An Ed25519 key pair in a home's key directory, made at first use. Loading is put off until a signature is due."""
+    """An Ed25519 key pair in a home's key directory, made at first use."""
 
     def __init__(self, directory: Path) -> None:
         self._private = directory / "journal.ed25519"
         self._public = directory / "journal.pub"
+
+    def check(self, signed_by: str | None) -> None:
+        """Refuse (E3804) a key that cannot go on with the chain, which the key of this id has signed; makes nothing.
+
+        That is one that is damaged, open to others or gone, or is not the one that has signed until now.
+        """
+        # Looked at first: whoever makes the pair makes this half last.
+        published = self._public.exists()
+        if not self._private.exists():
+            if signed_by is not None or published:
+                raise _unfit("the journal's signing key is missing")
+            return
+        public = self._key.public_key().public_bytes_raw()
+        if published and self._public.read_bytes().strip() != public.hex().encode():
+            raise _unfit("journal.pub is not the public half of the journal's signing key")
+        if signed_by not in (None, _id_of(public)):
+            raise _unfit("the journal was signed by another key than the one in this home")
 
     @cached_property
     def _key(self) -> Any:
@@ -58,27 +82,36 @@ class Signer:
         try:
             return Ed25519PrivateKey.from_private_bytes(self._private_bytes())
         except ValueError:
-            raise Failure("E3804", "the journal's signing key in this home is damaged") from None
+            raise _unfit("the journal's signing key is damaged") from None
 
     def _private_bytes(self) -> bytes:
         if self._public.exists() and not self._private.exists():
-            raise Failure("E3804", "the journal's signing key is missing; restore it from a backup")
+            raise _unfit("the journal's signing key is missing")
         return own_secret(self._private)
 
     @cached_property
     def public(self) -> bytes:
         raw: bytes = self._key.public_key().public_bytes_raw()
         if not self._public.exists():
-            self._public.write_text(raw.hex() + "\n")
+            _put(self._public, raw.hex().encode() + b"\n", 0o644)
         return raw
 
     @cached_property
     def key_id(self) -> str:
-        return hashlib.sha256(self.public).hexdigest()[:16]
+        return _id_of(self.public)
 
     def sign(self, kind: str, seq: int, head: bytes, at_ms: int) -> bytes:
         signature: bytes = self._key.sign(head_message(kind, seq, head, at_ms))
         return signature
+
+
+def _id_of(public: bytes) -> str:
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
+def _unfit(what: str) -> Failure:
+    advice = "restore keys/journal.ed25519 and keys/journal.pub from a backup: a new key cannot vouch for what is there"
+    return Failure("E3804", what, resolution=advice)
 
 
 def signed_by(public: bytes, kind: str, seq: int, head: bytes, at_ms: int, signature: bytes) -> bool:

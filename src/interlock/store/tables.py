@@ -192,16 +192,19 @@ ticket = sa.Table(
     sa.Column("resolved_by", sa.Text),
     sa.Column("comment", sa.Text),
     sa.Column("edited", sa.LargeBinary),
+    # As JSON, what may be shown of an edit: the input as its reviewer changed it, and what it would do.
+    sa.Column("changed", sa.Text),
     sa.Index("ticket_scope", "scope"),
     sa.Index("ticket_state", "state", "expires_ms"),
     sa.Index("ticket_call", "call"),
 )
 
-# Approval given in advance, within bounds.
+# Approval given in advance, within bounds. `tenant` is the caller's.
 standing = sa.Table(
     "standing",
     metadata,
     sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
     sa.Column("tool", sa.Text, nullable=False),
     sa.Column("versions", sa.Text, nullable=False),
     sa.Column("arguments", sa.Text, nullable=False),
@@ -244,6 +247,25 @@ secret = sa.Table(
     sa.Column("created_ms", sa.Integer, nullable=False),
     sa.Column("expires_ms", sa.Integer),
     sa.Column("resting_until_ms", sa.Integer, nullable=False),
+)
+
+# How far calls have come, as their tools saved it, numbered within each call. `body` is the state, packed with gzip and
+# encrypted; `size` and `sha256` are those of the state itself. `redacted` lists what was taken out of it first.
+checkpoint = sa.Table(
+    "checkpoint",
+    metadata,
+    sa.Column("call", sa.Text, primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("tool", sa.Text, nullable=False),
+    sa.Column("version", sa.Text, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("label", sa.Text, nullable=False),
+    sa.Column("at_ms", sa.Integer, nullable=False),
+    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Column("redacted", sa.Text, nullable=False),
 )
 
 # What has been spent and what is set aside, in millionths, per budget and period.

@@ -99,6 +99,8 @@ class Alerts:
         words = (
             f"{name}: {tool} in call {invocation_id}" if tool and invocation_id else f"{name}: {tool or invocation_id}"
         )
+        if facts.get("reason"):
+            words += f": {facts['reason']}"
         extra = {"trace_id": trace_id, "invocation_id": invocation_id, "signal": name, "severity": severity}
         _log.log(_LEVEL[severity], "%s", words, extra=extra)
         for listener in self.listeners:

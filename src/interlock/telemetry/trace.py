@@ -33,6 +33,7 @@ from interlock.telemetry.w3c import Position, trace_hex
 _log = logging.getLogger("interlock.telemetry")
 
 Attributes = Mapping[str, str | int | float | bool]
+_Owner = tuple[str, str]  # tenant and caller
 
 _PHASES = {
     "validate": "Validate",
@@ -296,7 +297,7 @@ class Tracer:
         self._below = int(ratio * 2**64)
         # Calls that have begun and not ended: with their recording, or None for those that are not traced.
         self._open: dict[str, Recording | None] = {}
-        self._kept: deque[tuple[str, str, Recording]] = deque(maxlen=kept)
+        self._kept: deque[tuple[_Owner, str, Recording]] = deque(maxlen=kept)
         self.sinks: list[Sink] = []
 
     @property
@@ -333,26 +334,29 @@ class Tracer:
         try:
             recording.end()
             caller = call.request.caller
-            self._kept.append(("" if caller is None else _owner(caller), call.trace_id, recording))
+            self._kept.append((("", "") if caller is None else _owner(caller), call.trace_id, recording))
             for sink in self.sinks:
                 sink(recording.spans())
         except Exception:  # noqa: BLE001 - telemetry is never the reason why a call fails
             _log.exception("a trace was lost", extra={"trace_id": call.trace_id, "invocation_id": call.id})
 
     def of(self, trace_id: str, caller: Caller) -> list[Json]:
-        """The latest spans of a trace that are the caller's own to see, in the order they began."""
-        everything = "audit:read" in caller.scopes
+        """The latest spans of a trace that are the caller's own to see, in the order they began.
+
+        Auditors see those of their tenant, and local ones all.
+        """
+        everything, audits, own = caller.governs("audit:read"), "audit:read" in caller.scopes, _owner(caller)
         found = [
             span
             for owner, trace, recording in self._kept
-            if trace == trace_id and (everything or owner == _owner(caller))
+            if trace == trace_id and (everything or owner == own or (audits and owner[0] == own[0]))
             for span in recording.spans()
         ]
         return [span.document() for span in sorted(found, key=lambda span: span.start_ns)]
 
 
-def _owner(caller: Caller) -> str:
-    return f"{caller.tenant}/{caller.id}"
+def _owner(caller: Caller) -> _Owner:
+    return caller.tenant, caller.id
 
 
 def progress_facts(record: Mapping[str, Any]) -> dict[str, str | float]:

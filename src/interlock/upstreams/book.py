@@ -29,9 +29,9 @@ from interlock.registry.catalog import bump_epoch
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
 from interlock.upstreams.manifests import definition_digest
-from interlock.upstreams.overlay import parse_overlay
+from interlock.upstreams.overlay import Overlay, classify, parse_overlay
 
-_CHANGED = "TOOL_DEFINITION_CHANGED"
+_CHANGED = quarantine.DEFINITION_CHANGED
 _COUNTED = ("admitted", "changed", "gone", "refused")
 
 
@@ -139,7 +139,8 @@ class Report:
 class Pinned(NamedTuple):
     """A tool that was admitted: as what, from which definition, and what was seen of it last.
 
-    `held`: it is in quarantine because its definition changed. `served`: its version can be called, but for that.
+    `definition` is the digest of that definition, without what the operator says of it. `held`: it is in quarantine
+    because either changed. `served`: its version can be called, but for that.
     """
 
     address: str
@@ -147,6 +148,7 @@ class Pinned(NamedTuple):
     pinned: str
     seen: str
     state: str
+    definition: str
     held: bool
     served: bool
 
@@ -177,13 +179,29 @@ def upstreams(read: Read) -> list[Upstream]:
 
 def offers(read: Read, name: str) -> tuple[Offered, ...]:
     """What an upstream was last seen to offer, and what became of each."""
+    known = read(f"SELECT {_UPSTREAM} FROM upstream WHERE name = ?", (name,))  # noqa: S608 - constant
+    if not known:
+        return ()
+    upstream = _upstream(known[0])
+    overlay, hints = parse_overlay(upstream.overlay), bool(upstream.config.get("accept_hints"))
     rows = read(
         "SELECT name, state, address, version, reason, seen, definition FROM upstream_tool"
         " WHERE upstream = ? ORDER BY name",
         (name,),
     )
-    return tuple(
-        Offered(*row[:4], reason=row[4], seen=row[5], definition=_defined(orjson.loads(row[6]))) for row in rows
+    return tuple(_seen(row, overlay, accept_hints=hints) for row in rows)
+
+
+def _seen(row: Sequence[Any], overlay: Overlay, *, accept_hints: bool) -> Offered:
+    definition = _defined(orjson.loads(row[6]))
+    judged = None if definition is None else classify(definition, overlay, accept_hints=accept_hints)
+    return Offered(
+        *row[:4],
+        mutation_class="" if judged is None else judged.mutation_class,
+        why="" if judged is None else judged.why,
+        reason=row[4],
+        seen=row[5],
+        definition=definition,
     )
 
 
@@ -194,13 +212,22 @@ def page(read: Read, name: str) -> Page:
         "SELECT name, u.address, u.version, pinned, seen, u.state,"
         " EXISTS (SELECT 1 FROM quarantine q WHERE q.tool = u.address || '@' || u.version AND q.lifted_ms IS NULL"
         " AND q.reason LIKE ? || '%'),"
-        " COALESCE(v.state, '') <> 'sunset'"
+        " COALESCE(v.state, '') <> 'sunset', v.manifest"
         " FROM upstream_tool u LEFT JOIN tool_version v ON v.address = u.address AND v.version = u.version"
         " WHERE upstream = ? AND u.version IS NOT NULL",
         (_CHANGED, name),
     )
-    tools = {row[0]: Pinned(*row[1:6], held=bool(row[6]), served=bool(row[7])) for row in rows}
+    tools = {
+        row[0]: Pinned(*row[1:6], definition=_implementation(row[8]), held=bool(row[6]), served=bool(row[7]))
+        for row in rows
+    }
     return Page(overlay[0][0] if overlay else None, tools)
+
+
+def _implementation(manifest: str | None) -> str:
+    found: Json = {} if manifest is None else orjson.loads(manifest)
+    execution: Json = found.get("execution") or {}
+    return str(execution.get("implementation") or "")
 
 
 def foreign(read: Read, origin: str, addresses: Collection[str]) -> dict[str, str]:
@@ -244,6 +271,8 @@ def settle(
             if one.manifest is not None and one.state == "admitted":
                 proof = evidence[one.name]
                 admission.publish(one.manifest, proof.digest, known.origin, proof, by)(transaction)
+                if before is not None and before.address != one.address:
+                    _sunset(transaction, before.address)  # it has another name now
             elif before is not None:
                 _follow(transaction, known.name, one, before, by, lift=one.name in lift)
         for one in looked:
@@ -303,13 +332,17 @@ def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinne
                 (before.address, before.version),
             )
     elif one.state != "changed":
-        transaction.execute("UPDATE tool_version SET state = 'sunset' WHERE address = ?", (before.address,))
+        _sunset(transaction, before.address)
     elif not before.held:
         row = transaction.one(
             "SELECT digest FROM tool_version WHERE address = ? AND version = ?", (before.address, before.version)
         )
         if row is not None:
             quarantine.impose(row[0], ref, upstream, f"{_CHANGED}: {one.reason}")(transaction)
+
+
+def _sunset(transaction: Transaction, address: str) -> None:
+    transaction.execute("UPDATE tool_version SET state = 'sunset' WHERE address = ?", (address,))
 
 
 def _lift(transaction: Transaction, ref: str, by: str) -> None:

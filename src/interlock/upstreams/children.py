@@ -4,14 +4,15 @@ A `Child` is one process, leader of a group of its own. Whole lines go in and co
 a log that is rotated. It ends with its group, and the kernel ends it when this process dies, however that happens.
 
 A `Supervisor` keeps one of anything that can be started and can end: brought up when first needed, brought up again
-when it ends, with growing pauses. One that ends within ten seconds of its start has failed; after ten restarts that
-did not help it is left alone, somebody is told, and calls fail at once until it is replaced. A replacement is up before
-the one it replaces is asked to finish.
+when it ends, with growing pauses, during which calls fail at once. One that ends within ten seconds of its start has
+failed; after ten restarts that did not help it is left alone, somebody is told, and calls fail at once until it is
+replaced. A replacement is up before the one it replaces is asked to finish.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -24,11 +25,14 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 
+_log = logging.getLogger("interlock.upstreams")
+
 # What a child has of our environment; everything else it must be given.
 INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 MAX_LINE = 64 * 1024 * 1024
 MAX_UNREAD = 64 * 1024 * 1024
 GRACE_S = 2.0
+WAITED_OUT_S = 1.0
 LOG_BYTES = 1024 * 1024
 LOGS_KEPT = 3
 
@@ -102,13 +106,15 @@ class Program:
         return {**kept, **self.env, **self.secret}
 
     def check(self) -> None:
-        """Whether there is such a program; better said here than read from a log (E3502)."""
+        """Whether there is such a program; better said here than read from a log (E3108)."""
         name = self.command[0]
         where = os.path.join(self.cwd or "", name) if os.sep in name else name
         if shutil.which(where, path=self.environment().get("PATH")) is None:
-            raise Failure("E3502", f"the program `{name}` cannot be found or run", details={"sent": False})
+            words, advice = f"the program `{name}` cannot be found or run", "install it, or give its whole path"
+            raise Failure("E3108", words, details={"sent": False}, resolution=advice)
         if self.cwd is not None and not os.path.isdir(self.cwd):
-            raise Failure("E3502", "the directory the program should run in does not exist", details={"sent": False})
+            words, advice = "the directory the program should run in does not exist", f"make it: {self.cwd}"
+            raise Failure("E3108", words, details={"sent": False}, resolution=advice)
 
 
 class Child(asyncio.SubprocessProtocol):
@@ -283,7 +289,9 @@ class Supervisor(Generic[T]):
         clock: Clock,
         restarts: Restarts | None = None,
         alert: Callable[[str], None] | None = None,
+        name: str = "",
     ) -> None:
+        self._name = name
         self.restarted = 0
         self.reason = ""
         self.used = clock.monotonic()
@@ -296,6 +304,8 @@ class Supervisor(Generic[T]):
         self._failures = 0
         self._gave_up = False
         self._closed = False
+        self._paused_until: float | None = None
+        self._hurry = asyncio.Event()
         self._bringing: asyncio.Task[None] | None = None
         self._attempt: asyncio.Future[T | Failure] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -325,6 +335,8 @@ class Supervisor(Generic[T]):
             return self._current
         if self._closed or self._gave_up:
             raise Failure("E3502", self.reason or "the upstream is closed", details={"sent": False})
+        if self._paused_until is not None:
+            raise self._pausing(self._paused_until - self._clock.monotonic())
         if self._bringing is None:
             self._bring_up()
         assert self._attempt is not None
@@ -335,6 +347,13 @@ class Supervisor(Generic[T]):
         if isinstance(outcome, Failure):
             raise outcome
         return outcome
+
+    def _pausing(self, left_s: float) -> Failure:
+        """Whoever comes while it is left alone hears so. A short pause is one that a call may wait out."""
+        left_ms = max(1, round(left_s * 1000))
+        words = f"the upstream keeps ending, and is left alone for a moment before it is started again; {self.reason}"
+        details = {"sent": False, "left_alone": left_s > WAITED_OUT_S}
+        return Failure("E3502", words, details=details, retry_after_ms=left_ms)
 
     def discard(self, useless: T) -> None:
         """Have done with one that is of no more use, whether it has ended or not."""
@@ -350,6 +369,8 @@ class Supervisor(Generic[T]):
         self._gave_up, self._failures, self.reason = False, 0, ""
         old = self._current
         if old is None:
+            self._paused_until = None
+            self._hurry.set()
             await self.get(within_s)
             return
         fresh = await self._start()
@@ -394,6 +415,8 @@ class Supervisor(Generic[T]):
         assert self._restarts is not None
         soon = self._clock.monotonic() - since < self._restarts.healthy_s
         self._failures = self._failures + 1 if soon else 0
+        self.reason = reason
+        _log.warning("%s: %s", self._name or "an upstream", reason)
         if self._failures <= self._restarts.limit:
             return True
         self._gave_up = True
@@ -406,12 +429,23 @@ class Supervisor(Generic[T]):
         self._attempt = asyncio.get_running_loop().create_future()
         self._bringing = asyncio.create_task(self._start_until_up(again))
 
+    async def _pause(self, pause_s: float) -> None:
+        self._hurry.clear()
+        self._paused_until = self._clock.monotonic() + pause_s if pause_s else None
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass  # nobody was in a hurry
+        finally:
+            self._paused_until = None
+
     async def _start_until_up(self, again: bool) -> None:
         while True:
             if again:
                 assert self._restarts is not None
                 self.restarted += 1
-                await asyncio.sleep(self._restarts.pause(self._failures))
+                await self._pause(self._restarts.pause(self._failures))
             since = self._clock.monotonic()
             try:
                 started = await self._start()

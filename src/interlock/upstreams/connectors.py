@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_args
 
 import pydantic
 
@@ -13,6 +13,7 @@ from interlock.core.connector import Connector, UpstreamKind
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.resilience.services import Services
+from interlock.upstreams.overlay import unknown
 
 Config = TypeVar("Config", bound=pydantic.BaseModel)
 # What is said about an upstream that concerns its tools and not its connection.
@@ -54,13 +55,61 @@ def connector(
         case "langchain":
             from interlock.upstreams.langchain import LangChainConfig, LangChainUpstream
 
-            return LangChainUpstream(name, _read(LangChainConfig, said), clock=clock)
+            return LangChainUpstream(name, _read(LangChainConfig, said), clock=clock, on_change=changed)
 
 
 def _read(model: type[Config], said: Json) -> Config:
     try:
         return model.model_validate(said)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "configuration"
-        raise Failure("E3004", f"the upstream's `{where}` cannot be used: {first['msg'].lower()}") from None
+        faults = error.errors(include_url=False, include_input=False)
+    raise Failure("E3004", "the upstream's configuration: " + "; ".join(_words(model, one) for one in faults[:5]))
+
+
+def _words(model: type[pydantic.BaseModel], fault: Any) -> str:
+    """One fault of a configuration: where it is, and what to write instead."""
+    place: tuple[int | str, ...] = fault["loc"]
+    where = f"`{'.'.join(map(str, place))}`" if place else "it"
+    match fault["type"]:
+        case "missing":
+            return f"{where} is missing"
+        case "extra_forbidden":
+            return f"{where} is " + unknown(str(place[-1]), _fields_at(model, place[:-1]), "not a field there")
+        case "literal_error":
+            return f"{where} is one of {fault['ctx']['expected']}"
+        case kind if kind.endswith("_type"):
+            return f"{where} is not {_TYPES.get(kind.removesuffix('_type'), 'of the right type')}"
+        case _:
+            message = str(fault["msg"]).removeprefix("Value error, ")
+            return f"{where}: {message[0].lower()}{message[1:]}"
+
+
+_TYPES = {
+    "string": "a text",
+    "dict": "an object",
+    "model": "an object",
+    "tuple": "a list",
+    "list": "a list",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+}
+
+
+def _fields_at(model: type[pydantic.BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The fields that may stand at a place of a configuration."""
+    for step in place:
+        if isinstance(step, int):
+            continue
+        field = model.model_fields.get(step)
+        inner = None if field is None else _model_of(field.annotation)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _model_of(annotation: Any) -> type[pydantic.BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_of(part)) is not None), None)

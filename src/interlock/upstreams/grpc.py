@@ -290,11 +290,15 @@ class GrpcUpstream:
         import grpc
         import grpc.aio
 
-        for version in ("v1", "v1alpha"):
+        versions = ["v1", "v1alpha"]
+        for version in versions:
             try:
                 return await self._reflect_by(channel, _REFLECTION.format(version), metadata)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                # A stream that the server has ended already fails to be written to, and does not say why it ended.
+                if error.code() is grpc.StatusCode.INTERNAL and versions.count(version) == 1:
+                    versions.append(version)
+                elif error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                     raise self._failure(error, look) from None
         raise Failure("E3109", f"`{self._name}` has no server reflection, which says what it offers; turn it on there")
 

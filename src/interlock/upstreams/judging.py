@@ -20,7 +20,7 @@ from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog, contract_digest
 from interlock.upstreams import book
 from interlock.upstreams.book import Offered, Page, Pinned, Read, Upstream
-from interlock.upstreams.manifests import Imported, import_all
+from interlock.upstreams.manifests import Imported, definition_digest, import_all
 from interlock.upstreams.overlay import parse_overlay
 from interlock.upstreams.schemas import visible
 
@@ -80,14 +80,26 @@ def _against(one: Offered, pinned: Pinned | None, taken: Mapping[str, str], acce
             return replace(one, state="refused", manifest=None, reason=reason)
         return one
     current = replace(one, address=pinned.address, version=pinned.version)
+    renamed = one.address != pinned.address
+    if renamed and (owner := taken.get(one.address)) is not None:
+        reason = f"your overlay has changed, and `{one.address}` is served from {owner} already; rename it otherwise"
+        return replace(current, state="changed", manifest=None, reason=reason)
     same, seen = pinned.pinned == one.seen, accepted.get(one.name) == one.seen
     if same and (not pinned.held or seen):
         return replace(current, state="admitted", manifest=None)
     if seen:
-        return current
+        return one if renamed else current
     # INVARIANT: what has changed once stays out until a person has looked, also if it changes back or goes meanwhile.
-    reason = "its definition changed and changed back" if same else "its definition has changed since"
-    return replace(current, state="changed", manifest=None, reason=reason)
+    return replace(current, state="changed", manifest=None, reason=_change(one, pinned, same=same, renamed=renamed))
+
+
+def _change(one: Offered, pinned: Pinned, *, same: bool, renamed: bool) -> str:
+    """What is otherwise than when it was admitted, in words: what the upstream says, or what the operator says."""
+    if same:
+        return "its definition changed and changed back"
+    if one.definition is None or definition_digest(one.definition) != pinned.definition:
+        return "its definition has changed since"
+    return "your overlay has changed since" + (f"; it would be served as {one.address}" if renamed else "")
 
 
 def gone(page: Page, offered: Sequence[Offered]) -> Sequence[Offered]:

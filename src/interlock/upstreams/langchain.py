@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ from interlock.core.errors import Failure
 from interlock.core.manifest import Part
 from interlock.core.schema import Json
 from interlock.upstreams import wire
+from interlock.upstreams.manifests import definition_digest
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -45,11 +46,15 @@ class LangChainUpstream:
     A tool finds the credentials on loan to a call, its id and its key in the `configurable` part of its config.
     """
 
-    def __init__(self, name: str, config: LangChainConfig, *, clock: Clock) -> None:
+    def __init__(
+        self, name: str, config: LangChainConfig, *, clock: Clock, on_change: Callable[[], None] = lambda: None
+    ) -> None:
         self._name = name
+        self._on_change = on_change
         self._module = config.module
         self._lent = config.credentials
         self._tools: dict[str, BaseTool] | None = None
+        self._digests: dict[str, str] = {}
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         tools: list[Definition] = []
@@ -66,6 +71,12 @@ class LangChainUpstream:
         tool = (await self._loaded()).get(name)
         if tool is None:
             raise Failure("E3502", f"`{name}` is no longer in `{self._module}`; look at `{self._name}` again")
+        # INVARIANT: what is called is what was admitted, as it was described then.
+        if call.definition is not None and self._digest(tool) != call.definition:
+            self._on_change()
+            words = f"`{name}` is not what was admitted: `{self._module}` describes it otherwise now"
+            details = {"sent": False, "upstream": self._name}
+            raise Failure("E3210", words, details=details, resolution=wire.look_at(self._name))
         from langchain_core.tools import ToolException
 
         # Tools that hand their errors to the model as results would pass for successes.
@@ -86,6 +97,14 @@ class LangChainUpstream:
             raise Failure("E3401", f"`{name}` failed with {type(error).__name__}") from None
         return _as_json(name, value)
 
+    def _digest(self, tool: BaseTool) -> str:
+        if tool.name not in self._digests:
+            try:
+                self._digests[tool.name] = definition_digest(_definition(self._module, tool))
+            except Exception:  # noqa: BLE001 - schemas are made by the author's types, which may raise anything
+                self._digests[tool.name] = ""
+        return self._digests[tool.name]
+
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
         try:
             await self._loaded()
@@ -98,7 +117,7 @@ class LangChainUpstream:
     async def _loaded(self, *, again: bool = False) -> dict[str, BaseTool]:
         if self._tools is None or again:
             # Importing may take long, and does not wait for the loop.
-            self._tools = await asyncio.to_thread(_load, self._module)
+            self._tools, self._digests = await asyncio.to_thread(_load, self._module), {}
         return self._tools
 
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+
+import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.connector import Connector, Discovered, UpstreamKind, secret_of
@@ -31,6 +33,7 @@ from interlock.store.journal import Journal
 from interlock.upstreams import book
 from interlock.upstreams.book import Offered, Outdated, Page, Report, Upstream
 from interlock.upstreams.judging import TryOut, admit, gone, judge, once, refused
+from interlock.upstreams.manifests import to_manifest
 from interlock.upstreams.overlay import parse_overlay
 
 __all__ = ["Offered", "Report", "Upstream", "Upstreams", "kinds"]
@@ -40,11 +43,15 @@ T = TypeVar("T")
 
 PROBE_LIMIT_S = 5.0
 LOOK_LIMIT_S = 120.0
+FINISH_S = 5.0
 MAX_TOOLS = 5000
 _FRESH_S = 1.0
 _TRIES = 5
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 _RESERVED = frozenset({"interlock"})
+
+# What a person looks at before they accept a definition.
+_COMPARED = ("tool_id", "title", "description", "parameters", "result_schema", "mutation_class")
 
 Make = Callable[[str, UpstreamKind, Json, Callable[[], None]], Connector]
 Lend = Callable[[tuple[str, ...], float], Awaitable[Lease]]
@@ -53,7 +60,8 @@ Lend = Callable[[tuple[str, ...], float], Awaitable[Lease]]
 class Upstreams:
     """The upstreams of one home, and this process's connections to them.
 
-    `lend` fetches secrets for a look, `look` tells the gateway that something may be in quarantine.
+    `lend` fetches secrets for a look, `look` tells the gateway that something may be in quarantine, and `answers` that
+    an upstream was found to be there.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Upstreams:
         try_out: TryOut,
         announce: Callable[..., None],
         look: Callable[[], None],
+        answers: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._journal = journal
         self._catalog = catalog
@@ -76,13 +85,16 @@ class Upstreams:
         self._try_out = try_out
         self._announce = announce
         self._look = look
+        self._answers = answers
         self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
         self._missed: set[str] = set()  # of these, the ones that announced a change meanwhile
         self._known: dict[str, Upstream] = {}
+        self._away: set[str] = set()  # upstreams that did not answer this process when it asked last
         self._looked = float("-inf")
         self._busy: dict[str, asyncio.Lock] = {}
         self._changed: dict[str, asyncio.Event] = {}  # upstreams that said so and are being looked at again
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # Connections
@@ -119,7 +131,7 @@ class Upstreams:
                 return
             again = self._changed[name] = asyncio.Event()
             again.set()
-            self._spawn(self._look_again(name, again))
+            self._looks[name] = self._spawn(self._look_again(name, again))
 
         return changed
 
@@ -131,7 +143,7 @@ class Upstreams:
         except Failure as failure:
             _log.warning("the upstream %s announced a change that could not be read: %s", name, failure.message)
         finally:
-            del self._changed[name]
+            del self._changed[name], self._looks[name]
 
     def _refresh(self, *, now: bool = False) -> None:
         """Know what the book says; let go of connections to what is there no longer, or under the same name anew."""
@@ -142,18 +154,21 @@ class Upstreams:
         self._known = {one.name: one for one in self.list()}
         for name, (meant, connector) in list(self._connectors.items()):
             known = self._known.get(name)
-            if known is None or (known.added_ms, known.kind, known.config) != (
-                meant.added_ms,
-                meant.kind,
-                meant.config,
+            # One that did not answer us and answers others is connected to anew: ours may be given up.
+            if (
+                known is None
+                or (known.added_ms, known.kind, known.config) != (meant.added_ms, meant.kind, meant.config)
+                or (name in self._away and known.state == "available")
             ):
+                self._away.discard(name)
                 del self._connectors[name]
                 self._spawn(connector.close())
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # Looking
 
@@ -165,12 +180,47 @@ class Upstreams:
         """One upstream; E3101 when there is none of that name."""
         found = next((one for one in self.list() if one.name == name), None)
         if found is None:
-            raise Failure("E3101", f"there is no upstream `{name}`; see interlock upstream list")
+            words, advice = f"there is no upstream `{name}`", "see which there are: interlock upstream list"
+            raise Failure("E3101", words, resolution=advice)
         return found
 
     def offers(self, name: str) -> tuple[Offered, ...]:
         """What an upstream was last seen to offer, and what became of each."""
         return book.offers(self._journal.read, name)
+
+    def changes(self, name: str) -> dict[str, dict[str, list[Any]]]:
+        """Of the tools that changed, each part that is otherwise: as it was admitted, and as it is offered now."""
+        known = self.get(name)
+        return {one.name: self._otherwise(known, one) for one in self.offers(name) if one.state == "changed"}
+
+    def _otherwise(self, known: Upstream, one: Offered) -> dict[str, list[Any]]:
+        if one.definition is None or one.version is None:
+            return {}
+        overlay = parse_overlay(known.overlay)
+        now = to_manifest(
+            one.definition,
+            upstream=known.name,
+            kind=known.kind,
+            version=one.version,
+            overlay=overlay,
+            accept_hints=bool(known.config.get("accept_hints")),
+            prefix=bool(known.config.get("prefix", True)),
+            tool_id=overlay.of(one.name).rename or one.address.partition(".")[2],
+        ).manifest
+        if now is None:
+            return {}
+        was: Json = orjson.loads(self._catalog.versions(one.address)[one.version].row.manifest)
+        new: Json = orjson.loads(now.model_dump_json())
+        return {part: [was.get(part), new.get(part)] for part in _COMPARED if was.get(part) != new.get(part)}
+
+    def document(self, name: str) -> Json:
+        """One upstream, each of its tools, and of those that changed what is otherwise than when they were admitted."""
+        changes = self.changes(name)
+        tools = [
+            one.document() | ({"changes": changes[one.name]} if one.name in changes else {})
+            for one in self.offers(name)
+        ]
+        return {**self.get(name).document(), "tools": tools}
 
     async def try_connecting(self, name: str, kind: UpstreamKind, config: Json, overlay: Json | None = None) -> Report:
         """What adding an upstream would bring. Connects to it and changes nothing."""
@@ -237,6 +287,8 @@ class Upstreams:
         if by is not None:
             _may(by)
         known = self.get(name)
+        if by is not None and name in self._away and (held := self._connectors.pop(name, None)) is not None:
+            await held[1].close()  # whoever asks has mended it perhaps, so what was given up is tried again
         try:
             discovered = await self._discover(known, self._connector(known))
         except Failure as failure:
@@ -306,16 +358,29 @@ class Upstreams:
             reason = error.message if isinstance(error, Failure) else "it did not answer a probe in time"
             await self._mark(known, "unavailable", reason)
             return "unavailable"
+        if name in self._looks:  # it offers something else than before; the answer is there once that is known
+            await asyncio.wait((self._looks[name],), timeout=LOOK_LIMIT_S)
         await self._mark(known, "available", "")
+        if self._answers is not None:
+            await self._answers(name)
         return "available"
 
     async def _mark(self, known: Upstream, state: str, reason: str) -> None:
+        self._found(known.name, state)
         if (known.state, known.reason) == (state, reason):
             return
         await self._journal.commit(book.marking(known, state, reason))
         self._refresh(now=True)
         if known.state != state:
             self._announce("tool.alert", known.name, "", alert=f"UPSTREAM_{state.upper()}", reason=reason)
+
+    def _found(self, name: str, state: str) -> None:
+        (self._away.discard if state == "available" else self._away.add)(name)
+
+    async def finish(self) -> None:
+        """Let the looks that are under way come to their end, within reason."""
+        if self._looks:
+            await asyncio.wait(self._looks.values(), timeout=FINISH_S)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -331,9 +396,15 @@ class Upstreams:
             raise Failure("E3004", "an upstream is named by up to 63 of `a-z 0-9 _ -`, a letter first; not `interlock`")
         for one in self.list():
             if one.name == name:
-                raise Failure("E3103", f"there is an upstream `{name}` already; refresh it, or remove it first")
+                raise Failure(
+                    "E3103",
+                    f"there is an upstream `{name}` already",
+                    resolution=f"look at it again: interlock upstream refresh {name}; or let go of it first:"
+                    f" interlock upstream remove {name}",
+                )
             if _alike(one.name) == _alike(name):
-                raise Failure("E3103", f"`{name}` could be taken for the upstream `{one.name}`; name it otherwise")
+                words = f"`{name}` could be taken for the upstream `{one.name}`"
+                raise Failure("E3103", words, resolution="name it otherwise")
         now_ms = self._clock.now_ms()
         return Upstream(name, kind, config, _plain(overlay), "available", "", now_ms, by, now_ms, 0)
 
@@ -370,15 +441,19 @@ class Upstreams:
                 self._catalog.forget()
             self._catalog.forget()
             self._look()
+            self._found(known.name, "available")
             self._refresh(now=True)
         self._tell(known, page, looked)
+        if self._answers is not None:
+            await self._answers(known.name)
         return Report(known.name, looked, dict(discovered.about))
 
     def _tell(self, known: Upstream, page: Page, looked: Sequence[Offered]) -> None:
         for one in looked:
             before = page.tools.get(one.name)
             if one.state == "changed" and (before is None or not before.held):
-                self._announce("tool.alert", known.name, one.address, alert="TOOL_DEFINITION_CHANGED", offered=one.name)
+                facts = {"alert": "TOOL_DEFINITION_CHANGED", "offered": one.name, "reason": one.reason}
+                self._announce("tool.alert", known.name, one.address, **facts)
             if one.state == "refused":
                 self._announce("INVALID_TOOL_SCHEMA", known.name, "", offered=one.name, reason=one.reason)
 
@@ -389,8 +464,8 @@ def _alike(name: str) -> str:
 
 
 def _may(by: Caller) -> None:
-    if "tools:admin" not in by.scopes:
-        raise Failure("E3206", "changing upstreams needs the scope tools:admin")
+    if not by.governs("tools:admin"):
+        raise Failure("E3206", "changing upstreams needs the scope tools:admin, in the tenant `local`")
 
 
 def _plain(overlay: Json | None) -> Json:

@@ -23,9 +23,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import unquote, urljoin
 
-import orjson
-
 from interlock.core.connector import Definition, Discovered
+from interlock.core.documents import Doubled, Malformed, read_json, read_yaml
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.upstreams.request import PLACE, Request, build, is_json
@@ -90,8 +89,10 @@ def parse(document: Json | str | bytes) -> Json:
     found: Any = document
     if isinstance(document, str | bytes):
         try:
-            found = orjson.loads(document)
-        except orjson.JSONDecodeError:
+            found = read_json(document)
+        except Doubled as error:
+            raise Failure("E3105", f"the document says two things at once: {error}") from None
+        except Malformed:
             found = _from_yaml(document)
     if not isinstance(found, Mapping):
         raise Failure("E3105", "an OpenAPI document is an object")
@@ -99,15 +100,12 @@ def parse(document: Json | str | bytes) -> Json:
 
 
 def _from_yaml(text: str | bytes) -> Any:
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        documents = read_yaml(text)
         # Only aliases of aliases make more values of a text than it has letters.
-        return _plain(yaml.load(text, loader), [len(text)])  # noqa: S506 - both are safe loaders
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Failure("E3105", f"the document is neither JSON nor YAML: {reason}") from None
+        return _plain(documents[0], [len(text)]) if len(documents) == 1 else None
+    except (Malformed, RecursionError) as error:
+        raise Failure("E3105", f"the document is neither JSON nor YAML: {error}") from None
 
 
 def _plain(value: Any, left: list[int]) -> Any:
@@ -137,7 +135,8 @@ class _Reader:
         self._root = root
         self._base = base_url
         self.old = old
-        self.servers = self._servers(root.get("servers")) or ([base_url] if base_url else [])
+        # A document that names no server means the root of where it was found.
+        self.servers = self._servers(root.get("servers")) or ([urljoin(base_url, "/")] if base_url else [])
 
     def operations(self) -> Iterator[tuple[str, str, Json, Json]]:
         for path, raw in _mapping(self._root.get("paths")).items():
@@ -211,7 +210,7 @@ class _Reader:
             variables = _mapping(server.get("variables"))
             url = PLACE.sub(
                 lambda match, known=variables: str(_mapping(known.get(match[1])).get("default", match[0])),
-                str(server.get("url", "")),
+                str(server.get("url") or "/"),
             )
             found.append(urljoin(self._base, url) if self._base else url)
         return found

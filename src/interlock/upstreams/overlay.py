@@ -25,6 +25,7 @@ import pydantic
 from pydantic import Field
 
 from interlock.core.connector import Definition
+from interlock.core.documents import Malformed, read_yaml
 from interlock.core.errors import Failure
 from interlock.core.manifest import Approval, Effect, MutationClass, Part, SchemaDocument, TimeoutClass, ToolIdText
 from interlock.core.schema import Fault, Json, pointer
@@ -126,13 +127,13 @@ def parse_overlay(document: Json | str | bytes | None) -> Overlay:
 
 
 def _loaded(text: str | bytes) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Failure("E3105", f"the overlay is neither YAML nor JSON: {reason}") from None
+        documents = read_yaml(text)
+    except Malformed as error:
+        raise Failure("E3105", f"the overlay is neither YAML nor JSON: {error}") from None
+    if len(documents) > 1:
+        raise Failure("E3105", "the overlay is several documents; write one")
+    return documents[0] if documents else None
 
 
 def _fault(entry: Any) -> Fault:

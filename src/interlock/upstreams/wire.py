@@ -207,6 +207,11 @@ def late(name: str) -> Failure:
     return Failure("E3503", f"`{name}` did not answer in time", details={"sent": True})
 
 
+def look_at(name: str) -> str:
+    """What to do about a definition that is not the one that was admitted."""
+    return f"look: interlock upstream show {name}, then: interlock upstream accept {name} --reason WHY"
+
+
 def too_large(name: str, limit: int) -> Failure:
     return Failure("E3416", f"`{name}` answered with more than {limit} bytes; ask for less or raise max_response_bytes")
 

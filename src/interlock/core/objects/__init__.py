@@ -7,7 +7,7 @@ the names that others import from the package.
 
 from __future__ import annotations
 
-from interlock.core.objects.calls import ToolProgress
+from interlock.core.objects.calls import ToolInvocation, ToolProgress
 from interlock.core.objects.catalogue import OBJECTS, published_schemas
 from interlock.core.objects.declarations import (
     Execution,
@@ -60,6 +60,7 @@ __all__ = [
     "ToolExternalMapping",
     "ToolInputContract",
     "ToolInterface",
+    "ToolInvocation",
     "ToolOutputContract",
     "ToolProgress",
     "ToolResult",

@@ -91,10 +91,10 @@ class ToolSchedulerPolicy(Document):
 
 
 class Transition(Part):
-    """A state a call reached, and when."""
+    """A state a call reached, and when, if that was put on record."""
 
     state: State
-    at: Timestamp
+    at: Timestamp | None = None
 
 
 class InputChange(Part):

@@ -67,9 +67,9 @@ class GrpcDoor:
         self._health: Any = None
 
     async def start(self) -> int:
-        """Listen. The port, which matters where the address leaves it open; E3001 if it cannot be had."""
+        """Listen. The port, which matters where the address leaves it open; E3108 if it cannot be had."""
         # Its core prints every broken connection to stderr otherwise; operators who want that say so.
-        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         import grpc.aio
         from grpc_health.v1 import health, health_pb2_grpc
         from grpc_reflection.v1alpha import reflection
@@ -103,7 +103,8 @@ class GrpcDoor:
             raise Failure("E3001", f"the certificate or its key cannot be read: {error.strerror}") from None
         except RuntimeError:
             what = "" if self._tls is None else ", or the certificate and key are not a pair of PEM files"
-            raise Failure("E3001", f"cannot listen on `{self._address}`: it is taken or not ours{what}") from None
+            words = f"gRPC cannot listen on {self._address}: it is taken or not ours{what}"
+            raise Failure("E3108", f"{words}; choose another port with --grpc-port, or --no-grpc") from None
 
     async def stop(self) -> None:
         """Take no more calls, let those under way end, and cut off what has not ended in time. All is on record."""

@@ -120,6 +120,7 @@ def result(outcome: Result) -> wire.CallResult:
         source=outcome.source,
         redacted=outcome.redacted,
         metadata_json=encode({**outcome.metadata, **(outcome.about() if outcome.ok else {})}),
+        artifacts=[wire.Artifact(**one.document()) for one in outcome.artifacts],
     )
     if outcome.pending:
         pending: Json = outcome.metadata["pending"]

@@ -149,7 +149,7 @@ class McpDoor:
 
     def metadata(self, base_url: str) -> Json:
         """The protected resource's metadata (RFC 9728), served at METADATA_PATH and at METADATA_PATH + PATH."""
-        issuers = [str(entry["issuer"]) for entry in self._service.lock.settings.trusted_issuers if "issuer" in entry]
+        issuers = [str(entry["iss"]) for entry in self._service.lock.settings.trusted_issuers if "iss" in entry]
         return {
             "resource": (self._base_url or base_url).rstrip("/") + PATH,
             "resource_name": "Interlock",
@@ -181,6 +181,10 @@ class McpDoor:
                 await self._sdk.run_stdio(caller)
             finally:
                 await self._calling.close()
+
+    async def drain(self, within_s: float) -> None:
+        """Wait until the calls under way have ended; after the given time they are cut off, which is on record."""
+        await self._calling.close(within_s)
 
     async def tools_changed(self) -> None:
         """Tell clients of both eras that their lists may have changed. Changes of the registry tell by themselves."""

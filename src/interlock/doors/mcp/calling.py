@@ -69,6 +69,8 @@ class Wanted:
     interaction: Interaction | None = None
     # What the name stands for, where that was found out already.
     address: str | None = None
+    # By which ids the client knows its request.
+    native: Mapping[str, Any] | None = None
 
     @property
     def answers(self) -> Json | None:
@@ -147,7 +149,10 @@ class Calling:
     def _plain(self, wanted: Wanted) -> Ask:
         meta, address = wanted.meta, wanted.address or self._names.address(wanted.name)
         if _SAID.keys().isdisjoint(meta):
-            return Ask(address, wanted.arguments, trace=wanted.trace, interaction=wanted.interaction)
+            return Ask(
+                address, wanted.arguments, None, None, "", None, False, None, wanted.trace, wanted.interaction,
+                wanted.native,
+            )  # fmt: skip
         for name, kind in _SAID.items():
             if name in meta and not isinstance(meta[name], kind):
                 words = f"_meta[{name!r}] must be {'true or false' if kind is bool else 'a string'}"
@@ -161,6 +166,7 @@ class Calling:
             dry_run=meta.get(_DRY_RUN, False),
             trace=joined(meta["traceparent"], meta.get("tracestate")) if "traceparent" in meta else wanted.trace,
             interaction=wanted.interaction,
+            native=wanted.native,
         )
 
     # Answers
@@ -244,7 +250,7 @@ def _failed(failure: Failure, trace_id: str, about: Json) -> Json:
 def _own(result: Result, form: Form) -> Json:
     value = {"result": result.value} if form.wraps else result.value
     return {
-        "content": [_text(result.text())],
+        "content": [_text(result.text()), *_files(result)],
         "structuredContent": value,
         "isError": False,
         "resultType": "complete",
@@ -263,8 +269,13 @@ def _kept(result: Result) -> Json:
     ref, size = result.persistence.ref, result.persistence.size
     answer = _instead(result.text(), "kept", {"ref": ref, "size": size}, _about(result))
     link = {"type": "resource_link", "uri": ref, "name": f"result of {result.tool}", "mimeType": "application/json"}
-    answer["content"].append({**link, "size": size})
+    answer["content"] += [{**link, "size": size}, *_files(result)]
     return answer
+
+
+def _files(result: Result) -> list[Json]:
+    """The files that a call left, as resources of this door."""
+    return [{"type": "resource_link", "uri": one.ref, "name": one.path, "size": one.size} for one in result.artifacts]
 
 
 def _instead(text: str, what: str, of: Any, about: Json) -> Json:
@@ -286,6 +297,8 @@ def _about(result: Result) -> Json:
         call[name] = metadata[name]
     if result.error is None:
         call |= result.about()
+    if result.artifacts:
+        call["artifacts"] = [one.document() for one in result.artifacts]
     return {"interlock/call": call}
 
 
@@ -296,7 +309,7 @@ def _words(failure: Failure) -> str:
     row = failure.row
     later = "" if failure.retry_after_ms is None else f" (after {failure.retry_after_ms} ms)"
     details = "" if not failure.details else f"\n{orjson.dumps(failure.details, default=str).decode()}"
-    return f"{row.error_code} ({row.code}): {failure.message}\nWhat to do: {row.resolution}{later}{details}"
+    return f"{row.error_code} ({row.code}): {failure.message}\nWhat to do: {failure.resolution}{later}{details}"
 
 
 def _is_content(said: Any) -> bool:

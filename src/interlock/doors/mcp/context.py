@@ -12,6 +12,7 @@ from mcp.shared.exceptions import MCPError
 
 from interlock.core.errors import Failure
 from interlock.doors.mcp.calling import Fault, no_trace
+from interlock.service import native_id
 
 if TYPE_CHECKING:
     from mcp.server.connection import Connection
@@ -33,6 +34,13 @@ def state(session: ServerSession) -> dict[str, Any]:
 def meta(ctx: Context) -> Mapping[str, Any]:
     """What a request says besides its parameters."""
     return (ctx.params or {}).get("_meta") or {}
+
+
+def native_ids(ctx: Context) -> dict[str, Any]:
+    """By which ids a client knows its request."""
+    ids = {"jsonrpc_request_id": native_id(ctx.request_id), "mcp_protocol_version": ctx.protocol_version}
+    session: str | None = None if ctx.request is None else ctx.request.headers.get("mcp-session-id")
+    return ids if session is None else {**ids, "mcp_session_id": native_id(session)}
 
 
 def faulty(fault: Fault) -> MCPError:

@@ -9,7 +9,9 @@ it is whoever started the process. The SDK keeps handshake-era sessions apart by
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
@@ -27,6 +29,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from interlock._version import __version__
+from interlock.core.artifacts import is_file
 from interlock.core.connector import ALONE, Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -34,7 +37,7 @@ from interlock.core.schema import Json
 from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.changes import Changes
-from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing
+from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, native_ids
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.thin import MODERN, Message, Receive, Send
@@ -149,7 +152,8 @@ class Sdk:
         said: Mapping[str, str] = {} if ctx.request is None else ctx.request.headers
         trace = joined(said.get("traceparent"), said.get("tracestate"))
         news: News = asyncio.Queue()
-        wanted = Wanted(params.name, params.arguments or {}, sent, trace, listening(ctx, news))
+        ids = native_ids(ctx)
+        wanted = Wanted(params.name, params.arguments or {}, sent, trace, listening(ctx, news), native=ids)
         progress = None if sent.get("progressToken") is None else partial(hear, news, "progress")
         try:
             if progress is None and not isinstance(wanted.interaction, Listening):
@@ -185,7 +189,7 @@ class Sdk:
             body = self._service.lock.read_payload(uri, caller=caller)
         except Failure as failure:
             raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
-        return {"contents": [{"uri": uri, "mimeType": "application/json", "text": body.decode()}], **_OWN}
+        return {"contents": [{"uri": uri, **(_file(body) if is_file(uri) else _result(body))}], **_OWN}
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> Json:
         asked = interaction(ctx) or ALONE
@@ -258,8 +262,10 @@ class Sdk:
 
         self.stdio_caller = caller
         try:
+            # Outputs are held back in a buffer; what is written to ours must have left before the client's is put back.
             async with stdio_server() as (reading, writing):
-                await self.server.run(reading, writing, self.server.create_initialization_options())
+                with contextlib.redirect_stdout(sys.stderr):
+                    await self.server.run(reading, writing, self.server.create_initialization_options())
         finally:
             self.changes.close()
 
@@ -324,3 +330,15 @@ class _Server(Server[Any]):
         return super().create_initialization_options(
             notification_options or _CHANGES, experimental_capabilities, extensions
         )
+
+
+def _result(body: bytes) -> Json:
+    return {"mimeType": "application/json", "text": body.decode()}
+
+
+def _file(body: bytes) -> Json:
+    """A file that a tool left: text where it is text, and no claim as to what kind of text."""
+    try:
+        return {"mimeType": "text/plain", "text": body.decode()}
+    except UnicodeDecodeError:
+        return {"mimeType": "application/octet-stream", "blob": base64.b64encode(body).decode()}

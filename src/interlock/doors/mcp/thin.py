@@ -26,7 +26,7 @@ from interlock.doors.asgi import Message, Receive, Send, answer
 from interlock.doors.mcp.calling import INVALID_PARAMS, MISSING_CAPABILITY, Calling, Fault, Wanted, unforeseen
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
-from interlock.service import Service
+from interlock.service import Service, native_id
 from interlock.telemetry.w3c import joined
 
 Handle = Callable[[Message, Receive, Send, Caller], Awaitable[None]]
@@ -121,7 +121,7 @@ class Thin:
         """The headers, each of them there once, if they say all that the SDK demands and nothing rare."""
         sent: list[tuple[bytes, bytes]] = scope["headers"]
         headers = dict(sent)
-        if scope["method"] != "POST" or len(headers) != len(sent) or b"mcp-param-" in b"\n".join(headers):
+        if scope["method"] != "POST" or len(headers) != len(sent) or b"\n".join(headers).find(b"mcp-param-") >= 0:
             raise _NotOurs
         deciding = tuple(map(headers.get, _DECIDING))
         ours = self._decided.get(deciding)
@@ -229,7 +229,8 @@ class Thin:
         trace = None
         if b"traceparent" in headers:
             trace = joined(_latin(headers[b"traceparent"]), _latin(headers.get(b"tracestate")))
-        return Wanted(name, cast("Json", arguments), params["_meta"], trace, None, address), quick
+        ids = {"jsonrpc_request_id": native_id(request["id"]), "mcp_protocol_version": MODERN}
+        return Wanted(name, cast("Json", arguments), params["_meta"], trace, None, address, ids), quick
 
     # Answering
 

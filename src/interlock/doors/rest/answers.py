@@ -86,6 +86,7 @@ def success(result: Result) -> Json:
         "warnings": metadata.get("warnings", ()),
         "redacted": result.redacted,
         "deprecation": metadata.get("deprecation"),
+        "artifacts": [one.document() for one in result.artifacts],
         "payload_ref": kept,
         "preview": None if kept is None else result.text(),
         **result.about(),

@@ -9,6 +9,7 @@ foreseen. The operations are in `routes`.
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 from fastapi import FastAPI, Request
@@ -17,6 +18,7 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from interlock import __version__
+from interlock.core.documents import Doubled, Malformed, read_json
 from interlock.core.errors import Failure
 from interlock.doors.asgi import App, Disconnected, Message, Receive, Scope, Send, answer, header, read_body, replay
 from interlock.doors.rest.answers import Reply, of_failure
@@ -89,6 +91,20 @@ async def _on_unforeseen(request: Request, error: Exception) -> Response:
     return reply(unforeseen(error, _trace_id(request)))
 
 
+_LARGE = 65_536  # bytes, from which on looking through a body would keep others waiting
+
+
+def _refuse_doubled(body: bytes) -> None:
+    """Refuse (E3004) what says one thing twice; whatever else is wrong with a body, its reader says."""
+    try:
+        if body:
+            read_json(body)
+    except Doubled as error:
+        raise Failure("E3004", f"the body says two things at once: {error}") from None
+    except Malformed:
+        pass
+
+
 class Edge:
     """What every request passes: its trace, a bound on its body, and an answer whatever happens."""
 
@@ -117,6 +133,10 @@ class Edge:
 
         try:
             body = await read_body(receive)
+            if len(body) < _LARGE:
+                _refuse_doubled(body)
+            else:
+                await asyncio.to_thread(_refuse_doubled, body)
             scope = {**scope, "interlock.trace": trace, "interlock.trace_id": trace_id}
             await self.app(scope, replay(body, receive), send_traced)
         except Disconnected:

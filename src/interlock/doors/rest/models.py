@@ -12,6 +12,7 @@ import pydantic
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from interlock.doors.rest.hot import LONGEST_MS, LONGEST_NAME
+from interlock.upstreams.formats import Provider
 
 Json = dict[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
@@ -100,7 +101,7 @@ class InvokeBody(Body):
 
     model_config = ConfigDict(
         json_schema_extra=_example(
-            tool_id="demo.echo_tool", tool_version="1.0.0", parameters={"message": "Hello World"}, execution_mode="sync"
+            tool_id="demo.balance", tool_version="1.0.0", parameters={"account": "cash"}, execution_mode="sync"
         )
     )
 
@@ -115,6 +116,19 @@ class InvokeBody(Body):
     task: str = Field("", description="what its cost is counted under")
 
 
+class Artifact(Answer):
+    """A file that a call left."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_example(path="out/report.csv", sha256="9f" * 32, size=4096, ref=f"payload:{_CALL}.1")
+    )
+
+    path: str = Field(description="where it was in the tool's output directory")
+    sha256: str
+    size: int
+    ref: str
+
+
 class Called(Answer):
     """A call that succeeded."""
 
@@ -123,13 +137,14 @@ class Called(Answer):
             invocation_id=_CALL,
             status="success",
             state="succeeded",
-            tool_id="demo.echo_tool",
+            tool_id="demo.balance",
             tool_version="1.0.0",
-            result={"echoed": "Hello World"},
+            result=1000,
             execution_time_ms=1.4,
             trace_id=_TRACE,
             source="compute",
             replayed=False,
+            artifacts=[],
             payload_ref=None,
         )
     )
@@ -148,6 +163,7 @@ class Called(Answer):
     warnings: list[str] = []
     redacted: list[str] = []
     deprecation: Json | None = None
+    artifacts: list[Artifact] = Field([], description="files that the tool left; /v1/payloads/{ref} has each")
     payload_ref: str | None = Field(None, description="where a result too large to be sent is kept")
     preview: str | None = None
 
@@ -178,6 +194,59 @@ class CallStatus(Answer):
     invocation_id: str
     status: Status
     state: str
+
+
+class CheckpointsQuery(Query):
+    after: int = Field(0, ge=0, le=2**62, description="the sequence that the page before ended at")
+    limit: int = Field(20, ge=1, le=100)
+
+
+class Checkpoint(Answer):
+    """How far a call had come when its tool saved it."""
+
+    schema_version: Literal["1.0"]
+    checkpoint_id: str
+    invocation_id: str
+    sequence: int
+    tool_id: str
+    tool_version: str
+    checkpoint_type: Literal["macro", "named"]
+    label: str
+    timestamp: str
+    size: int = Field(description="bytes of the state as JSON")
+    checksum: str = Field(description="SHA-256 of the state in canonical JSON, as it was saved")
+    state: Any = Field(description="null where it is damaged, see error")
+    redacted: list[str] = Field(description="JSON pointers to what was taken out of the state")
+    error: Json | None = None
+
+
+class Checkpoints(Answer):
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            checkpoints=[
+                {
+                    "schema_version": "1.0",
+                    "checkpoint_id": f"{_CALL}:1",
+                    "invocation_id": _CALL,
+                    "sequence": 1,
+                    "tool_id": "demo.crawl",
+                    "tool_version": "1.0.0",
+                    "checkpoint_type": "macro",
+                    "label": "phase_complete",
+                    "timestamp": "2026-11-15T12:00:00.000Z",
+                    "size": 22,
+                    "checksum": "d0b0aa39334869f9714aaf7c3374d312013b5a1fbb29af922c166c7f97d47603",
+                    "state": {"pages": 40, "next": 41},
+                    "redacted": [],
+                    "error": None,
+                }
+            ],
+            after=None,
+        )
+    )
+
+    checkpoints: list[Checkpoint]
+    after: int | None = Field(description="where to go on; null at the end")
 
 
 class Cancelled(Answer):
@@ -213,6 +282,39 @@ class ToolsQuery(Query):
     limit: int = Field(100, ge=1, le=500)
 
 
+class DeclarationsQuery(Query):
+    provider: Provider = Field(description="whose words to use")
+    strict: bool = Field(False, description="the strict form, where a tool's schema has one")
+
+
+class Declarations(Answer):
+    """Tools as a model provider takes them: what stands in the `tools` of a request."""
+
+    tools: list[Json]
+
+
+class ProviderCallBody(Body):
+    """A tool call as a model made it, in its provider's form."""
+
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            call={"type": "tool_use", "id": "toolu_01A09q90qw90lq9178", "name": "demo__balance",
+                  "input": {"account": "cash"}},
+        )
+    )  # fmt: skip
+
+    call: Json = Field(description="the tool call of OpenAI (chat or responses), Anthropic or Gemini, as it came")
+    session_id: str = Field("", max_length=600)
+
+
+class ProviderAnswer(Answer):
+    """What became of a call, and how its model is told."""
+
+    invocation_id: str
+    state: str
+    message: Json = Field(description="what goes into the conversation next")
+
+
 class Tool(Answer):
     tool_id: str
     version: str
@@ -233,7 +335,7 @@ class Tools(Answer):
 class NegotiateBody(Body):
     model_config = ConfigDict(
         json_schema_extra=_example(
-            expected={"demo.echo_tool": {"type": "object", "properties": {"message": {"type": "string"}}}}
+            expected={"demo.balance": {"type": "object", "properties": {"account": {"type": "string"}}}}
         )
     )
 
@@ -267,7 +369,9 @@ class DeprecateBody(Body):
     version: Name
     successor: Name | None = None
     guide: Name | None = Field(None, description="address of a page that says how to move over")
-    days: int = Field(90, ge=0, le=36_500)
+    days: int | None = Field(None, ge=0, le=36_500, description="how long it still runs; 90 where it is not said")
+    amend: bool = Field(False, description="correct what was announced before; what is not said stays")
+    anyway: bool = Field(False, description="the successor is yet to be registered")
 
 
 class Deprecated(Answer):
@@ -315,7 +419,7 @@ class DenyBody(Body):
 class GrantBody(Body):
     model_config = ConfigDict(
         json_schema_extra=_example(
-            tool="demo.mail", caller="scout", arguments={"to": "*@example.org"}, uses=5, expires_in_s=604_800
+            tool="demo.mail_statement", caller="scout", arguments={"to": "*@example.org"}, uses=5, expires_in_s=604_800
         )
     )
 
@@ -382,8 +486,11 @@ class DelegateBody(Narrowing):
 class RevokeBody(Body):
     model_config = ConfigDict(json_schema_extra=_example(ref=_CALL, reason="the task is done"))
 
-    ref: str = Field(min_length=1, max_length=65_536, description="a token, a jti, a DID or a key's id")
+    ref: str = Field(
+        min_length=1, max_length=65_536, description="a token, a jti or its beginning, a name, a DID or a key's id"
+    )
     reason: Text = Field(min_length=1)
+    foreign: bool = Field(False, description="it was never seen here, and is meant all the same")
 
 
 class InspectBody(Body):
@@ -418,7 +525,11 @@ class Policy(Answer):
 
 
 class PolicyBody(Body):
-    model_config = ConfigDict(json_schema_extra=_example(text='@id("all") permit (principal, action, resource);'))
+    model_config = ConfigDict(
+        json_schema_extra=_example(
+            text='@id("reads") permit (principal, action, resource) when { resource.mutation_class == "read_only" };'
+        )
+    )
 
     text: str = Field(max_length=1_000_000)
 
@@ -498,6 +609,12 @@ class Upstream(Answer):
     kind: str
     state: str
     tools: list[Json]
+
+
+class Probed(Answer):
+    name: str
+    state: str
+    reason: str
 
 
 class Upstreams(Answer):

@@ -68,9 +68,9 @@ def says(model: Any, status: int = 200, words: str = "as asked", **more: Any) ->
     return {"status_code": status, "response_model": None, "responses": responses, **more}
 
 
-def streams(media_type: str, words: str, schema: Json) -> Json:
-    """The same of one that answers with a stream."""
-    content: Json = {media_type: {"schema": schema}}
+def streams(media_type: str, words: str, schema: Json, *, also: str | None = None) -> Json:
+    """The same of one that answers with a stream, or with bytes of another type."""
+    content: Json = {media_type: {"schema": schema}, **({} if also is None else {also: {}})}
     responses = {200: {"description": words, "content": content, "headers": _TRACED}, **_REFUSALS}
     return {"response_model": None, "response_class": Response, "responses": responses}
 

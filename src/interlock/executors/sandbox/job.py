@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from interlock.core.artifacts import File
+from interlock.core.checkpoints import Bounds
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 
@@ -42,6 +44,8 @@ class Limits:
     tmp_bytes: int = 100 * MIB
     output_bytes: int = 1 * MIB
     result_bytes: int = 4 * MIB
+    # How many files it may leave, with as much in them together as it may print; none are looked for if it is 0.
+    files: int = 0
 
     @property
     def confining(self) -> tuple[int, float, int, int, int]:
@@ -68,7 +72,6 @@ class _Job:
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     secrets: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
-    wants_files: bool = False
     egress: Egress | None = None
     ticket: str | None = None
 
@@ -91,6 +94,7 @@ class PythonJob(_Job):
     filename: str = "tool.py"
     imports: frozenset[str] = frozenset()
     call: Json = field(default_factory=dict[str, Any])
+    checkpoints: Bounds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,19 +107,6 @@ class ProgramJob(_Job):
 
 
 Job = PythonJob | ProgramJob
-
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """A file that the call left in its output directory."""
-
-    path: str
-    sha256: str
-    content: bytes = field(repr=False)
-
-    @property
-    def size(self) -> int:
-        return len(self.content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +126,13 @@ class Outcome:
     max_rss: int | None = None
     wall_ns: int = 0
     violations: tuple[str, ...] = ()
-    artifacts: tuple[Artifact, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 # The codes with which a tool may itself say what kind of failure it met.
-_OWN_CODES = frozenset(("E3308", "E3401", "E3410", "E3411", "E3502", "E3503", "E3504", "E3602"))
+_OWN_CODES = frozenset((
+    "E3109", "E3308", "E3401", "E3407", "E3410", "E3411", "E3502", "E3503", "E3504", "E3602", "E3902", "E3906",
+))  # fmt: skip
 
 
 def failure_of(outcome: Outcome, ref: str) -> Failure:
@@ -155,7 +148,8 @@ def failure_of(outcome: Outcome, ref: str) -> Failure:
         case "crashed":
             return Failure("E3404", f"{ref} was ended by {signal or 'a fault of its own'}")
         case "no_result":
-            return Failure("E3404", f"{ref} ended without a result that can be read")
+            why = f": {outcome.why}" if outcome.why else ""
+            return Failure("E3404", f"{ref} ended without a result that can be read{why}")
         case "killed":
             return Failure("E3703", f"{ref} was cancelled and ended with everything it had started")
         case "network":

@@ -121,7 +121,9 @@ async def _probe(backend: Backend) -> str:
     except IsolationError as error:
         return str(error)
     try:
-        watch = Watch(child, _PROBE, exit_evidence=True, on_progress=None, on_partial=None, refused=[])
+        watch = Watch(
+            child, _PROBE, exit_evidence=True, on_progress=None, on_partial=None, on_checkpoint=None, refused=[]
+        )
         return _verdict(await watch.outcome(None))
     finally:
         backend.give_back(child)

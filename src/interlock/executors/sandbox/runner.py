@@ -7,6 +7,7 @@ So nothing here is a guard. The guards are in place already, and the supervisor 
 from __future__ import annotations
 
 import base64
+import errno
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -15,6 +16,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 import time
 import traceback
 import types
@@ -25,6 +27,7 @@ from interlock.executors.sandbox import frames, linux
 
 Json = dict[str, Any]
 Say = Callable[[bytes, bytes], None]
+Ask = Callable[[bytes, bytes], Json]
 
 
 class Control(Protocol):
@@ -40,6 +43,27 @@ _MESSAGE_LENGTH = 2000
 _OUT_OF_MEMORY = b'{"ok":false,"error":{"type":"MemoryError","message":"out of memory"}}'
 
 
+class _Line:
+    """What the code says, and what it asks and waits for, one frame at a time whichever thread has it."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._lock = threading.Lock()
+
+    def say(self, kind: bytes, body: bytes) -> None:
+        with self._lock:
+            self._control.sendall(frames.frame(kind, body))
+
+    def ask(self, kind: bytes, body: bytes) -> Json:
+        """Say something and wait for the answer; nothing is said meanwhile."""
+        with self._lock:
+            self._control.sendall(frames.frame(kind, body))
+            head = _exactly(self._control, frames.HEAD_SIZE)
+            kind, length = (b"", 0) if head is None else frames.head(head)
+            answer = _exactly(self._control, length)
+        return json.loads(answer) if kind == frames.ANSWER and answer else {}
+
+
 def serve(control: Control) -> None:
     """Wait for the request, run it, answer. Returns only to be followed by the end of the process."""
     head = _exactly(control, frames.HEAD_SIZE)
@@ -51,15 +75,14 @@ def serve(control: Control) -> None:
     request: Json = json.loads(body)
     os.environ.update(request["env"])
 
-    def say(kind: bytes, said: bytes) -> None:
-        control.sendall(frames.frame(kind, said))
-
+    line = _Line(control)
     try:
-        if request["wants_files"]:
+        if request["files"]:
             os.mkdir(FILES)
-        answer = (_program if "argv" in request else _python)(request, say)
-        if request["wants_files"]:
-            _send_files(say)
+            os.environ["INTERLOCK_OUT"] = FILES
+        answer = _program(request) if "argv" in request else _python(request, line.say, line.ask)
+        if request["files"]:
+            _send_files(line.say, request["files"])
         result = json.dumps(answer, allow_nan=False).encode()
     except MemoryError:
         result = _OUT_OF_MEMORY
@@ -70,7 +93,7 @@ def serve(control: Control) -> None:
         sys.stderr.flush()
     except Exception:  # noqa: BLE001, S110 - the code may have put anything in their place
         pass
-    say(frames.RESULT, result)
+    line.say(frames.RESULT, result)
 
 
 def _exactly(control: Control, size: int) -> bytes | None:
@@ -96,7 +119,7 @@ def _told(error: BaseException) -> Json:
 # Programs
 
 
-def _program(request: Json, say: Say) -> Json:
+def _program(request: Json) -> Json:
     # INVARIANT: a program cannot write into the memory of the process that reports how it ended.
     linux.set_dumpable(False)
     os.chdir(request["cwd"])
@@ -127,7 +150,7 @@ def _program(request: Json, say: Say) -> Json:
 # Python
 
 
-def _python(request: Json, say: Say) -> Json:
+def _python(request: Json, say: Say, ask: Ask) -> Json:
     name = os.path.basename(request["filename"]).removesuffix(".py")
     sys.meta_path.insert(0, _Imports(name, request["imports"]))
     module = types.ModuleType(name)
@@ -138,7 +161,7 @@ def _python(request: Json, say: Say) -> Json:
     entry: Any = module
     for part in path.split("."):
         entry = getattr(entry, part)
-    answer = _call(entry.handlers[handler] if handler else entry, request, say)
+    answer = _call(entry.handlers[handler] if handler else entry, request, say, ask)
     if handler == "preview":
         answer["value"] = _previewed(answer["value"])
     return answer
@@ -157,17 +180,14 @@ def warm() -> None:
     source = "def main(x):\n  try:\n    return {'a': [x + 1, 's%d' % x]}\n  except Exception:\n    raise\n"
     document: Json = {"filename": "warm.py", "imports": [], "source": source, "entry": "main", "arguments": {"x": 1}}
     request = json.loads(json.dumps(document))
-    frames.head(
-        frames.frame(frames.RESULT, json.dumps(_python(request, lambda _kind, _body: None)).encode())[
-            : frames.HEAD_SIZE
-        ]
-    )
+    answer = _python(request, lambda _kind, _body: None, lambda _kind, _body: {})
+    frames.head(frames.frame(frames.RESULT, json.dumps(answer).encode())[: frames.HEAD_SIZE])
     del sys.modules["warm"]
     sys.meta_path.pop(0)
     sys.stdout.flush()
 
 
-def _call(entry: Any, request: Json, say: Say) -> Json:
+def _call(entry: Any, request: Json, say: Say, ask: Ask) -> Json:
     function, arguments, takes_context, dump = _bound(entry, request["arguments"])
     if takes_context is None and not inspect.iscoroutinefunction(function):
         value = function(**arguments)
@@ -175,7 +195,7 @@ def _call(entry: Any, request: Json, say: Say) -> Json:
 
     import asyncio
 
-    return asyncio.run(_call_on_loop(function, arguments, takes_context, dump, request, say))
+    return asyncio.run(_call_on_loop(function, arguments, takes_context, dump, request, say, ask))
 
 
 async def _call_on_loop(
@@ -185,10 +205,11 @@ async def _call_on_loop(
     dump: Callable[[Any], Any] | None,
     request: Json,
     say: Say,
+    ask: Ask,
 ) -> Json:
     context = None
     if takes_context is not None:
-        context = arguments[takes_context] = _context(request, say)
+        context = arguments[takes_context] = _context(request, say, ask)
     value = function(**arguments)
     if inspect.isawaitable(value):
         value = await value
@@ -205,14 +226,16 @@ def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str |
     if not getattr(entry, "__annotations__", None):
         return entry, dict(arguments), None, None
     from interlock.core.context import Context
-    from interlock.core.declare import convert
+    from interlock.core.hints import convert
 
     hints = inspect.get_annotations(entry, eval_str=True)
     context = next((name for name, hint in hints.items() if hint is Context), None)
     return entry, dict(convert(entry, arguments)), context, None
 
 
-def _context(request: Json, say: Say) -> Any:
+def _context(request: Json, say: Say, ask: Ask) -> Any:
+    from pathlib import Path
+
     from interlock.core.clock import Deadline
     from interlock.core.context import Caller, Context
     from interlock.core.errors import Failure
@@ -224,6 +247,11 @@ def _context(request: Json, say: Say) -> Any:
         if name not in secrets:
             raise Failure("E3602", f"no credential `{name}` was lent to this call")
         return base64.b64decode(secrets[name]).decode()
+
+    save = _saver(request, ask)
+
+    async def save_waiting(label: str, state: Any) -> None:
+        save(label, state)
 
     async def child(*_: Any, **__: Any) -> Any:
         raise Failure("E3109", "a sandboxed tool cannot call other tools; chain them instead")
@@ -243,7 +271,36 @@ def _context(request: Json, say: Say) -> Any:
         hide=lambda text: text,
         secret=secret,
         task=call.get("task", ""),
+        save=save_waiting,
+        save_blocking=save,
+        out=Path(FILES) if request["files"] else None,
     )
+
+
+def _saver(request: Json, ask: Ask) -> Callable[[str, Any], None]:
+    """How checkpoints are saved: outside, while the code waits here. What would be refused there is refused here."""
+    from interlock.core.checkpoints import check_label, not_offered, refuse_more, written
+    from interlock.core.errors import Failure
+
+    bounds = request["checkpoints"]
+    numbers = iter(range(1, 1 if bounds is None else bounds[0] + 1))
+    turn = threading.Lock()
+
+    def save(label: str, state: Any) -> None:
+        if bounds is None:
+            raise not_offered("this tool")
+        check_label(label)
+        text, _ = written(state, bounds[1])
+        with turn:
+            number = next(numbers, None)
+            if number is None:
+                raise refuse_more(bounds[0])
+            said = json.dumps({"number": number, "label": label}).encode()
+            answer = ask(frames.CHECKPOINT, said + b"\n" + text)
+        if answer.get("number") != number or "code" in answer:
+            raise Failure(answer.get("code", "E3902"), answer.get("message"))
+
+    return save
 
 
 async def _reports(context: Any) -> Json:
@@ -302,12 +359,55 @@ class _Imports(importlib.abc.MetaPathFinder):
 # Files
 
 
-def _send_files(say: Say) -> None:
-    for directory, _, names in os.walk(FILES):
-        for name in sorted(names):
-            path = os.path.join(directory, name)
-            if not stat.S_ISREG(os.lstat(path).st_mode):
-                continue
-            with open(path, "rb") as file:
-                content = file.read()
-            say(frames.FILE, json.dumps(os.path.relpath(path, FILES)).encode() + b"\n" + content)
+class UnreadableFile(Exception):  # noqa: N818 - told to callers by its name
+    """A file was left that not even its owner may read."""
+
+
+def _send_files(say: Say, most: int) -> None:
+    """Say what is in the output directory, file by file, each up to `most` bytes. Nothing is followed out of it.
+
+    What is too much is the supervisor's to judge: it ends the call at the first frame that is.
+    """
+    directory = _opened(FILES, os.O_DIRECTORY, None)
+    if directory is not None:
+        _send_directory(say, most, directory, "", 1)
+
+
+def _send_directory(say: Say, most: int, directory: int, above: str, depth: int) -> None:
+    try:
+        with os.scandir(directory) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            path = above + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                below = _opened(entry.name, os.O_DIRECTORY, directory)
+                if below is not None and depth < frames.DEEPEST_PATH:
+                    _send_directory(say, most, below, f"{path}/", depth + 1)
+                elif below is not None:
+                    os.close(below)
+                    say(frames.FILE, json.dumps(f"{path}/").encode() + b"\n")
+            elif entry.is_file(follow_symlinks=False):
+                _send_file(say, most, _opened(entry.name, 0, directory), path)
+    finally:
+        os.close(directory)
+
+
+def _send_file(say: Say, most: int, descriptor: int | None, path: str) -> None:
+    if descriptor is None:
+        return
+    with open(descriptor, "rb", buffering=0) as file:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            content = bytearray()
+            while len(content) < most and (more := file.read(min(most - len(content), 1 << 20))):
+                content += more
+            say(frames.FILE, json.dumps(path).encode() + b"\n" + content)
+
+
+def _opened(name: str, kind: int, directory: int | None) -> int | None:
+    """A descriptor; None for what was there a moment ago and is gone, or is something else by now."""
+    try:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | kind, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            return None
+        raise UnreadableFile(name) from error

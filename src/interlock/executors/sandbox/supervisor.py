@@ -22,7 +22,7 @@ from interlock.executors.sandbox.child import Backend, Child, IsolationError, Sh
 from interlock.executors.sandbox.job import Job, Outcome
 from interlock.executors.sandbox.ladder import BACKENDS, Rung, climb, probe_all
 from interlock.executors.sandbox.pool import Host
-from interlock.executors.sandbox.watch import Report, Watch
+from interlock.executors.sandbox.watch import Report, Save, Watch
 
 
 class Sandbox:
@@ -67,6 +67,7 @@ class Sandbox:
         exit_evidence: bool = False,
         on_progress: Report | None = None,
         on_partial: Report | None = None,
+        on_checkpoint: Save | None = None,
         cancelled: asyncio.Event | None = None,
     ) -> Outcome:
         """Run a job to its end. `exit_evidence`: also after a success, wait for exit status and figures."""
@@ -86,6 +87,7 @@ class Sandbox:
                         exit_evidence=exit_evidence,
                         on_progress=on_progress,
                         on_partial=on_partial,
+                        on_checkpoint=on_checkpoint,
                         refused=refused,
                     )
                     return await watch.outcome(cancelled)

@@ -14,33 +14,37 @@ import asyncio
 import base64
 import contextlib
 import errno
-import hashlib
 import json
+import logging
 import os
 import select
 import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 
+from interlock.core.artifacts import File
+from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, linux, syscalls
 from interlock.executors.sandbox.cgroups import Counted, Slot
 from interlock.executors.sandbox.child import Child, Ended
-from interlock.executors.sandbox.job import Artifact, Job, Outcome, PythonJob, Status
+from interlock.executors.sandbox.job import Job, Outcome, PythonJob, Status
 
 Report = Callable[[Any], None]
+# Saves a checkpoint under its label; a Failure says why not.
+Save = Callable[[str, Any], Awaitable[None]]
+_log = logging.getLogger("interlock.sandbox")
 
 _CHUNK = 1 << 16
 _MOST_REFUSALS = 1000
 _MOST_REFUSED_FORKS = 16
-_MOST_FILES = 1000
 _BEGUN_S, _LOOK_EVERY_S = 0.02, 0.05
 _STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOOPBACK = (b"\x7f", bytes(15) + b"\x01")
@@ -51,7 +55,8 @@ def request_of(job: Job) -> bytes:
     document: Json = {
         "env": dict(job.env),
         "secrets": {name: base64.b64encode(value).decode() for name, value in job.secrets.items()},
-        "wants_files": job.wants_files,
+        # How much of a file is worth sending: one byte more than is allowed says as much as all of it.
+        "files": job.limits.output_bytes + 1 if job.limits.files else 0,
         "wall_s": job.limits.wall_s,
     }
     if isinstance(job, PythonJob):
@@ -62,6 +67,7 @@ def request_of(job: Job) -> bytes:
             "arguments": job.arguments,
             "imports": sorted(job.imports),
             "call": job.call,
+            "checkpoints": job.checkpoints,
         }
     else:
         document |= {"argv": job.argv, "cwd": job.cwd, "stdin": base64.b64encode(job.stdin).decode()}
@@ -177,6 +183,7 @@ class Watch:
         exit_evidence: bool,
         on_progress: Report | None,
         on_partial: Report | None,
+        on_checkpoint: Save | None,
         refused: list[str],
     ) -> None:
         self._child = child
@@ -184,16 +191,22 @@ class Watch:
         self._exit_evidence = exit_evidence
         self._on_progress = on_progress
         self._on_partial = on_partial
+        self._on_checkpoint = on_checkpoint
         self._refused = refused
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._streams = [_Stream(one, job.limits.output_bytes) for one in (child.out, child.err)]
-        files = job.limits.tmp_bytes if job.wants_files else 0
-        self._reader = frames.Reader(job.limits.result_bytes + files)
+        files = job.limits.output_bytes + 1 if job.limits.files else 0
+        self._bounds = job.checkpoints if isinstance(job, PythonJob) else None
+        checkpoint = 0 if self._bounds is None else self._bounds.size + frames.CHECKPOINT_HEAD
+        self._reader = frames.Reader(job.limits.result_bytes + files, checkpoint)
+        self._checkpoints = 0
+        self._saving: asyncio.Task[None] | None = None
         self._unsent = memoryview(request_of(job))
         self._said: Json | None = None
         self._answered = False
-        self._files: list[Artifact] = []
+        self._files: dict[str, File] = {}
+        self._files_size = 0
         self._violations: list[str] = []
         self._ended_by_us: tuple[Status, str] | None = None
         self._ended = Ended(None)
@@ -219,8 +232,15 @@ class Watch:
             timers.append(self._loop.call_later(_BEGUN_S, self._settle_down, self._child.slot, timers))
         try:
             await self._over
+            if self._saving is not None:
+                # It came before the end, so it is saved before the end is told. Nothing else is heard any more.
+                self._loop.remove_reader(watched)
+                self._child.kill()
+                await asyncio.wait({self._saving})
         finally:
             self._child.kill()
+            if self._saving is not None:
+                self._saving.cancel()
             for timer in timers:
                 timer.cancel()
             if watching is not None:
@@ -294,10 +314,13 @@ class Watch:
         try:
             for kind, body in self._reader.feed(data):
                 self._take(kind, body)
-        except frames.TooMuch:
-            self._end("limit", "result size")
+        except frames.TooMuch as what:
+            self._end("limit", str(what))
             return False
-        except (frames.Malformed, ValueError, RecursionError):
+        except frames.Malformed as what:
+            self._end("no_result", str(what))
+            return False
+        except (ValueError, RecursionError):
             self._end("no_result", "")
             return False
         return True
@@ -307,6 +330,9 @@ class Watch:
             raise frames.Malformed
         if kind == frames.FILE:
             self._take_file(body)
+            return
+        if kind == frames.CHECKPOINT:
+            self._take_checkpoint(body)
             return
         document = json.loads(body, parse_constant=_no_constant)
         if kind == frames.PARTIAL:
@@ -326,16 +352,53 @@ class Watch:
             self._finish()
 
     def _take_file(self, body: bytes) -> None:
+        """Take a file, if it is one that anybody could keep under the path it names. Nothing is believed of it."""
         line, _, content = body.partition(b"\n")
-        path = json.loads(line)
-        if not isinstance(path, str) or not self._job.wants_files:
+        path, limits = json.loads(line), self._job.limits
+        if not isinstance(path, str) or not limits.files:
             raise frames.Malformed
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+        parts = path.split("/")
+        if len(parts) > frames.DEEPEST_PATH or len(path) > frames.LONGEST_PATH:
+            raise frames.TooMuch("the length of a file's path")
+        if not path.isprintable():
+            # What is no text, or could steer whoever shows it.
+            raise frames.Malformed("a file has a name that is not plain text")
+        if path in self._files or not {"", ".", ".."}.isdisjoint(parts):
             raise frames.Malformed
-        if len(self._files) >= _MOST_FILES:
-            raise frames.TooMuch
-        self._files.append(Artifact("/".join(parts), hashlib.sha256(content).hexdigest(), content))
+        if len(self._files) >= limits.files:
+            raise frames.TooMuch(f"{limits.files} files")
+        self._files_size += len(content)
+        if self._files_size > limits.output_bytes:
+            raise frames.TooMuch("the size of its files")
+        self._files[path] = File(path, content)
+
+    def _take_checkpoint(self, body: bytes) -> None:
+        """Have a checkpoint saved, one at a time and so many at most. Who does not wait for an answer is ended."""
+        line, _, text = body.partition(b"\n")
+        said = _document(json.loads(line)) or {}
+        number, label = said.get("number"), said.get("label")
+        if self._on_checkpoint is None or self._bounds is None or self._saving is not None:
+            raise frames.Malformed
+        if number != self._checkpoints + 1 or not isinstance(label, str):
+            raise frames.Malformed
+        if self._checkpoints == self._bounds.number:
+            raise frames.TooMuch(f"{self._bounds.number} checkpoints")
+        self._checkpoints += 1
+        state = json.loads(text, parse_constant=_no_constant)
+        self._saving = self._loop.create_task(self._save(self._on_checkpoint, label, state))
+
+    async def _save(self, save: Save, label: str, state: Any) -> None:
+        answer: Json = {"number": self._checkpoints}
+        try:
+            await save(label, state)
+        except Failure as failure:
+            answer |= {"code": failure.code, "message": failure.message}
+        except Exception:  # noqa: BLE001 - an executor's edge: whatever broke, who waits inside is told
+            _log.exception("a checkpoint could not be saved")
+            answer["code"] = "E3902"
+        self._saving = None
+        self._unsent = memoryview(bytes(self._unsent) + frames.frame(frames.ANSWER, json.dumps(answer).encode()))
+        self._send()
 
     def _read(self, stream: _Stream) -> None:
         if stream.read() is False:
@@ -415,7 +478,7 @@ class Watch:
             max_rss=peak or ended.max_rss,
             wall_ns=wall_ns,
             violations=violations,
-            artifacts=tuple(self._files),
+            files=tuple(self._files.values()) if status == "ok" else (),
         )
 
 

@@ -190,7 +190,13 @@ class _Sorting(httpx2.AsyncBaseTransport):
             pause = retry_after_ms(response.headers.get("retry-after"), self._clock.now_ms())
             return Failure("E3504", "the upstream asks for a pause", retry_after_ms=pause, details={"sent": False})
         if status in (401, 403):
-            return Failure("E3502", f"the upstream does not accept our credentials ({status})", details={"sent": False})
+            return Failure(
+                "E3502",
+                f"the upstream does not accept our credentials ({status})",
+                details={"sent": False},
+                resolution="store what it wants to be shown (interlock secrets set NAME), and add it with"
+                " --secret Authorization=NAME, or the header that it asks for",
+            )
         if status == 404 and "mcp-session-id" in request.headers:
             return Failure(
                 "E3502",

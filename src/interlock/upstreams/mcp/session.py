@@ -43,6 +43,7 @@ _log = logging.getLogger("interlock.upstreams.mcp")
 
 MAX_PAGES = 1000
 MAX_LISTED = 10_000
+LIST_S = 30.0
 LISTEN_PAUSE_S = (1.0, 60.0)
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
 _CHANGES = {f"notifications/{kind}/list_changed": kind for kind in ("tools", "resources", "prompts")}
@@ -80,8 +81,11 @@ class Session:
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._watched: dict[str, Callable[[], None]] = {}
+        # Digests of the definitions that were looked at, of those it said last that it offers.
+        self.seen: dict[str, str] = {}
+        self._listing: asyncio.Task[list[Any]] | None = None
         self._subscribing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._wire: Wire | None = None
@@ -213,6 +217,38 @@ class Session:
             cursor = following
         raise Failure("E3502", f"the upstream's answers to {method} have no end")
 
+    async def tools(self, within_s: float, *, anew: bool = False) -> list[Any]:
+        """What it offers, asked for once by however many want to know, and again when it announced a change."""
+        if not self.server.offers("tools"):
+            return []
+        listing = self._listing
+        if anew or listing is None or (listing.done() and (listing.cancelled() or listing.exception() is not None)):
+            self._forget()
+            listing = self._listing = asyncio.create_task(self.pages("tools/list", "tools", within_s=LIST_S))
+            self._tasks.add(listing)
+            listing.add_done_callback(self._listed)
+        await asyncio.wait((listing,), timeout=within_s)
+        if not listing.done():
+            raise Failure("E3503", "the upstream did not say in time what it offers", details=UNSENT)
+        if listing.cancelled():
+            raise Failure("E3502", "the conversation was closed", details=UNSENT)
+        return listing.result()
+
+    @property
+    def listed(self) -> list[Any] | None:
+        """What it said last that it offers, if it was asked and has announced no change since."""
+        listing = self._listing
+        known = listing is not None and listing.done() and not listing.cancelled() and listing.exception() is None
+        return listing.result() if listing is not None and known else None
+
+    def _forget(self) -> None:
+        self._listing, self.seen = None, {}
+
+    def _listed(self, listing: asyncio.Task[list[Any]]) -> None:
+        self._tasks.discard(listing)
+        if not listing.cancelled():
+            listing.exception()  # nobody may be left to hear it
+
     async def ping(self, within_s: float) -> None:
         """Whether it answers."""
         await self.request("server/discover" if self.server.modern else "ping", within_s=within_s)
@@ -311,6 +347,7 @@ class Session:
                 return  # the conversation is over
             await asyncio.sleep(pause)
             pause = min(longest, pause * 2)
+            self._forget()
             self._on_change()  # what changed meanwhile was not heard
 
     # Hearing
@@ -359,6 +396,8 @@ class Session:
 
     def _notified(self, method: str, params: Json) -> None:
         if method in _CHANGES:
+            if _CHANGES[method] == "tools":
+                self._forget()
             self._on_change()
             if self._on_list is not None:
                 self._on_list(_CHANGES[method])

@@ -28,13 +28,12 @@ from interlock.upstreams.children import Crashed, Program, Restarts, Supervisor
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.pipes import Pipes
 from interlock.upstreams.mcp.protocol import Era, Listening, RpcError, Wire
-from interlock.upstreams.mcp.session import Session
+from interlock.upstreams.mcp.session import LIST_S, Session
 
 _log = logging.getLogger("interlock.upstreams.mcp")
 
 MAX_SESSIONS = 32
 IDLE_S = 300.0
-LIST_S = 30.0
 DRAIN_S = 30.0
 # The limit of a health request is five seconds; who measures them from outside must hear of it from here first.
 PROBE_S = 4.5
@@ -104,7 +103,7 @@ class Sessions:
                     await session.log_from(level, LIST_S)
                 return session
 
-            slot = Supervisor(start, clock=self._clock, restarts=self._restarts, alert=self._alert)
+            slot = Supervisor(start, clock=self._clock, restarts=self._restarts, alert=self._alert, name=self._name)
             self._slots[key] = slot
         self._slots.move_to_end(key)
         return slot
@@ -196,7 +195,10 @@ class Sessions:
     # Keeping it there
 
     async def probe(self, credentials: Mapping[str, str] | None = None) -> None:
-        """Whether it answers within five seconds. A program that does not is ended, and so started again."""
+        """Whether it answers within five seconds. A program that does not is ended, and so started again.
+
+        It is also asked what it offers: who changes that without a word is looked at again.
+        """
         self._close_idle()
         slots = [slot for slot in self._slots.values() if slot.current is not None]
         slots = slots or [self.slot({} if credentials is None else self.lent(credentials), {})]
@@ -209,6 +211,9 @@ class Sessions:
         try:
             session = await slot.get(PROBE_S)
             await session.ping(PROBE_S)
+            before = session.listed
+            if await session.tools(PROBE_S, anew=True) != before:
+                self._on_change()
         except RpcError:
             return None  # it answers
         except Failure as failure:

@@ -13,11 +13,20 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.children import Restarts, Supervisor
+from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.mcp.answers import plain, refusal, rounds, tell, understood, value
 from interlock.upstreams.mcp.config import McpConfig
-from interlock.upstreams.mcp.protocol import LOG_LEVEL, LOG_LEVELS, METHOD_NOT_FOUND, QUESTIONS, Listening, RpcError
-from interlock.upstreams.mcp.session import Session
-from interlock.upstreams.mcp.sessions import LIST_S, Sessions
+from interlock.upstreams.mcp.protocol import (
+    LOG_LEVEL,
+    LOG_LEVELS,
+    METHOD_NOT_FOUND,
+    QUESTIONS,
+    Listening,
+    RpcError,
+    members,
+)
+from interlock.upstreams.mcp.session import LIST_S, Session
+from interlock.upstreams.mcp.sessions import Sessions
 
 if TYPE_CHECKING:
     from interlock.resilience.services import Services
@@ -74,6 +83,8 @@ class McpUpstream:
             session = await slot.get(call.left_s)
         params: Json = {"name": call.native["name"], "arguments": call.arguments}
         try:
+            if session.seen.get(call.native["name"]) != call.definition:
+                await self._check(session, call)
             answer = await rounds(lambda sent: self._request(session, call, sent, listens), params, interaction)
         except RpcError as error:
             raise refusal(error, call) from None
@@ -85,6 +96,30 @@ class McpUpstream:
             call.reported["mcp_session_id"] = getattr(session.wire, "session_id", None)
         call.reported["isError"] = answer.get("isError", False) is True
         return value(answer, call)
+
+    async def _check(self, session: Session, call: RemoteCall) -> None:
+        """INVARIANT: a server is asked for nothing but what was admitted, as it was described then.
+
+        So a conversation begins with what it offers. What differs is refused, and the whole upstream looked at again.
+        """
+        name = str(call.native["name"])
+        if call.definition is None:
+            return  # a manifest that was written by hand is the operator's own word
+        told = await session.tools(call.left_s)
+        known = name in session.seen
+        if not known:
+            same = [one for one in told if members(one).get("name") == name]
+            found, _ = understood(same, headers=self._config.url is not None)
+            session.seen[name] = definition_digest(found[0]) if found else ""
+        if session.seen[name] == call.definition:
+            return
+        if not known:
+            self._changed()
+        is_now = "describes it otherwise now" if session.seen[name] else "offers it no longer"
+        raise Failure(
+            "E3210", f"`{name}` is not what was admitted: `{self._name}` {is_now}",
+            details={"sent": False, "upstream": self._name}, resolution=wire.look_at(self._name),
+        )  # fmt: skip
 
     async def _request(self, session: Session, call: RemoteCall, params: Json, listens: Listening | None) -> Json:
         wants_log = {} if listens is None or not session.server.modern else {LOG_LEVEL: listens.level}
@@ -130,7 +165,7 @@ class McpUpstream:
         """Everything the server offers now. Raises E3502 when no version of the protocol is common to both."""
         async with self._asking(credentials) as session:
             server = session.server
-            told = await session.pages("tools/list", "tools", within_s=LIST_S) if server.offers("tools") else []
+            told = await session.tools(LIST_S, anew=True)
             tools, refused = understood(told, headers=self._config.url is not None)
             about: Json = {
                 "name": server.name,

@@ -171,7 +171,7 @@ class InvokeRequest(_message.Message):
     def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ..., arguments_json: _Optional[bytes] = ..., arguments: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., idempotency_key: _Optional[str] = ..., session: _Optional[str] = ..., dry_run: _Optional[bool] = ..., task: _Optional[str] = ...) -> None: ...
 
 class CallResult(_message.Message):
-    __slots__ = ("invocation_id", "tool", "state", "value_json", "kept", "pending", "error", "trace_id", "created_ms", "source", "redacted", "metadata_json")
+    __slots__ = ("invocation_id", "tool", "state", "value_json", "kept", "pending", "error", "trace_id", "created_ms", "source", "redacted", "metadata_json", "artifacts")
     INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
     TOOL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class CallResult(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     REDACTED_FIELD_NUMBER: _ClassVar[int]
     METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACTS_FIELD_NUMBER: _ClassVar[int]
     invocation_id: str
     tool: str
     state: CallState
@@ -196,7 +197,20 @@ class CallResult(_message.Message):
     source: str
     redacted: _containers.RepeatedScalarFieldContainer[str]
     metadata_json: bytes
-    def __init__(self, invocation_id: _Optional[str] = ..., tool: _Optional[str] = ..., state: _Optional[_Union[CallState, str]] = ..., value_json: _Optional[bytes] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., error: _Optional[_Union[ErrorEnvelope, _Mapping]] = ..., trace_id: _Optional[str] = ..., created_ms: _Optional[int] = ..., source: _Optional[str] = ..., redacted: _Optional[_Iterable[str]] = ..., metadata_json: _Optional[bytes] = ...) -> None: ...
+    artifacts: _containers.RepeatedCompositeFieldContainer[Artifact]
+    def __init__(self, invocation_id: _Optional[str] = ..., tool: _Optional[str] = ..., state: _Optional[_Union[CallState, str]] = ..., value_json: _Optional[bytes] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., error: _Optional[_Union[ErrorEnvelope, _Mapping]] = ..., trace_id: _Optional[str] = ..., created_ms: _Optional[int] = ..., source: _Optional[str] = ..., redacted: _Optional[_Iterable[str]] = ..., metadata_json: _Optional[bytes] = ..., artifacts: _Optional[_Iterable[_Union[Artifact, _Mapping]]] = ...) -> None: ...
+
+class Artifact(_message.Message):
+    __slots__ = ("path", "sha256", "size", "ref")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    REF_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    sha256: str
+    size: int
+    ref: str
+    def __init__(self, path: _Optional[str] = ..., sha256: _Optional[str] = ..., size: _Optional[int] = ..., ref: _Optional[str] = ...) -> None: ...
 
 class Kept(_message.Message):
     __slots__ = ("ref", "size_chars", "preview")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
 
+from interlock.core.artifacts import is_file
 from interlock.core.canonical import encode
 from interlock.core.schema import Json
 from interlock.doors.rest import models
@@ -17,6 +19,8 @@ from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says,
 
 # How long a stream of events is silent at most: what sits between may cut a connection on which nothing moves.
 SILENCE_S = 15.0
+FILE = "application/octet-stream"
+_APART = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
 
 router = APIRouter(prefix="/v1", tags=["calls"])
 
@@ -62,6 +66,13 @@ async def _frames(events: AsyncGenerator[Json]) -> AsyncGenerator[bytes]:
         await events.aclose()
 
 
+@router.get("/calls/{invocation_id}/checkpoints", **says(models.Checkpoints))
+async def list_checkpoints(invocation_id: Id, ask: Ask, query: Annotated[models.CheckpointsQuery, Query()]) -> Response:
+    """What a call of yours has saved of its work, oldest first. One that is damaged says so (E3904)."""
+    saved, after = ask.service.calls.checkpoints(invocation_id, ask.caller, after=query.after, limit=query.limit)
+    return json({"checkpoints": saved, "after": after})
+
+
 @router.post("/calls/{invocation_id}/cancel", **says(models.Cancelled))
 async def cancel_call(invocation_id: Id, ask: Ask) -> Response:
     """Ask for a call of yours to end."""
@@ -76,8 +87,11 @@ async def undo_call(invocation_id: Id, body: models.UndoBody, ask: Ask) -> Respo
     return reply(of_result(undone))
 
 
-@router.get("/payloads/{ref}", **streams("application/json", "the whole result", {}))
+@router.get("/payloads/{ref}", **streams("application/json", "the whole result", {}, also=FILE))
 async def read_payload(ref: Id, ask: Ask) -> Response:
-    """A result that was too large to be sent with its call."""
+    """A result of yours that was too large to be sent with its call, or a file that a call of yours left."""
     body = ask.service.lock.read_payload(ref, caller=ask.caller)
+    if is_file(ref):
+        # INVARIANT: what a tool wrote is never taken for a page of ours.
+        return Response(body, media_type=FILE, headers=_APART)
     return Response(body, media_type="application/json")

@@ -34,13 +34,14 @@ async def delegate_token(body: models.DelegateBody, ask: Ask) -> Response:
 @router.post("/tokens/revoke", **says(models.Revoked))
 async def revoke_token(body: models.RevokeBody, ask: Ask) -> Response:
     """Void a token, a link, an identity or a key, and everything that hangs on it. Needs `tokens:issue`."""
-    return json(await ask.service.tokens.revoke(body.ref, by=ask.caller, reason=body.reason))
+    revoked = await ask.service.tokens.revoke(body.ref, by=ask.caller, reason=body.reason, foreign=body.foreign)
+    return json(revoked)
 
 
 @router.post("/tokens/inspect", **says(models.TokenPicture))
 async def inspect_token(body: models.InspectBody, ask: Ask) -> Response:
     """Whether a token holds, and why not; who gave it to whom, and what each of them may do."""
-    return json(await ask.service.tokens.inspect(body.token))
+    return json(await ask.service.tokens.inspect(body.token, by=ask.caller))
 
 
 def _narrowing(body: models.Narrowing) -> Json:

@@ -12,6 +12,7 @@ from interlock.core.export import shown
 from interlock.core.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result
+from interlock.doors.rest.hot import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, bearer, json, reply, says
 from interlock.registry.catalog import Version
 from interlock.service.tools import sees
@@ -58,6 +59,25 @@ async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
     return json({"matches": [one.document() for one in matches], "tools": usable})
 
 
+@router.get("/tools/declarations", tags=["tools"], **says(models.Declarations))
+async def declare_tools(ask: Ask, query: Annotated[models.DeclarationsQuery, Query()]) -> Response:
+    """The tools that your token lets you use, as OpenAI, Anthropic or Gemini take them."""
+    found = ask.service.providers.declarations(query.provider, ask.caller, strict=query.strict)
+    return json({"tools": found})
+
+
+@router.post("/tools/calls", tags=["calls"], **says(models.ProviderAnswer, 200, "it is made, or waits for a person"))
+async def call_as_asked(body: models.ProviderCallBody, ask: Ask) -> Response:
+    """Make a call that a model asked for, and get the message that tells it. The provider's id of it is its key.
+
+    A call that fails is a message too, so that the model reads why.
+    """
+    result, message = await ask.service.providers.call(
+        body.call, ask.caller, door=DOOR, session=body.session_id, trace=ask.trace
+    )
+    return json({"invocation_id": result.invocation_id, "state": result.state, "message": message})
+
+
 @router.post("/tools/resume/{invocation_id}", tags=["calls"], **says(models.Called, 200, "it succeeded", also=ACCEPTED))
 async def resume_call(invocation_id: Id, ask: Ask) -> Response:
     """Go on with a call that a person has agreed to."""
@@ -81,7 +101,8 @@ async def list_versions(tool_id: Id, ask: Ask) -> Response:
 
 @router.post("/tools/{tool_id}/deprecate", tags=["tools"], **says(models.Deprecated))
 async def deprecate_tool(tool_id: Id, body: models.DeprecateBody, ask: Ask) -> Response:
-    """Announce the end of one version. It runs on until its removal date. Needs `tools:admin`."""
+    """Announce the end of one version, or correct what was announced. It runs on until its removal date. Needs
+    `tools:admin`."""
     return json(await ask.service.registration.deprecate(tool_id, by=ask.caller, **body.model_dump()))
 
 

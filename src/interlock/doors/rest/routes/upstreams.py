@@ -24,6 +24,19 @@ async def add_upstream(body: models.AddUpstreamBody, ask: Ask) -> Response:
     return json(await upstreams.add(body.name, body.kind, body.config, by=ask.caller, overlay=body.overlay), 201)
 
 
+@router.get("/upstreams/{name}", **says(models.Upstream))
+async def show_upstream(name: Id, ask: Ask) -> Response:
+    """One upstream. Of a tool that changed: `changes`, each part as it was admitted and as it is offered now, and
+    `seen`, the digest to accept it by. Needs `tools:admin`."""
+    return json(ask.service.upstreams.one(name, by=ask.caller))
+
+
+@router.post("/upstreams/{name}/probe", **says(models.Probed))
+async def probe_upstream(name: Id, ask: Ask) -> Response:
+    """Ask an upstream whether it is there, and whether it offers what it did. Needs `tools:admin`."""
+    return json(await ask.service.upstreams.probe(name, by=ask.caller))
+
+
 @router.delete("/upstreams/{name}", **says(models.Removed))
 async def remove_upstream(name: Id, ask: Ask) -> Response:
     """Let go of an upstream; its tools are sunset. Needs `tools:admin`."""

@@ -1,0 +1,211 @@
+"""Whether the tables that authority is read from still say what the journal has on record.
+
+Who is known, what is void, who agreed to what: the program looks these up in tables, and whoever can write the file can
+write them too. Each of these acts is a record of the chain as well, in the same transaction. So the records are played
+through, and each row must say what they come to: neither more, nor less, nor something else.
+
+What retention removed cannot be played through. Of a row whose records may have gone that way, only what the rest of
+them says is checked.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+
+from interlock.core.clock import iso
+from interlock.core.schema import Json
+
+_RECORDS = (
+    "SELECT seq, kind, call, body FROM journal NOT INDEXED"
+    " WHERE kind IN ('authority', 'approval', 'pending', 'purge') ORDER BY seq"
+)
+_VOIDS = {"token.revoked": "jti", "key.revoked": "key", "identity.revoked": "did"}
+_MOVES = {
+    "approved": "APPROVED", "denied": "DENIED", "used": "USED", "voided": "VOID", "withdrawn": "VOID",
+    "auto_denied": "AUTO_DENIED", "lapsed": "LAPSED",
+}  # fmt: skip
+TABLES = ("identity", "revocation", "ticket", "standing")
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the records come to about one thing, the last of them, and whether one of them made it."""
+
+    seq: int = 0
+    whole: bool = False
+    facts: Json = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """What the records come to."""
+
+    identities: dict[str, _Said] = field(default_factory=dict[str, _Said])
+    revocations: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    tickets: dict[str, _Said] = field(default_factory=dict[str, _Said])
+    standings: dict[str, _Said] = field(default_factory=dict[str, _Said])
+    purges: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    # Tickets that were used without a yes before, and where.
+    unapproved: dict[str, int] = field(default_factory=dict[str, int])
+
+    def play(self, seq: int, kind: str, ref: str, record: Json) -> None:
+        act = str(record.get("act", ""))
+        if kind == "purge":
+            self.purges[f"{record.get('firstSeq')} to {record.get('lastSeq')}", str(record.get("hash"))] = seq
+        elif kind == "pending" or "approvalTicketId" in record:
+            self._play_ticket(seq, kind, act, record)
+        elif kind == "approval":
+            self._play_standing(seq, act, ref, record)
+        elif act in _VOIDS:
+            self.revocations.setdefault((_VOIDS[act], ref), seq)
+            if act == "identity.revoked":  # perhaps of somebody whom another registry knows
+                self._identity(seq, ref, state="revoked")
+        elif act in ("identity.registered", "identity.updated"):
+            names = ("name", "tenant", "trust", "groups")
+            said = {name: record[name] for name in names if name in record}
+            self._identity(seq, ref, kind=record.get("identityKind"), state="active", **said).whole = True
+
+    def _identity(self, seq: int, did: str, **facts: Any) -> _Said:
+        said = self.identities.setdefault(did, _Said())
+        said.seq = seq
+        said.facts |= facts
+        return said
+
+    def _play_ticket(self, seq: int, kind: str, act: str, record: Json) -> None:
+        ticket = str(record.get("approvalTicketId"))
+        said = self.tickets.setdefault(ticket, _Said())
+        if kind == "pending":
+            said.whole = True
+            said.seq, said.facts["state"] = seq, "PENDING"
+        elif act in _MOVES:
+            if act == "used" and said.facts.get("state") != "APPROVED":
+                self.unapproved[ticket] = seq
+            said.seq, said.facts["state"] = seq, _MOVES[act]
+            if act in ("approved", "denied"):
+                said.facts |= {"digest": record.get("digest"), "resolved_by": record.get("by")}
+
+    def _play_standing(self, seq: int, act: str, ref: str, record: Json) -> None:
+        if not act.startswith("standing."):
+            return
+        said = self.standings.setdefault(ref, _Said())
+        said.seq = seq
+        if act == "standing.granted":
+            said.whole = "bounds" in record  # the table dropped those that were given without
+            names = ("tool", "versions", "caller", "uses", "expiresAt", "grantedBy")
+            said.facts = {name: record[name] for name in names if name in record} | {"used": 0, "revoked": False}
+        elif act == "standing.used":
+            said.facts["used"] = said.facts.get("used", 0) + 1
+        elif act == "standing.revoked":
+            said.facts["revoked"] = True
+
+
+def disagreements(connection: sqlite3.Connection, purged_through: int) -> Iterator[tuple[int, str]]:
+    """Where tables and records part: the place of the newest record about it, or 0, and what it is."""
+    ledger = _Ledger()
+    for seq, kind, call, body in connection.execute(_RECORDS):
+        if isinstance(record := _json(body), dict):
+            ledger.play(seq, str(_plain(kind)), str(_plain(call)), cast("Json", record))
+    complete = purged_through == 0
+    for ticket, seq in ledger.unapproved.items():
+        if complete or ledger.tickets[ticket].whole:
+            yield seq, f"ticket `{ticket}` was used, and no approval of it is on record"
+    try:
+        yield from _compare("identity", ledger.identities, _identities(connection), complete)
+        yield from _compare("ticket", ledger.tickets, _tickets(connection), complete)
+        yield from _compare("standing approval", ledger.standings, _standings(connection), complete)
+        yield from _compare_revocations(ledger, connection, complete)
+        yield from _compare_segments(ledger, connection)
+    except sqlite3.Error as error:
+        yield 0, f"the tables that authority is read from cannot be read: {error}"
+
+
+def _compare(
+    what: str, recorded: dict[str, _Said], rows: Iterator[tuple[Any, Json]], complete: bool
+) -> Iterator[tuple[int, str]]:
+    present: set[Any] = set()
+    for ref, row in rows:
+        present.add(ref)
+        said = recorded.get(ref) if isinstance(ref, str) else None
+        if said is None:
+            if complete or not isinstance(ref, str):
+                yield 0, f"the {what} `{ref}` is in the tables and on no record"
+            continue
+        # Uses before what retention removed are in the row alone.
+        unknown = () if said.whole or what != "standing approval" else ("used",)
+        differ = [name for name, value in said.facts.items() if name not in unknown and row.get(name) != value]
+        if differ:
+            told = ", ".join(f"{name} is {row.get(name)!r}, on record {said.facts[name]!r}" for name in differ)
+            yield said.seq, f"the {what} `{ref}` is another in the tables: {told}"
+    for ref in sorted(recorded.keys() - present):
+        if recorded[ref].whole:
+            yield recorded[ref].seq, f"the {what} `{ref}` is missing in the tables"
+
+
+def _compare_revocations(ledger: _Ledger, connection: sqlite3.Connection, complete: bool) -> Iterator[tuple[int, str]]:
+    present: set[tuple[Any, Any]] = set()
+    for seq, kind, ref in _rows(connection, "revocation", "seq, kind, ref"):
+        # The program reads on from the last number it saw, so one that has none is never read.
+        if type(seq) is int and seq > 0:
+            present.add((kind, ref))
+        if complete and (kind, ref) not in ledger.revocations:
+            yield 0, f"the revocation of {kind} `{ref}` is in the tables and on no record"
+    for kind, ref in sorted(ledger.revocations.keys() - present):
+        yield ledger.revocations[kind, ref], f"the revocation of {kind} `{ref}` is missing in the tables"
+
+
+def _compare_segments(ledger: _Ledger, connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
+    rows = _rows(connection, "segment", "first_seq, last_seq, hash")
+    present = {(f"{first} to {last}", hash_.hex() if isinstance(hash_, bytes) else "") for first, last, hash_ in rows}
+    for purge in sorted(ledger.purges.keys() - present):
+        yield ledger.purges[purge], f"the segment that stands for records {purge[0]} is missing or another"
+
+
+# Rows
+
+
+def _identities(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
+    for did, kind, name, tenant, trust, groups, state in _rows(
+        connection, "identity", "did, kind, name, tenant, trust, groups, state"
+    ):
+        facts = {"kind": kind, "name": name, "tenant": tenant, "trust": trust, "state": state}
+        yield did, {**facts, "groups": _json(groups)}
+
+
+def _tickets(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
+    for ref, state, digest, resolved_by in _rows(connection, "ticket", "id, state, digest, resolved_by"):
+        yield ref, {"state": state, "digest": digest, "resolved_by": resolved_by}
+
+
+def _standings(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
+    columns = "id, tool, versions, caller, uses, used, expires_ms, granted_by, revoked_ms"
+    for ref, tool, versions, caller, uses, used, expires_ms, granted_by, revoked_ms in _rows(
+        connection, "standing", columns
+    ):
+        facts = {"tool": tool, "versions": versions, "caller": caller, "uses": uses, "used": used}
+        expires = iso(expires_ms) if type(expires_ms) is int else None
+        yield ref, {**facts, "expiresAt": expires, "grantedBy": granted_by, "revoked": revoked_ms is not None}
+
+
+def _rows(connection: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
+    """All rows of a table, by the table itself; none where an older schema has no such table."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is None:
+        return
+    for row in connection.execute(f"SELECT {columns} FROM {table} NOT INDEXED"):  # noqa: S608 - constants
+        yield tuple(map(_plain, row))
+
+
+def _plain(value: Any) -> Any:
+    """A text as a text; it comes as bytearray, which tells it from a blob."""
+    return value.decode("utf-8", "replace") if type(value) is bytearray else value
+
+
+def _json(value: Any) -> Any:
+    try:
+        return orjson.loads(value)
+    except (orjson.JSONDecodeError, TypeError):
+        return None

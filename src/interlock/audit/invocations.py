@@ -1,0 +1,74 @@
+"""Invocations, read from the ledger: one call from its request to its end, as the standard describes it.
+
+Each record of a call says what was known when it was written, so the whole is put together from all of them and stored
+nowhere else. Inputs are not told, because the ledger has none: `inputHash` stands for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from interlock.core.clock import begun_ms, iso
+from interlock.core.schema import Json
+
+# Under which of the names that protocols use the caller's own id of a call is found.
+_NATIVE_IDS = ("jsonrpc_request_id", "tool_call_id", "request_id", "id")
+# What a record says of the moment it was written at.
+_REACHED = {"pending": "awaiting_approval", "intent": "queued", "started": "running"}
+
+
+def invocation_of(records: Sequence[Json]) -> Json | None:
+    """The tool_invocation that the records of one call add up to, oldest first; None if there are none of a call."""
+    told = [record for record in records if record.get("toolId") is not None]
+    if not told:
+        return None
+    facts: Json = {name: value for record in told for name, value in record.items() if value is not None}
+    closed = told[-1] if told[-1]["kind"] == "closed" else None
+    began = _began(facts["call"], told[0]["timestamp"])
+    transitions = _transitions(told, closed, began)
+    native: Json = facts.get("native") or {}
+    return {
+        "schema_version": "0.2.0",
+        "invocation_id": facts["call"],
+        "tool_id": facts["toolId"],
+        "status": transitions[-1]["state"],
+        "native_call_id": next((str(native[name]) for name in _NATIVE_IDS if name in native), None),
+        "started_at": began,
+        "ended_at": None if closed is None else closed["timestamp"],
+        "transitions": transitions,
+        "input_hash": facts.get("inputHash"),
+        "external_mappings": [*_of_client(facts, native), *facts.get("externalMappings", ())],
+        "actor_refs": [f"{kind}:{facts[name]}" for kind, name in _ACTORS if facts.get(name)],
+        "runtime_refs": [f"{kind}:{facts[name]}" for kind, name in _RUNTIME if facts.get(name)],
+        "policy_refs": [*([facts["policy"]] if facts.get("policy") else []), *facts.get("rules", ())],
+        "evidence_refs": [f"journal:{facts['call']}"],
+        "telemetry_refs": [f"trace:{facts['traceId']}"],
+    }
+
+
+_ACTORS = (("tenant", "tenant"), ("caller", "callerId"), ("agent", "agentId"))
+_RUNTIME = (("door", "door"), ("version", "version"), ("session", "session"), ("task", "task"))
+
+
+def _transitions(told: Sequence[Json], closed: Json | None, began: str) -> list[Json]:
+    """Every state the call has been in, with the time of those that were put on record when they were reached."""
+    at = {_REACHED[record["kind"]]: record["timestamp"] for record in told if record["kind"] in _REACHED}
+    if closed is None:
+        return [{"state": "planned", "at": began}, *({"state": state, "at": time} for state, time in at.items())]
+    states: list[str] = closed["states"]
+    moves = [{"state": state, "at": at.get(state)} for state in states]
+    moves[0]["at"], moves[-1]["at"] = began, closed["timestamp"]
+    return moves
+
+
+def _began(call: str, otherwise: str) -> str:
+    """When a call began: its id says so. One whose id was not made here began when it was first heard of."""
+    began = begun_ms(call)
+    return otherwise if began is None else iso(began)
+
+
+def _of_client(facts: Json, native: Json) -> list[Json]:
+    """The ids by which an MCP client knows its call."""
+    if facts.get("door") != "mcp" or not native:
+        return []
+    return [{"schema_version": "0.2.0", "kind": "mcp", "method": "tools/call", **native}]

@@ -1,0 +1,116 @@
+"""Whether the ledger is laid out as it was made, so that whoever reads it meets the rows that were verified.
+
+A chain proves the rows it is followed through, not that everybody reads those rows. A table without its primary key
+holds rows that no order reaches, an index that leaves some out hides them from whoever looks by call, a view or a
+trigger answers or acts in a table's place. So the definitions must be, word for word, those the migrations make, and
+SQLite's own check must find each index to hold exactly what its table holds.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+# Everything that belongs to the ledger; white space aside, as the migrations make it. A test holds the two equal.
+_MADE = """
+CREATE TABLE journal ( seq INTEGER NOT NULL, kind TEXT NOT NULL, call TEXT NOT NULL, body BLOB NOT NULL,
+    hash BLOB NOT NULL, PRIMARY KEY (seq) );;
+CREATE INDEX journal_call ON journal (call);;
+CREATE TABLE anchor ( seq INTEGER NOT NULL, hash BLOB NOT NULL, at_ms INTEGER NOT NULL, key_id TEXT NOT NULL,
+    signature BLOB NOT NULL, PRIMARY KEY (seq) );;
+CREATE TABLE segment ( last_seq INTEGER NOT NULL, first_seq INTEGER NOT NULL, hash BLOB NOT NULL,
+    at_ms INTEGER NOT NULL, key_id TEXT NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (last_seq) );;
+CREATE TRIGGER journal_never_changes BEFORE UPDATE ON journal
+    BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;;
+CREATE TRIGGER journal_keeps_its_term BEFORE DELETE ON journal
+    WHEN OLD.seq > (SELECT COALESCE(MAX(last_seq), 0) FROM segment)
+    BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;;
+CREATE TRIGGER journal_only_grows BEFORE INSERT ON journal
+    WHEN EXISTS (SELECT 1 FROM journal WHERE seq = NEW.seq)
+    BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;;
+CREATE TRIGGER anchor_only_grows BEFORE INSERT ON anchor
+    WHEN EXISTS (SELECT 1 FROM anchor WHERE seq = NEW.seq)
+    BEGIN SELECT RAISE(IGNORE); END;;
+CREATE TRIGGER segment_only_grows BEFORE INSERT ON segment
+    WHEN EXISTS (SELECT 1 FROM segment WHERE last_seq = NEW.last_seq)
+    BEGIN SELECT RAISE(ABORT, 'segments are append-only'); END;;
+CREATE TRIGGER anchor_never_changes BEFORE UPDATE ON anchor
+    BEGIN SELECT RAISE(ABORT, 'anchors are append-only'); END;;
+CREATE TRIGGER anchor_stays BEFORE DELETE ON anchor
+    BEGIN SELECT RAISE(ABORT, 'anchors are append-only'); END;;
+CREATE TRIGGER segment_never_changes BEFORE UPDATE ON segment
+    BEGIN SELECT RAISE(ABORT, 'segments are append-only'); END;;
+CREATE TRIGGER segment_stays BEFORE DELETE ON segment
+    BEGIN SELECT RAISE(ABORT, 'segments are append-only'); END
+"""
+LEDGER = ("journal", "anchor", "segment")
+
+
+class _Object(NamedTuple):
+    """A row of SQLite's schema table."""
+
+    type: str
+    name: str
+    table: str
+    sql: str
+
+    def __str__(self) -> str:
+        return f"the {self.type} `{self.name}`" + ("" if self.type == "table" else f" on `{self.table}`")
+
+
+def _made(sql: str) -> _Object:
+    words = sql.split()
+    name = words[2]
+    table = name if words[1] == "TABLE" else words[words.index("ON") + 1]
+    return _Object(words[1].lower(), name, table, " ".join(words))
+
+
+_EXPECTED = tuple(map(_made, _MADE.split(";;")))
+
+
+def departures(connection: sqlite3.Connection) -> Iterator[str]:
+    """What is defined otherwise than the migrations define it: the ledger, and whatever acts or answers by itself."""
+    found = [
+        each
+        for row in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
+        if _concerns_us(each := _Object(*map(_text, row)))
+    ]
+    for each in _EXPECTED:
+        there = [other for other in found if other[:2] == each[:2]]
+        if not there:
+            yield f"{each} is missing"
+        elif there != [each]:
+            yield f"{each} is not as it was made"
+    ours = {each[:2] for each in _EXPECTED}
+    for each in found:
+        if each[:2] not in ours:
+            yield f"{each} was not made by Interlock"
+
+
+def _concerns_us(each: _Object) -> bool:
+    if each.type not in ("table", "index") or each.sql.upper().startswith("CREATE VIRTUAL"):
+        return True
+    return each.name.lower() in LEDGER or each.table.lower() in LEDGER
+
+
+def _text(value: Any) -> str:
+    """A text of the schema in one form of white space, as SQLite knows it: nothing beyond ASCII is white to it."""
+    raw = b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
+    return b" ".join(raw.split()).decode("utf-8", "replace")
+
+
+def contradictions(connection: sqlite3.Connection, tables: Iterable[str] = LEDGER) -> Iterator[str]:
+    """Where SQLite finds that pages and indexes do not hold what their table holds."""
+    for table in tables:
+        try:
+            rows = connection.execute(f'PRAGMA integrity_check("{table}")').fetchmany(_MOST)
+        except (sqlite3.Error, UnicodeDecodeError):
+            yield f"the table `{table}` cannot be checked: the file is damaged"
+            continue
+        for (words,) in rows:
+            if (said := _text(words)) != "ok":
+                yield f"the table `{table}` contradicts itself: {said}"
+
+
+_MOST = 3

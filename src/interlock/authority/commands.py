@@ -1,0 +1,467 @@
+"""What a command line would start, by the grammar that shells share.
+
+Theory of operation. A reader goes through the text once, as a shell's own lexer does: quotes, escapes, substitutions,
+here-documents and comments decide where words begin and end, operators and reserved words decide which of them begins a
+command. Redirections and assignments before a command do not hide it; what stands in `$(…)`, in backticks or in a
+here-document that is expanded is read the same way. Programs that start others (`env`, `xargs`, `find`, `sh -c`) count
+with every word they are given, and what a shell is given is read as a command once more.
+
+Shells differ, and nobody knows which one will read the text. Where the readings of bash and of the plain POSIX shell
+differ, the result holds both; `&>f x` starts `x` in one of them. So it holds too much rather than too little. What
+cannot be known from the text is refused (E3206) rather than guessed at: a program that is named by an expansion (`$x`,
+`/bin/r?`, `{rm,x}`), an open quote, and the few forms in which two shells disagree about where a quote ends.
+
+What a program does by itself is beyond any grammar: `python -c`, `awk`, `make` and scripts start what they like.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple, NoReturn
+
+from interlock.core.errors import Failure
+
+MAX_DEPTH = 16
+
+_BREAKS = frozenset(" \t\n;&|()<>")
+_ASSIGNMENT = re.compile(r"[^\W\d]\w*(?:\[[^\]]*\])?\+?=")
+_DESCRIPTOR = re.compile(r"[0-9]+\Z|\{\w+\}\Z")
+_VARIABLE = re.compile(r"\w+|[@*#?$!-]")
+# Arithmetic in every shell: balanced, with nothing in it that is expanded but plain variables.
+_ARITHMETIC = re.compile(r"\$\(\((?:[^()'\"`\\$]|\$\w|\((?:[^()'\"`\\$]|\$\w)*+\))*+\)\)")
+_SEPARATOR = re.compile(r"[;&|]+")
+_NO_ARGUMENTS = re.compile(r"\([ \t]*\)")
+_NOT_IN_NAMES = re.compile(r"[^\w./+~-]+")
+
+# After these another command begins.
+_OPENING = frozenset(
+    {"{", "}", "!", "if", "then", "else", "elif", "fi", "do", "done", "while", "until", "esac", "coproc", "function",
+     "end", "begin", "and", "or", "not", "always", "]]"}
+)  # fmt: skip
+_LOOPS = frozenset({"for", "select", "foreach"})
+# What these are given may be what they start.
+_STARTERS = frozenset(
+    {"builtin", "busybox", "chroot", "chrt", "command", "doas", "env", "exec", "find", "flock", "ionice", "nice",
+     "nocorrect", "noglob", "nohup", "nsenter", "parallel", "repeat", "setsid", "stdbuf", "strace", "sudo",
+     "systemd-run", "taskset", "time", "timeout", "toybox", "unbuffer", "unshare", "xargs"}
+)  # fmt: skip
+# What these are given is read by a shell; what shells themselves are given, only behind `-c`.
+_EVALUATORS = frozenset({"eval", "runuser", "script", "ssh", "su", "trap", "watch"})
+_SHELLS = frozenset({"ash", "bash", "dash", "fish", "ksh", "mksh", "rbash", "sh", "zsh"})
+
+
+def programs(command: str, where: str = "command") -> list[str]:
+    """What a command line would start, as it is written there and by its last name; E3206 where nobody can tell."""
+    found: dict[str, None] = {}
+    _Reader(command, where, found, 0).read()
+    return list(found)
+
+
+class _Word(NamedTuple):
+    """A word as it is written, as its command would get it, and whether that is known beforehand."""
+
+    raw: str
+    text: str
+    fixed: bool
+
+
+class _Here(NamedTuple):
+    """A here-document that begins at the next line."""
+
+    end: str
+    tabs: bool
+    expands: bool
+
+
+class _State:
+    """Where in a list of commands the reader is."""
+
+    def __init__(self) -> None:
+        self.depth = self.cases = 0
+        self.array = False  # what follows up to `)` are the values of an array
+        self.arithmetic = False  # there was a `((`, within which no comment begins
+        self.pattern = False  # what follows up to `)` is compared, not run
+        self.begin()
+
+    def begin(self, mode: str = "") -> None:
+        """A command begins, or in some reading goes on."""
+        self.start = self.sure = True  # the next word begins a command; surely, or only in some reading
+        self.loose = False  # the next word may belong to what was before it, so that a command follows it still
+        self.head = ""
+        self.mode = mode  # what the words of this command are to it: "words", "shell", "script" behind `-c`, or nothing
+        self.bare = True  # of these, none was anything but an option yet
+        self.operand = ""  # the redirection whose operand is next
+
+
+class _Reader:
+    """Reads one text once, from left to right."""
+
+    def __init__(self, text: str, where: str, found: dict[str, None], depth: int) -> None:
+        self._text = text
+        self._where = where
+        self._found = found
+        self._depth = depth
+        self._at: int = 0
+        self._heres: list[_Here] = []
+        if "\0" in text:
+            self._refuse("holds a character that ends it for some shells and not for others")
+        if depth > MAX_DEPTH:
+            self._refuse("is nested too deeply")
+
+    def read(self, *, nested: bool = False) -> None:
+        """Note the programs of a list of commands: all of the text, or up to the `)` of a substitution."""
+        state, text = _State(), self._text
+        while self._at < len(text):
+            character = text[self._at]
+            if state.array and character in ";&|<>(":
+                self._refuse("has an operator within an array, after which shells go on differently")
+            if character in " \t" or text.startswith("\\\n", self._at):
+                self._at += 1 if character != "\\" else 2
+            elif character == "#":
+                if state.arithmetic or text[self._at - 1 : self._at] == ")":
+                    self._refuse("has a `#` that is a comment to some shells and not to others")
+                end = text.find("\n", self._at)
+                self._at = len(text) if end < 0 else end
+            elif character == "\n":
+                self._at += 1
+                self._here_documents()
+                state.begin()
+            elif separator := _SEPARATOR.match(text, self._at):
+                self._at = separator.end()
+                state.pattern = state.pattern or (state.cases > 0 and separator[0][:2] in (";;", ";&"))
+                state.begin()
+            elif character == "(":
+                state.arithmetic = state.arithmetic or text[self._at - 1 : self._at] == "("
+                state.array = text[self._at - 1 : self._at] == "="
+                self._at += 1
+                state.depth += 1
+                state.begin(state.mode if state.array else "")
+            elif character == ")":
+                self._at += 1
+                if self._heres:
+                    self._refuse("ends before its here-document begins")
+                if nested and state.depth == 0:
+                    return
+                self._close(state)
+            elif character in "<>":
+                state.operand = self._redirection()
+                if state.arithmetic and state.operand in ("<<", "<<-"):
+                    self._refuse("has a `<<` that is a here-document to some shells and a number's shift to others")
+            else:
+                self._take(self._word(), state, nested=nested)
+        if nested:
+            self._refuse("has an open substitution")
+
+    def _close(self, state: _State) -> None:
+        """Behind `)`: a command, or the rest of an array's assignment."""
+        state.depth -= 1
+        state.begin(state.mode if state.array else "")
+        state.array = False
+        state.sure, state.pattern = state.pattern, False
+        state.loose = self._at < len(self._text) and self._text[self._at] not in _BREAKS
+
+    # Words and what they mean
+
+    def _take(self, word: _Word, state: _State, *, nested: bool) -> None:
+        follows = self._text[self._at : self._at + 1]
+        if follows in ("<", ">") and _DESCRIPTOR.match(word.raw):
+            return
+        if state.operand:
+            operand, state.operand = state.operand, ""
+            state.sure = False
+            state.loose = state.loose or word.raw == "!"  # `>! f` in zsh
+            if operand.startswith("<<") and operand != "<<<":
+                self._announce(word, operand)
+        elif word.raw in ("{", "}", "]]") or (word.raw == "do" and state.head in _LOOPS):
+            state.begin()
+        elif state.start:
+            if state.mode:
+                self._given(word, state)
+            self._first(word, state, nested=nested)
+        elif state.head == "case" and word.raw == "in" and state.cases:
+            state.begin()
+            state.pattern = True
+        elif state.mode:
+            self._given(word, state)
+
+    def _first(self, word: _Word, state: _State, *, nested: bool) -> None:
+        """A word where a command may begin."""
+        sure, state.sure = state.sure, False
+        rest = self._text[self._at : self._at + 200].lstrip(" \t")
+        if state.pattern and word.raw != "esac" and not word.fixed and rest[:1] in (")", "|"):
+            return
+        if _ASSIGNMENT.match(word.raw):
+            return
+        if not word.fixed and word.raw not in ("[", "[["):
+            self._refuse("names a program by an expansion, which no rule can read; write its name out")
+        if self._text[self._at : self._at + 1] == "(" and not _NO_ARGUMENTS.match(self._text, self._at):
+            self._refuse("names a program by a pattern, which no rule can read; write its name out")
+        self._note(word.text)
+        if word.raw in _OPENING:
+            state.begin()
+            state.loose = word.raw in ("function", "coproc")
+            if word.raw == "esac":
+                state.cases, state.pattern = max(0, state.cases - 1), False
+        elif state.loose and word.raw != "case" and word.raw not in _LOOPS:
+            state.loose, state.mode = False, _mode(word.text) or state.mode
+        elif not word.text.startswith("-"):  # `time -p x`
+            state.start = state.loose = False
+            state.head = word.raw
+            state.mode = _mode(word.text) or state.mode
+            state.bare = _begins_with_program(word.text)
+            if word.raw == "case" and sure:
+                if nested:
+                    self._refuse("has a `case` within a substitution, where shells disagree about its end")
+                state.cases += 1
+
+    def _given(self, word: _Word, state: _State) -> None:
+        """A word for a program that starts others."""
+        option, assignment = word.text.startswith(("-", "+")), _ASSIGNMENT.match(word.raw)
+        if state.mode == "words" and state.bare and not (word.fixed or assignment):
+            self._refuse("names a program by an expansion, which no rule can read; write its name out")
+        if not assignment:
+            self._note(word.text)
+            for piece in _NOT_IN_NAMES.split(word.text):
+                self._note(piece)
+            state.bare = state.bare and (option or word.text.isdigit())
+        if word.raw != "{}" and (state.mode in ("shell", "-c") or (state.mode == "script" and word.fixed)):
+            _Reader(word.text, self._where, self._found, self._depth + 1).read()
+        if state.mode == "script" and option and "c" in word.text and not word.text.startswith("--"):
+            state.mode = "-c"
+        elif state.mode == "-c" and not option:
+            state.mode, state.bare = "words", False
+        elif state.mode == "words" and _mode(word.text):
+            state.mode, state.bare = _mode(word.text), _begins_with_program(word.text)
+
+    def _note(self, name: str) -> None:
+        for shown in (name, os.path.basename(name), name.lstrip("=")):
+            if shown:
+                self._found[shown] = None
+
+    # Redirections
+
+    def _redirection(self) -> str:
+        """The operator, without the operand that follows it."""
+        text, begin = self._text, self._at
+        for operator in ("<<<", "<<-", "<<", "<>", "<&", ">>", ">&", ">|", "<", ">"):
+            if text.startswith(operator, begin):
+                break
+        self._at = begin + len(operator)
+        if text.startswith("\\\n", self._at):
+            self._refuse("breaks a line within a redirection")
+        if operator in ("<&", ">&") and text.startswith("-", self._at):
+            self._at += 1
+            return ""
+        return operator
+
+    def _announce(self, word: _Word, operator: str) -> None:
+        if "$" in word.raw or "`" in word.raw:
+            self._refuse("has a here-document whose end is an expansion")
+        plain = not set("'\"\\").intersection(word.raw)
+        self._heres.append(_Here(word.text, operator == "<<-", plain))
+
+    def _here_documents(self) -> None:
+        """Go past the here-documents that begin here, and read what is expanded in them."""
+        heres, self._heres = self._heres, []
+        for here in heres:
+            begin = self._at
+            end = begin
+            while self._at < len(self._text):
+                end = self._at
+                line, joined = self._line(here)
+                if line == here.end:
+                    if joined:
+                        self._refuse("breaks the line that ends a here-document")
+                    break
+                end = self._at
+            if here.expands:
+                _Reader(self._text[begin:end], self._where, self._found, self._depth + 1)._expanded()
+
+    def _line(self, here: _Here) -> tuple[str, bool]:
+        """The next line of a here-document. Where it is expanded, lines that end with a backslash are one."""
+        pieces: list[str] = []
+        while True:
+            end = self._text.find("\n", self._at)
+            line = self._text[self._at :] if end < 0 else self._text[self._at : end]
+            self._at = len(self._text) if end < 0 else end + 1
+            line = line.lstrip("\t") if here.tabs else line
+            goes_on = here.expands and (len(line) - len(line.rstrip("\\"))) % 2 == 1
+            if pieces and line == here.end:
+                self._refuse("breaks the line that ends a here-document")
+            pieces.append(line[:-1] if goes_on else line)
+            if not goes_on or end < 0:
+                return "".join(pieces), len(pieces) > 1
+
+    def _expanded(self) -> None:
+        """Read what would be expanded in text that is otherwise data."""
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if character == "\\":
+                self._at += 2
+            elif character == "$":
+                self._dollar(quoted=True)
+            elif character == "`":
+                self._backticks(quoted=True)
+            else:
+                self._at += 1
+
+    # The inside of words
+
+    def _word(self) -> _Word:
+        text, raw, parts, fixed = self._text, list[str](), list[str](), True
+        while self._at < len(text) and text[self._at] not in _BREAKS:
+            begin, character = self._at, text[self._at]
+            if text.startswith("\\\n", begin):
+                self._at += 2
+                continue
+            if character == "\\":
+                self._at = min(begin + 2, len(text))
+                parts.append(text[begin + 1 : begin + 2] or "\\")
+            elif character == "'":
+                self._at = self._closing("'", begin + 1) + 1
+                parts.append(text[begin + 1 : self._at - 1])
+            elif character in '"$`':
+                part, known = self._special(character)
+                parts.append(part)
+                fixed = fixed and known
+            else:
+                self._at += 1
+                parts.append(character)
+                fixed = fixed and character not in "*?[{}"
+            raw.append(text[begin : self._at])
+        written = "".join(raw)
+        return _Word(written, "".join(parts), fixed or written in ("{", "}"))
+
+    def _special(self, character: str) -> tuple[str, bool]:
+        if character == '"':
+            self._at += 1
+            return self._quoted()
+        if character == "`":
+            return self._backticks(quoted=False)
+        return self._dollar(quoted=False)
+
+    def _quoted(self) -> tuple[str, bool]:
+        """The rest of a text in double quotes. What is expanded in it stays as it is written."""
+        text, parts, fixed = self._text, list[str](), True
+        while True:
+            if self._at >= len(text):
+                self._refuse("is a command with an open quote")
+            character = text[self._at]
+            if character == '"':
+                self._at += 1
+                return "".join(parts), fixed
+            if character == "\\":
+                escaped = text[self._at + 1 : self._at + 2]
+                parts.append("" if escaped == "\n" else escaped if escaped in '$`"\\' else f"\\{escaped}")
+                self._at += 2
+            elif character in "$`":
+                part, known = self._dollar(quoted=True) if character == "$" else self._backticks(quoted=True)
+                parts.append(part)
+                fixed = fixed and known
+            else:
+                parts.append(character)
+                self._at += 1
+
+    def _dollar(self, *, quoted: bool) -> tuple[str, bool]:
+        text, begin = self._text, self._at
+        follows = text[begin + 1 : begin + 2]
+        if text.startswith("\\\n", begin + 1) or follows == "[":
+            self._refuse("has a `$` that shells read differently")
+        if arithmetic := _ARITHMETIC.match(text, begin):
+            self._at = arithmetic.end()
+        elif follows == "(":
+            self._at += 2
+            self._substitution()
+        elif follows == "{":
+            self._at += 2
+            self._parameter()
+        elif follows == "'" and not quoted:
+            end = self._closing("'", begin + 2)
+            part = text[begin + 2 : end]
+            if part.endswith("\\"):
+                self._refuse("has a quote that shells end differently")
+            self._at = end + 1
+            return part, "\\" not in part
+        elif follows == '"' and not quoted:
+            self._at += 2
+            return self._quoted()
+        elif variable := _VARIABLE.match(text, begin + 1):
+            self._at = variable.end()
+        else:
+            self._at += 1
+            return "$", True
+        return text[begin : self._at], False
+
+    def _substitution(self) -> None:
+        """The rest of `$(…)`: a list of commands with here-documents of its own."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._refuse("is nested too deeply")
+        heres, self._heres = self._heres, []
+        self.read(nested=True)
+        self._heres = heres
+        self._depth -= 1
+
+    def _parameter(self) -> None:
+        """The rest of `${…}`."""
+        text = self._text
+        if text[self._at : self._at + 1] in ("", " ", "\t", "\n", "|", "("):
+            self._refuse("has a `${` that shells read differently")
+        while self._at < len(text):
+            character = text[self._at]
+            if character == "}":
+                self._at += 1
+                return
+            if character in "'\"" or text.startswith(("<(", ">("), self._at):
+                self._refuse("has a quote or a substitution within `${…}`, which shells read differently")
+            if character == "\\":
+                self._at += 2
+            elif character == "$":
+                self._depth += 1
+                if self._depth > MAX_DEPTH:
+                    self._refuse("is nested too deeply")
+                self._dollar(quoted=True)
+                self._depth -= 1
+            elif character == "`":
+                self._backticks(quoted=True)
+            else:
+                self._at += 1
+        self._refuse("has an open substitution")
+
+    def _backticks(self, *, quoted: bool) -> tuple[str, bool]:
+        text, begin, inner = self._text, self._at, list[str]()
+        self._at += 1
+        while text[self._at : self._at + 1] != "`":
+            if self._at >= len(text):
+                self._refuse("has an open substitution")
+            if text[self._at] == "\\":
+                escaped = text[self._at + 1 : self._at + 2]
+                if quoted and escaped == '"':
+                    self._refuse("has a quote within backticks that shells read differently")
+                inner.append(escaped if escaped and escaped in "`\\$" else f"\\{escaped}")
+                self._at += 2
+            else:
+                inner.append(text[self._at])
+                self._at += 1
+        self._at += 1
+        _Reader("".join(inner), self._where, self._found, self._depth + 1).read()
+        return text[begin : self._at], False
+
+    def _closing(self, quote: str, begin: int) -> int:
+        end = self._text.find(quote, begin)
+        if end < 0:
+            self._refuse("is a command with an open quote")
+        return end
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise Failure("E3206", f"argument `{self._where}` {why}")
+
+
+def _mode(program: str) -> str:
+    name = os.path.basename(program)
+    return "words" if name in _STARTERS else "shell" if name in _EVALUATORS else "script" if name in _SHELLS else ""
+
+
+def _begins_with_program(starter: str) -> bool:
+    return os.path.basename(starter) != "find"  # which begins with where to look

@@ -1,0 +1,70 @@
+"""Puts the files that a call left on this disk.
+
+Their paths were chosen by a tool, and the directory may hold anything: so every step below it is taken from the one
+above, through no link, and nothing that is there is written over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlock.core.artifacts import Artifact
+from interlock.core.errors import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def fetch(artifacts: Iterable[Artifact], read: Callable[[str], bytes]) -> dict[str, bytes]:
+    """What is in each file, by its path. E3801 if that is not what the record of the call says."""
+    found: dict[str, bytes] = {}
+    for one in artifacts:
+        found[one.path] = content = read(one.ref)
+        if hashlib.sha256(content).hexdigest() != one.sha256:
+            raise Failure("E3801", f"`{one.ref}` is not what the journal says it was; see interlock audit verify")
+    return found
+
+
+def save(files: Mapping[str, bytes], directory: Path) -> list[Path]:
+    """Write files below a directory: all of them, or none if one is there already (E3410)."""
+    strange = [path for path in files if not {"", ".", ".."}.isdisjoint(path.split("/"))]
+    if strange:
+        raise Failure("E3410", f"`{strange[0]}` leads out of the directory; nothing was written")
+    taken = [path for path in files if os.path.lexists(directory / path)]
+    if taken:
+        raise Failure("E3410", f"`{directory / taken[0]}` is there already; nothing was written")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            top = _held(stack, os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            for path, content in files.items():
+                _write(top, path.split("/"), content)
+    except OSError as error:
+        raise Failure("E3410", f"the files cannot be written to `{directory}`: {error.strerror}") from None
+    return [directory / path for path in files]
+
+
+def _write(top: int, parts: list[str], content: bytes) -> None:
+    with ExitStack() as stack:
+        at = top
+        for name in parts[:-1]:
+            try:
+                os.mkdir(name, dir_fd=at)
+            except FileExistsError:
+                pass  # if it is a directory; else the next line refuses it
+            at = _held(stack, os.open(name, _STEP, dir_fd=at))
+        with open(os.open(parts[-1], _NEW, 0o666, dir_fd=at), "wb") as file:
+            file.write(content)
+
+
+def _held(stack: ExitStack, descriptor: int) -> int:
+    stack.callback(os.close, descriptor)
+    return descriptor

@@ -1,0 +1,210 @@
+"""Checkpoints: saved while a call runs, read back by whoever made it.
+
+A checkpoint is one write: its row and its record in the journal, which says which point of the work it is and the
+digest of its state, and never the state. The state is kept as it was saved, so that the work can be taken up from it,
+but for what the call was given in private: that is taken out first. At rest it is packed with gzip and encrypted,
+bound to its call, its number and all that is said about it. Whoever reads it sees it as they would see a result that no
+schema describes.
+
+A call that saves something is on record as begun, so that it is found if its process dies. Once a call has its outcome
+it saves no more: what was on its way to the journal comes before the closing record there, the rest is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from interlock.core.canonical import decode, digest
+from interlock.core.checkpoints import (
+    Bounds,
+    Checkpoint,
+    CheckpointType,
+    check_label,
+    checkpoint_id,
+    not_offered,
+    refuse_more,
+    written,
+)
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.phases import Call
+from interlock.core.redact import Redacted, Redactor
+from interlock.core.schema import Json
+from interlock.core.scrub import scrubbed_at
+from interlock.gateway import reconcile
+from interlock.gateway.observe import Observer
+from interlock.settings import Settings
+from interlock.store import records
+from interlock.store.journal import Journal, Transaction
+from interlock.store.sealing import Box
+from interlock.telemetry.trace import Recording
+
+# From how many bytes on a state is packed apart, so that other calls need not wait for it.
+_LARGE = 1 << 16
+_GZIP = 31
+_COLUMNS = "call, seq, owner, tool, version, type, label, at_ms, size, sha256, redacted, body"
+
+
+class Checkpoints:
+    """The checkpoints of a home."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        settings: Settings,
+        observer: Observer,
+        redactor: Redactor,
+        box: Box,
+        owner: str,
+    ) -> None:
+        self._journal = journal
+        self._settings = settings
+        self._observer = observer
+        self._schema = redactor.for_schema({})
+        self._box = box
+        self._owner = owner
+        self.bounds = Bounds(settings.checkpoints_per_call, settings.checkpoint_bytes)
+
+    async def save(self, call: Call, label: str, state: Any, *, runs: Callable[[], bool]) -> None:
+        """Save how far a call has come while it `runs`. When it returns, that is on disk; E3902 if it could not be."""
+        tool, caller = call.tool, call.request.caller
+        assert tool is not None
+        assert caller is not None
+        config = tool.contract.manifest.checkpoint_config
+        if not config.enabled:
+            raise not_offered(tool.ref)
+        if not runs():
+            raise _over(call)
+        check_label(label)
+        text, sha256 = written(state, self.bounds.size)
+        redacted: list[str] = []
+        if self._observer.hides(call):
+            # INVARIANT: a credential that was lent or sent is in no checkpoint, not even in its label.
+            if self._observer.without(call, label) != label:
+                raise Failure("E3308", "the label of a checkpoint holds something that the call was given in private")
+            bare = self._observer.without(call, state)
+            redacted = list(scrubbed_at(state, bare))
+            text, sha256 = written(bare, self.bounds.size)
+        packed = _packed(text) if len(text) < _LARGE else await asyncio.to_thread(_packed, text)
+        # INVARIANT: what is saved of a call is in the journal before its closing record. From here to the queue of the
+        # journal nothing else happens, and who closes a call queues behind.
+        if not runs():
+            raise _over(call)
+        kind: CheckpointType = "macro" if label in config.macro_events else "named"
+        first, call.noted = not call.noted, True
+        name, version, most = str(tool.contract.id), tool.contract.version, self.bounds.number
+        owner, gone = _owner(caller), orjson.dumps(redacted).decode()
+
+        def unit(transaction: Transaction) -> int:
+            seq = transaction.one("SELECT coalesce(max(seq), 0) + 1 FROM checkpoint WHERE call = ?", (call.id,))[0]
+            if seq > most:
+                raise refuse_more(most)
+            at_ms = transaction.now_ms
+            facts = (call.id, seq, owner, name, version, kind, label, at_ms, len(text), sha256, gone)
+            body = self._box.seal(packed, purpose="checkpoint", about=_about(facts))
+            if first:
+                reconcile.begin(call.id, self._owner, records.started(call, at_ms))(transaction)
+            transaction.execute(
+                f"INSERT INTO checkpoint ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
+                (*facts, body),
+            )
+            said = {"checkpoint": seq, "type": kind, "label": label, "bytes": len(text), "sha256": sha256}
+            transaction.append("checkpoint", call.id, records.checkpoint(call, at_ms, **said))
+            return seq
+
+        try:
+            seq = await self._journal.commit(unit)
+        except Failure as failure:
+            call.noted = not first
+            if failure.code == "E3407":
+                raise
+            raise Failure("E3902", f"the checkpoint `{label}` was not written: {failure.message}") from failure
+        self._tell(call, label, seq, len(text))
+
+    def _tell(self, call: Call, label: str, seq: int, size: int) -> None:
+        if isinstance(call.span, Recording):
+            call.span.event("tool.checkpoint", label=label, sequence=seq, bytes=size)
+        facts = {"checkpoint": label, "checkpoint_id": checkpoint_id(call.id, seq)}
+        self._observer.progress(call, {"message": f"saved checkpoint {label}", **facts})
+
+    def of(self, call_id: str, *, after: int = 0, limit: int = -1) -> list[Checkpoint]:
+        """What a call has saved, oldest first, for whoever may see it. One that is damaged says so (E3904)."""
+        rows = self._journal.read(
+            f"SELECT {_COLUMNS} FROM checkpoint WHERE call = ? AND seq > ? ORDER BY seq LIMIT ?",  # noqa: S608 - constant
+            (call_id, after, limit),
+        )
+        return [self._read(row) for row in rows]
+
+    def seen_by(self, caller: Caller, call_id: str) -> list[Checkpoint]:
+        """The same for the caller that made the call; for others there is no such call (E3702)."""
+        rows = self._journal.read("SELECT DISTINCT owner FROM checkpoint WHERE call = ?", (call_id,))
+        owners = {owner for (owner,) in rows}
+        for (body,) in self._journal.read("SELECT body FROM journal WHERE call = ?", (call_id,)):
+            record: Json = orjson.loads(body)
+            owners.add(f"{record.get('tenant')}/{record.get('callerId')}")
+        if _owner(caller) not in owners:
+            raise Failure("E3702", f"no call `{call_id}` of yours is on record")
+        return self.of(call_id)
+
+    def _read(self, row: tuple[Any, ...]) -> Checkpoint:
+        call, seq, _, tool, version, kind, label, at_ms, size, sha256, redacted, _ = row
+        state, paths, error = None, (), None
+        try:
+            state, paths = self._shown(tool, self._opened(row))
+        except Failure as failure:
+            error = failure
+        return Checkpoint(
+            invocation_id=call,
+            sequence=seq,
+            tool_id=tool,
+            tool_version=version,
+            checkpoint_type=kind,
+            label=label,
+            at_ms=at_ms,
+            size=size,
+            checksum=sha256,
+            state=state,
+            redacted=tuple(dict.fromkeys((*orjson.loads(redacted), *paths))),
+            error=error,
+        )
+
+    def _opened(self, row: tuple[Any, ...]) -> Any:
+        """The state that was saved, exactly; E3904 if it is not that any more."""
+        *facts, body = row
+        seq, label, sha256 = row[1], row[6], row[9]
+        try:
+            state = decode(zlib.decompress(self._box.open(body, purpose="checkpoint", about=_about(facts)), _GZIP))
+        except (Failure, ValueError, zlib.error) as error:
+            why = error.message if isinstance(error, Failure) else "it is damaged"
+            raise Failure("E3904", f"checkpoint {seq} (`{label}`) cannot be read: {why}") from None
+        if digest(state) != sha256:
+            raise Failure("E3904", f"checkpoint {seq} (`{label}`) cannot be read: its checksum is another")
+        return state
+
+    def _shown(self, tool: str, state: Any) -> Redacted:
+        """A state as its reader may see it. In a namespace whose results keep their text, so do its states."""
+        redacts = self._settings.redacts(tool.partition(".")[0])
+        return self._schema.for_sinks(state) if redacts else self._schema.for_people(state)
+
+
+def _packed(text: bytes) -> bytes:
+    return zlib.compress(text, wbits=_GZIP)
+
+
+def _about(facts: Sequence[Any]) -> str:
+    """What an encrypted state is bound to: all that its row says of it."""
+    return orjson.dumps(facts).decode()
+
+
+def _over(call: Call) -> Failure:
+    return Failure("E3902", f"{call.ref} has its outcome; nothing more is saved of it")
+
+
+def _owner(caller: Caller) -> str:
+    return f"{caller.tenant}/{caller.id}"

@@ -1,0 +1,86 @@
+"""Calls that another process on this home runs: which one it is, and how it is asked to end them.
+
+A process stops what it runs itself. Of a call of another it leaves the wish to stop it in the store; every process
+looks now and then for wishes that are for it (`heed`), and its answer is the call's `cancel` record, as always. A wish
+that nobody takes up, because that process does no chores or has died meanwhile, is taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import orjson
+
+from interlock.gateway.reconcile import BEGUN
+from interlock.store.home import Instance
+from interlock.store.journal import Journal, Transaction, Unit
+
+EVERY_S = 0.05
+TRIES = 100
+_WISH = "cancel:"
+
+
+class Elsewhere:
+    """The other processes on a home, as one of them sees them."""
+
+    def __init__(self, journal: Journal, instance: Instance) -> None:
+        self._journal = journal
+        self._instance = instance
+
+    def runs(self, call_id: str) -> str | None:
+        """The other process that runs a call now, if one does that is alive."""
+        rows = self._journal.read(
+            "SELECT owner FROM reservation WHERE call = ? AND state = 'executing'"
+            " UNION SELECT value FROM fact WHERE name = ?",
+            (call_id, BEGUN + call_id),
+        )
+        others = (owner for (owner,) in rows if owner != self._instance.id and self._instance.alive(owner))
+        return next(others, None)
+
+    async def ended(self, call_id: str) -> None:
+        """Wait until no other process runs a call any more."""
+        while self.runs(call_id) is not None:  # noqa: ASYNC110 - another process ends it, of which only the store tells
+            await asyncio.sleep(EVERY_S)
+
+    async def cancel(self, call_id: str, owner: str) -> str:
+        """Ask the process that runs a call to end it: what it answers, or `unsupported` where it does not."""
+        answers = "SELECT body FROM journal WHERE call = ? AND kind = 'cancel' ORDER BY seq"
+        before = len(self._journal.read(answers, (call_id,)))
+        await self._journal.commit(_wish(call_id, owner))
+        for _ in range(TRIES):
+            heard = self._journal.read(answers, (call_id,))[before:]
+            if heard:
+                return str(orjson.loads(heard[0][0])["answer"])
+            if self.runs(call_id) is None:
+                break
+            await asyncio.sleep(EVERY_S)
+        await self._journal.commit(_take(call_id, owner))
+        return "finished" if self.runs(call_id) is None else "unsupported"
+
+    async def heed(self, cancel: Callable[[str], str]) -> None:
+        """Do what others asked of this process."""
+        mine = self._instance.id
+        wishes = "SELECT name FROM fact WHERE name >= ? AND name < ? AND value = ?"
+        for (name,) in self._journal.read(wishes, (_WISH, "cancel;", mine)):
+            call_id = name.removeprefix(_WISH)
+            if await self._journal.commit(_take(call_id, mine)):
+                cancel(call_id)
+
+
+def _wish(call_id: str, owner: str) -> Unit[None]:
+    def unit(transaction: Transaction) -> None:
+        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (_WISH + call_id, owner))
+
+    return unit
+
+
+def _take(call_id: str, owner: str) -> Unit[bool]:
+    """A unit that takes a wish up, or back; whether it was still there."""
+
+    def unit(transaction: Transaction) -> bool:
+        found = transaction.one("SELECT 1 FROM fact WHERE name = ? AND value = ?", (_WISH + call_id, owner))
+        transaction.execute("DELETE FROM fact WHERE name = ? AND value = ?", (_WISH + call_id, owner))
+        return found is not None
+
+    return unit

@@ -1,0 +1,159 @@
+"""`interlock doctor` and the commands beside it on a home that has lost something: said as it is, with what to do."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from interlock import Failure
+from interlock.cli.doctor import Finding, examine
+from interlock.settings import load_settings
+from interlock.store.home import Home
+from tests.cli.conftest import Cli
+
+POST = {"account": "cash", "cents": 250}
+FORBIDDING = '@id("reads")\npermit (principal, action == Action::"demo.balance", resource);\n'
+TOOL = """
+from typing import Annotated
+
+from pydantic import Field
+
+from interlock import tool
+
+@tool(name="own.echo", version="1.0.0", mutation_class="read_only", examples=[{"text": "a"}])
+def echo(text: Annotated[str, Field(examples=["a"])]) -> str:
+    \"\"\"Say it again, word for word, as it was said.
+
+    Args:
+        text: what is said
+    \"\"\"
+    return text
+"""
+
+
+def of(cli: Cli, name: str, status: str = "broken") -> Finding:
+    """The one finding of that name and status."""
+    (found,) = [one for one in examine(Home(cli.home), machine=False) if (one.name, one.status) == (name, status)]
+    return found
+
+
+def test_a_policy_that_is_gone_denies_until_one_is_applied(cli: Cli) -> None:
+    (cli.path / "strict.cedar").write_text(FORBIDDING)
+    assert cli("policy", "apply", "strict.cedar").code == 0
+    (cli.home / "policy.cedar").rename(cli.path / "elsewhere.cedar")
+    refused = cli.call("demo.post", POST, "--key", "order-1")["error"]
+    assert refused["error_code"] == "E3205"
+    assert "interlock policy apply FILE" in refused["message"]
+    assert not cli.ledger.exists()
+    assert "policy.cedar is missing" in of(cli, "policy").what
+    (cli.path / "first.cedar").write_text(cli("policy", "default").out)
+    applied = cli("policy", "apply", "first.cedar")
+    assert applied.out.endswith("✓ applied\n")
+    assert cli.call("demo.post", POST, "--key", "order-1")["is_error"] is False
+    (cli.home / "policy.cedar").write_text(FORBIDDING)
+    assert "changed by hand" in of(cli, "policy", "attention").what
+
+
+def test_people_who_are_gone_are_missed(cli: Cli) -> None:
+    before = (cli.home / "principals.toml").read_text()
+    (cli.home / "principals.toml").unlink()
+    assert "interlock policy default --principals" in of(cli, "policy").what
+    assert cli("policy", "default", "--principals").out == before
+
+
+def test_an_emptied_database_does_not_let_a_call_run_twice(cli: Cli) -> None:
+    assert cli.call("demo.post", POST, "--key", "order-1")["is_error"] is False
+    for stale in cli.home.glob("interlock.db-*"):
+        stale.unlink()
+    (cli.home / "interlock.db").write_bytes(b"")
+    again = cli("tools", "add", "interlock.demo_tools")
+    assert again.code == 1
+    assert "E3804" in again.err
+    assert "restore the whole home" in again.err
+    assert cli.call("demo.post", POST, "--key", "order-1")["error"]["error_code"] == "E3804"
+    assert len(cli.ledger.read_text().splitlines()) == 1
+    found = of(cli, "journal")
+    assert "missing or empty" in found.what
+    assert "begin anew" in found.advice
+
+
+def test_a_database_that_was_set_back_is_found(cli: Cli) -> None:
+    before = (cli.home / "interlock.db").read_bytes()
+    assert cli.call("demo.post", POST, "--key", "order-1")["is_error"] is False
+    (cli.home / "interlock.db").write_bytes(before)
+    assert "not as this home left it" in of(cli, "journal").what
+
+
+def test_keys_that_are_damaged_or_gone_are_found_by_loading_them(cli: Cli) -> None:
+    assert cli("keys", "init", "--alg", "EdDSA").code == 0
+    assert cli("secrets", "set", "bank/key", "-", stdin="a secret of some length").code == 0
+    secrets = (cli.home / "keys" / "secrets.key").rename(cli.path / "elsewhere")
+    assert "something is sealed under are not here" in of(cli, "secrets key").what
+    secrets.rename(cli.home / "keys" / "secrets.key")
+    (issuer,) = (cli.home / "keys" / "issuer").glob("*.pem")
+    for path in (cli.home / "keys" / "journal.ed25519", issuer, cli.home / "keys" / "secrets.key"):
+        path.write_text("junk\n")
+    for name in ("signing key", "issuer keys", "secrets key"):
+        found = of(cli, name)
+        assert "damaged" in found.what
+        assert "from a backup" in found.advice
+    refused = cli("call", "demo.balance", json.dumps({"account": "cash"}))
+    assert refused.code == 1
+    assert "✗ E3804  home cannot be used" in refused.err
+    assert "the journal's signing key is damaged" in refused.err
+    assert "next   restore keys/journal.ed25519" in refused.err
+
+
+def test_an_end_of_the_journal_that_nobody_signed_is_pointed_out(cli: Cli) -> None:
+    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
+        triggers = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]
+        old = 'replace(CAST(body AS TEXT), \'"timestamp":"20\', \'"timestamp":"19\')'
+        database.executescript(
+            "".join(f"DROP TRIGGER {name};" for name in triggers)
+            + f"DELETE FROM anchor; UPDATE journal SET body = CAST({old} AS BLOB);"
+        )
+    (cli.home / "anchors.jsonl").write_bytes(b"")
+    assert "not signed from record 1 on, 3 in all" in of(cli, "journal", "attention").what
+
+
+def test_tools_whose_files_are_gone_or_changed_are_found(cli: Cli) -> None:
+    path = cli.path / "own.py"
+    path.write_text(TOOL)
+    added = cli("tools", "add", "own.py")
+    assert added.code == 0, added.out + added.err
+    path.write_text(TOOL.replace("word for word", "letter for letter"))
+    assert of(cli, "tools").what == "own.echo@1.0.0 cannot be called: it has changed"
+    path.unlink()
+    assert "no such file: `own.py`" in of(cli, "tools").what
+    assert "interlock tools add" in of(cli, "tools").advice
+
+
+def test_settings_that_cannot_be_used_are_told_with_their_place(fresh: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.home.mkdir()
+    settings = fresh.home / "settings.toml"
+    settings.write_text("# ours\nadit = 'durable'\ntheta_auto = 500\n\n[[budgets]]\nper = 'task'\nlimmit = 3\n")
+    ended = fresh("tools", "list")
+    assert ended.code == 1
+    told = " ".join(ended.err.split())
+    for words in (
+        "✗ E3108 setup needed",
+        "settings.toml, line 2: there is no setting `adit`; did you mean `audit`?",
+        "settings.toml, line 3: `theta_auto` cannot be used: input should be less than or equal to 100",
+        "settings.toml, line 5: `budgets.0.limit` must be said",
+        "settings.toml, line 7: there is no setting `budgets.0.limmit`; did you mean `limit`?",
+        "next mend what is named",
+    ):
+        assert words in told
+    settings.write_text("audit = \n")
+    assert "settings.toml cannot be read: Invalid value (at line 1, column 9)" in of(fresh, "settings").what
+    settings.unlink()
+    monkeypatch.setenv("INTERLOCK_THETA_AUT", "70")
+    assert of(fresh, "settings", "attention").advice == "did you mean INTERLOCK_THETA_AUTO?"
+    monkeypatch.setenv("INTERLOCK_AUDIT", "never")
+    assert "INTERLOCK_AUDIT: `audit` cannot be used" in of(fresh, "settings").what
+    with pytest.raises(Failure, match="what the program was given: there is no setting `thetaauto`"):
+        load_settings(settings, audit="durable", thetaauto=1)
+    assert not (fresh.home / "policy.cedar").exists()

@@ -1,0 +1,113 @@
+"""What a command says when something is not as it was meant: who has to act, and what to write instead."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from tests.cli.conftest import Cli
+
+FAILING = '''
+from typing import Annotated
+
+from interlock import Context, Effect, Failure, Field, Preview, tool
+
+Text = Annotated[str, Field(description="any text", examples=["hello"])]
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="own", effects=[Effect("log", "UPDATE")])
+def note(text: Text) -> str:
+    """Note something down, and fail."""
+    if text == "later":
+        raise Failure("RATE_LIMITED", "the log is busy", retry_after_ms=55_324)
+    raise ValueError("the cause")
+
+
+@note.preview
+def _(text: str) -> Preview:
+    return Preview(impact="notes it")
+
+
+@note.compensate
+def _(text: str) -> None:
+    pass
+'''
+
+
+def write(cli: Cli, name: str, text: str) -> str:
+    path = cli.path / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_ids_that_say_nothing_are_refused_with_what_is_needed(cli: Cli) -> None:
+    for words in (("calls", "show", "01"), ("calls", "reconcile", "01", "--happened")):
+        ended = cli(*words)
+        assert ended.code == 1
+        assert "`01` is too short to tell which call is meant; give at least 6 characters" in ended.err
+    ended = cli("approvals", "show", "nope")
+    assert ended.code == 1
+    assert "no ticket has the id `nope`" in ended.err
+    assert "invocation" not in ended.err
+    assert "call not found" not in ended.err
+
+
+def test_credentials_are_listed_as_everything_else_is(fresh: Cli) -> None:
+    stored = fresh("secrets", "set", "github/token", "-", "--expires", "30d", "--json", stdin="s3cret").json
+    assert datetime.fromisoformat(stored["expires_at"]).tzinfo is not None
+    [one] = fresh.ask("secrets", "list")["secrets"]
+    assert (one["name"], one["slot"], one["resting_until"]) == ("github/token", "main", None)
+    assert one["expires_at"] == stored["expires_at"]
+    assert datetime.fromisoformat(one["created_at"]) < datetime.fromisoformat(one["expires_at"])
+    gone = fresh("secrets", "remove", "nope")
+    assert gone.code == 1
+    assert "there is no credential `nope` to forget" in gone.err
+    assert "store" not in gone.err
+    assert "interlock secrets list" in gone.err
+
+
+def test_a_registered_tool_is_tested_by_its_name(cli: Cli) -> None:
+    [tested] = cli.ask("tools", "test", "demo.balance")["tools"]
+    assert (tested["tool"], tested["passed"]) == ("demo.balance@1.0.0", True)
+
+
+def test_what_cannot_be_a_tool_is_told_all_that_is_wrong_line_by_line(fresh: Cli) -> None:
+    manifest = json.dumps({"tool_id": "echo", "version": "1.0.0", "name": "Echo", "description": "Give it all back.",
+                           "provider": "local", "protocol": "native", "parameters": {"type": "object"},
+                           "execution": {"target": "../../etc/passwd:x"}})  # fmt: skip
+    bare = "from interlock import tool\n\n@tool\ndef go(x):\n    pass\n"
+    ended = fresh("tools", "add", "../odd", write(fresh, "odd.json", manifest), write(fresh, "bare.py", bare))
+    assert ended.code == 1
+    assert "`../odd` is not the name of a module; give a .py file, a module or a manifest" in ended.out
+    assert "`../../etc/passwd:x` must be written module:function or file.py:function" in ended.out
+    assert "relative import" not in ended.out
+    lines = [line for line in ended.out.splitlines() if line.startswith("    ")]
+    for words in ('write @tool(version="1.0.0")', "a docstring", "a type for `x`", "a return type", 'name="bare_go"'):
+        assert any(words in line for line in lines), words
+
+
+def test_a_token_that_was_not_given_is_asked_for(fresh: Cli) -> None:
+    ended = fresh("token", "delegate", "--to", "sub")
+    assert ended.code == 2
+    assert "there is no token: give --token, set INTERLOCK_TOKEN, or send one on stdin" in ended.err
+
+
+def test_a_range_that_says_nothing_is_a_usage_error(cli: Cli) -> None:
+    ended = cli("call", "demo.post@", "{}")
+    assert ended.code == 2
+    assert "say which versions after the @, or write demo.post alone" in ended.err
+
+
+def test_a_tool_that_failed_tells_where_its_cause_is_found(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", FAILING))
+    note = ("call", "own.note", '{"text": "no"}', "--key", "n-1")
+    first, again = fresh(*note), fresh(*note)
+    assert first.code == again.code == 1
+    assert "E3401" in first.out
+    assert "not retryable" in first.out
+    assert "sees the cause with: interlock --verbose call own.note …" in first.out
+    assert "the cause" not in first.out.replace("sees the cause", "")
+    assert "replayed: it failed once, at " in again.out
+    assert "interlock --verbose call own.note … under a new key" in again.out
+    later = fresh("call", "own.note", '{"text": "later"}', "--key", "n-2")
+    assert "retryable after 56 s" in later.out

@@ -1,0 +1,66 @@
+"""What is said twice in one object is refused, wherever people write JSON or YAML."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from interlock.core.documents import Malformed, read_json, read_yaml
+
+TREES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda parts: st.lists(parts, max_size=4) | st.dictionaries(st.text(), parts, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(tree=TREES, spaced=st.booleans(), plain=st.booleans())
+def test_what_says_everything_once_is_read_as_it_is(tree: Any, spaced: bool, plain: bool) -> None:
+    text = json.dumps(tree, indent=2 if spaced else None, ensure_ascii=plain)
+    assert read_json(text) == read_json(text.encode()) == tree
+
+
+@given(above=TREES, name=st.text(max_size=5), values=st.tuples(TREES, TREES), below=st.dictionaries(st.text(), TREES))
+def test_a_name_that_an_object_has_twice_is_found_however_deep_and_however_written(
+    above: Any, name: str, values: tuple[Any, Any], below: dict[str, Any]
+) -> None:
+    inner = json.dumps(below)[1:-1]
+    first, second = (
+        f"{json.dumps(name, ensure_ascii=kept)}: {json.dumps(value)}"
+        for kept, value in zip((False, True), values, strict=True)
+    )
+    text = f'[{json.dumps(above)}, {{"a": [{{{first},\n{inner + ("," if inner else "")}\n{second}}}]}}]'
+    with pytest.raises(Malformed, match=r"line [12345]: .* is said twice"):
+        read_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3),
+        ("a: 1\n---\nb: 1\nc:\n  - {d: 1,\n     d: 2}\n", 6),
+        ('{"a": 1,\n "a": 2}', 2),
+        ("base: &b {x: 1}\nother:\n  <<: *b\n  y: 1\n  y: 2\n", 5),
+    ],
+)
+def test_in_yaml_it_is_found_with_its_line(text: str, line: int) -> None:
+    with pytest.raises(Malformed, match=f"line {line}: .* is said twice"):
+        read_yaml(text)
+
+
+def test_what_is_taken_over_from_elsewhere_may_be_said_otherwise() -> None:
+    text = "root: &r {x: 1}\nbase: &b\n  <<: *r\n  x: 2\nlast:\n  <<: *b\n  x: 3\nsame: *b\n---\nx: 1\n"
+    first, second = read_yaml(text)
+    assert (first["last"], first["base"], first["same"], second) == ({"x": 3}, {"x": 2}, {"x": 2}, {"x": 1})
+
+
+@pytest.mark.parametrize("text", ["a: [1", b"\xff\xfe\x00", "a: !!python/object:os.x 1", "[" * 5000])
+def test_what_is_no_document_is_refused_in_words(text: str | bytes) -> None:
+    with pytest.raises(Malformed):
+        read_yaml(text)
+    with pytest.raises(Malformed):
+        read_json(text)

@@ -1,0 +1,69 @@
+"""kill -9 while calls save checkpoints: what a tool was told is saved is there afterwards, and the call is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interlock import Interlock
+from interlock.audit.chain import verify
+from interlock.store.home import Home
+from tests.gateway import checkpoint_tools as tools
+from tests.gateway.test_interleavings import admit
+from tests.gateway.test_lifecycle import records
+
+ROOT = Path(__file__).parents[2]
+STEPS = 1000
+
+
+@pytest.mark.part_of("STATE-06", rest="the archive for macro checkpoints of 90 days; deleting named ones")
+@pytest.mark.parametrize("way", ["check.awaits", "check.caged_blocks"])
+async def test_a_killed_process_leaves_every_checkpoint_that_its_tool_was_told_of(tmp_path: Path, way: str) -> None:
+    home = tmp_path / "home"
+    async with Interlock.open(home, caller="local:ann") as lock:
+        await admit(lock, *tools.TOOLS)
+    told = await asyncio.to_thread(_killed, home, way)
+    async with Interlock.open(home, caller="local:ann") as lock:
+        ((call,),) = lock.journal.read("SELECT DISTINCT call FROM checkpoint")
+        saved = lock.checkpoints(call)
+        assert len(saved) >= told >= 5
+        assert [one.state for one in saved] == [{"at": step} for step in range(len(saved))]
+        assert len(records(lock, call, "checkpoint")) == len(saved)
+        (closed,) = records(lock, call)
+        assert closed["error_code"] == "E3404"
+    assert verify(Home(home)).intact
+
+
+def _killed(home: Path, way: str) -> int:
+    """Run a call that saves one checkpoint after another, and kill its process; how many it had heard of."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.crash.test_checkpoints", str(home), way],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert child.stdout is not None
+    told = [child.stdout.readline() for _ in range(5)]
+    child.send_signal(signal.SIGKILL)
+    told += child.stdout.read().splitlines()
+    assert child.wait(30) == -signal.SIGKILL
+    child.stdout.close()
+    return sum(line.startswith(b"saved") for line in told)
+
+
+async def _save_on_and_on(home: str, way: str) -> None:
+    async with Interlock.open(home, caller="local:ann", checkpoints_per_call=STEPS) as lock:
+        for one in tools.TOOLS:
+            lock.catalog.attach(one)
+        script = [["insist", "phase_complete", {"at": step}] for step in range(STEPS)]
+        await lock.call(way, {"script": script}, on_progress=lambda facts: print(facts["message"]))
+
+
+if __name__ == "__main__":
+    asyncio.run(_save_on_and_on(sys.argv[1], sys.argv[2]))

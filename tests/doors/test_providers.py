@@ -1,0 +1,81 @@
+"""A loop that talks to a model provider: declarations out, the model's tool calls in, messages back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from interlock.upstreams.formats import Provider
+from tests import sample
+from tests.doors.test_rest import World, refused
+from tests.doors.test_rest import world as world
+
+Json = dict[str, Any]
+PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
+EXEC_12 = pytest.mark.proves("EXEC-12")
+
+
+def asked(provider: Provider, name: str, arguments: Json, ident: str = "call_1") -> Json:
+    """A tool call as a model of this provider makes it."""
+    match provider:
+        case "openai-chat":
+            return {"type": "function", "id": ident, "function": {"name": name, "arguments": json.dumps(arguments)}}
+        case "openai-responses":
+            return {"type": "function_call", "call_id": ident, "name": name, "arguments": json.dumps(arguments)}
+        case "anthropic":
+            return {"type": "tool_use", "id": ident, "name": name, "input": arguments}
+        case "gemini":
+            return {"functionCall": {"id": ident, "name": name, "args": arguments}}
+
+
+def name_of(declared: Json) -> str:
+    return declared.get("name") or declared["function"]["name"]
+
+
+@EXEC_12
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_what_is_offered_to_a_model_can_be_asked_for_as_the_model_asks(world: World, provider: Provider) -> None:
+    offered = (await world.get("/v1/tools/declarations", provider=provider, strict="true")).json()["tools"]
+    names = {name_of(one) for one in offered}
+    assert {"demo__add", "demo__increment"} <= names
+    assert "idempotency_key" not in json.dumps(offered)
+    for given in ({"a": 2, "b": 3}, {"a": 2, "b": None}):  # a strict form writes what is left out as null
+        answer = (await world.post("/v1/tools/calls", {"call": asked(provider, "demo__add", given)})).json()
+        assert answer["state"] == "succeeded", answer
+        assert "call_1" in json.dumps(answer["message"])
+        assert ("5" if given["b"] else "7") in json.dumps(answer["message"])
+    record = world.records("closed")[-1]
+    assert record["native"] == {"function_name": "demo__add", "tool_call_id": "call_1"}
+
+
+@EXEC_12
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_a_tool_call_that_is_handed_on_twice_is_made_once(world: World, provider: Provider) -> None:
+    call = asked(provider, "demo__increment", {"name": provider}, ident=f"call-{provider}")
+    first = (await world.post("/v1/tools/calls", {"call": call})).json()
+    again = (await world.post("/v1/tools/calls", {"call": call})).json()
+    assert first["message"] == again["message"]
+    assert sample.world.counters[provider] == 1
+    other = asked(provider, "demo__increment", {"name": provider}, ident="another")
+    await world.post("/v1/tools/calls", {"call": other})
+    assert sample.world.counters[provider] == 2
+
+
+@EXEC_12
+async def test_a_failure_and_a_wait_are_messages_for_the_model_and_nonsense_is_refused(world: World) -> None:
+    wrong = (await world.post("/v1/tools/calls", {"call": asked("anthropic", "demo__add", {"a": "many"})})).json()
+    assert wrong["message"]["is_error"]
+    assert "not a whole number" in wrong["message"]["content"][0]["text"]
+    waits = (await world.post("/v1/tools/calls", {"call": asked("anthropic", "demo__send", {"to": "a"})})).json()
+    assert waits["state"] == "awaiting_approval"
+    assert "is_error" not in waits["message"]
+    refused(await world.post("/v1/tools/calls", {"call": {"type": "tool_use"}}), 400, "E3004")
+    refused(await world.post("/v1/tools/calls", {"call": asked("gemini", "demo__ad", {})}), 404, "E3101")
+    narrow = await world.token("scout", user="alice", tools=("demo.add",))
+    only = (await world.get("/v1/tools/declarations", narrow, provider="gemini")).json()["tools"]
+    assert [name_of(one) for one in only] == ["demo__add"]
+    hidden = await world.post("/v1/tools/calls", {"call": asked("gemini", "demo__increment", {"name": "x"})}, narrow)
+    assert "demo__increment" not in refused(hidden, 404, "E3101")["message"].partition("did you mean")[2]
+    refused(await world.get("/v1/tools/declarations", provider="acme"), 400, "E3004")

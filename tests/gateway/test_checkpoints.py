@@ -1,0 +1,423 @@
+"""Checkpoints: on disk when the tool goes on, whole when they are read, and of nobody's business but the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import sqlite3
+import zlib
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from interlock import Caller, Failure, Interlock, Result
+from interlock.audit.chain import verify
+from interlock.core.canonical import canonical
+from interlock.core.checkpoints import Checkpoint
+from interlock.core.clock import iso
+from interlock.core.objects import ToolProgress
+from interlock.gateway.checkpoints import _packed  # pyright: ignore[reportPrivateUsage] - the form at rest
+from interlock.store.home import Home
+from interlock.testing import FakeClock
+from tests.gateway import checkpoint_tools as tools
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit, until
+from tests.gateway.test_lifecycle import records
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WAYS = ("check.awaits", "check.blocks", "check.caged_awaits", "check.caged_blocks")
+# What tools of the usual kinds would save: a crawl, a migration, a report, a conversation.
+REFERENCE: tuple[dict[str, Any], ...] = (
+    {"queue": [f"https://example.org/articles/{n}/comments" for n in range(300)], "seen": list(range(900))},
+    {"table": "orders", "rows": [{"id": n, "status": "copied", "attempts": 1, "error": None} for n in range(400)]},
+    {"sections": [{"title": f"Region {n}", "total": n * 1234.5, "currency": "EUR", "done": True} for n in range(200)]},
+    {"messages": [{"role": ("user", "tool")[n % 2], "content": f"step {n} of the plan is done"} for n in range(200)]},
+)
+
+ARCHIVE = pytest.mark.part_of("STATE-06", rest="the archive for macro checkpoints of 90 days; deleting named ones")
+MICRO = pytest.mark.part_of("STATE-07", rest="micro checkpoints and the size from which they are packed")
+CREDENTIALS = pytest.mark.part_of("AUDIT-07", rest="Postgres")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lock(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Interlock]:
+    """One for all tests here, so that there is one sandbox: calls do not see one another's checkpoints."""
+    home = tmp_path_factory.mktemp("checkpoints") / "home"
+    async with Interlock.open(home, housekeeping=False, no_pattern_redaction=("check",)) as opened:
+        await admit(opened, *tools.TOOLS)
+        await opened.secrets.set("check/token", "lent-canary-77", by="local:test")
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    tools.late.clear()
+    tools.between.clear()
+
+
+async def follow(lock: Interlock, way: str, *script: Any, **options: Any) -> tuple[Result, list[Checkpoint]]:
+    result = await lock.call(way, {"script": list(script)}, **options)
+    return result, lock.checkpoints(result.invocation_id)
+
+
+def kept(lock: Interlock, result: Result) -> Any:
+    """The state of a call's first checkpoint as it was saved: what the work would be taken up from."""
+    columns = "call, seq, owner, tool, version, type, label, at_ms, size, sha256, redacted, body"
+    rows = lock.journal.read(f"SELECT {columns} FROM checkpoint WHERE call = ?", (result.invocation_id,))
+    return lock.gateway.checkpoints._opened(rows[0])  # pyright: ignore[reportPrivateUsage]
+
+
+def home_files(lock: Interlock) -> bytes:
+    return b"".join(path.read_bytes() for path in lock.home.path.rglob("*") if path.is_file())
+
+
+# Saving
+
+
+@ARCHIVE
+@MICRO
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_checkpoint_is_a_labelled_document_of_its_call_and_on_record(lock: Interlock, way: str) -> None:
+    state = {"pages": 40, "next": [41, None, 0.5], "naïve": "😀"}
+    script: list[Any] = [["checkpoint", "begun", {}], *(["checkpoint", one, state] for one in tools.MACRO)]
+    result, saved = await follow(lock, way, *script)
+    assert result.unwrap() == ["saved"] * 4
+    kinds = [(one.label, one.checkpoint_type) for one in saved]
+    assert kinds == [("begun", "named"), *((label, "macro") for label in tools.MACRO)]
+    checksum = hashlib.sha256(canonical(state)).hexdigest()
+    assert saved[1].document() == {
+        "schema_version": "1.0",
+        "checkpoint_id": f"{result.invocation_id}:2",
+        "invocation_id": result.invocation_id,
+        "sequence": 2,
+        "tool_id": way,
+        "tool_version": "1.0.0",
+        "checkpoint_type": "macro",
+        "label": "phase_complete",
+        "timestamp": iso(saved[1].at_ms),
+        "size": len(orjson.dumps(state)),
+        "checksum": checksum,
+        "state": state,
+        "redacted": [],
+        "error": None,
+    }
+    told = records(lock, result.invocation_id, "checkpoint")
+    assert [(one["label"], one["type"]) for one in told] == kinds
+    assert [one["checkpoint"] for one in told] == [1, 2, 3, 4]
+    assert (told[1]["sha256"], told[1]["bytes"]) == (checksum, saved[1].size)
+    assert "state" not in told[1]
+    assert verify(Home(lock.home.path)).intact
+
+
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@MICRO
+@settings(max_examples=60)
+@given(state=VALUE)
+async def test_what_is_read_is_what_was_saved(lock: Interlock, state: Any) -> None:
+    result, saved = await follow(lock, "check.awaits", ["checkpoint", "kept", state])
+    assume(result.ok)  # two names that are one in canonical form are refused as an argument already
+    assert [(one.state, one.error, one.redacted) for one in saved] == [(state, None, ())]
+
+
+STEP = st.one_of(
+    st.tuples(st.just("progress"), st.sampled_from("abc")),
+    st.tuples(st.just("partial"), st.integers(0, 9)),
+    st.tuples(st.just("checkpoint"), st.sampled_from(("begun", "phase_complete")), VALUE),
+)
+
+
+@MICRO
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=10)
+@given(script=st.lists(STEP, max_size=12))
+async def test_progress_parts_and_checkpoints_keep_their_order(
+    lock: Interlock, way: str, script: list[tuple[Any, ...]]
+) -> None:
+    heard: list[tuple[Any, ...]] = []
+
+    def hear(event: Any) -> None:
+        if event.type == "tool.invocation.partial_result":
+            heard.append(("partial", event.data["value"]))
+        elif event.type == "tool.invocation.progress":
+            label = event.data.get("checkpoint")
+            heard.append(("progress", event.data["message"]) if label is None else ("checkpoint", label))
+
+    stop = lock.listen(hear)
+    result, saved = await follow(lock, way, *map(list, script))
+    stop()
+    assume(result.ok)
+    steps = [step for step in script if step[0] == "checkpoint"]
+    assert result.unwrap() == ["saved"] * len(steps)
+    assert heard == [step[:2] for step in script]
+    assert [("checkpoint", one.label, one.state) for one in saved] == steps
+
+
+@MICRO
+@pytest.mark.parametrize("label", ["asked", "phase_complete"])
+@pytest.mark.parametrize("state", REFERENCE, ids=["crawl", "migration", "report", "conversation"])
+async def test_at_rest_a_state_is_packed_and_encrypted(lock: Interlock, state: dict[str, Any], label: str) -> None:
+    text = orjson.dumps({**state, "canary": "a-plain-canary"})
+    assert _packed(text)[:2] == b"\x1f\x8b", "gzip"
+    assert zlib.decompress(_packed(text), 31) == text
+    _, (saved,) = await follow(lock, "check.awaits", ["insist", label, orjson.loads(text)])
+    query = "SELECT size, length(body) FROM checkpoint WHERE call = ?"
+    ((size, stored),) = lock.journal.read(query, (saved.invocation_id,))
+    assert size == len(text) == saved.size
+    assert stored < size * 0.4, "less than 60 % were saved"
+    assert b"a-plain-canary" not in home_files(lock)
+
+
+# Refusals
+
+
+@MICRO
+@pytest.mark.parametrize("way", ["check.blocks", "check.caged_blocks"])
+async def test_what_is_not_json_is_refused_and_nothing_of_it_is_kept(lock: Interlock, way: str) -> None:
+    result, saved = await follow(lock, way, ["unserialisable"], ["checkpoint", "after", 1])
+    assert result.unwrap() == [*["E3906"] * 6, "saved"]
+    assert [one.label for one in saved] == ["after"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_label_is_a_plain_name(lock: Interlock, way: str) -> None:
+    wrong: list[Any] = ["", " a", "a b", "-a", "é", "a" * 101, "a\n", 7, None]
+    result, saved = await follow(lock, way, *(["checkpoint", label, {}] for label in wrong), ["insist", "a" * 100, {}])
+    assert result.unwrap() == ["E3308"] * len(wrong)
+    assert [one.label for one in saved] == ["a" * 100]
+
+
+async def test_size_and_number_are_bounded(tmp_path: Path) -> None:
+    home = tmp_path / "bounded"
+    async with Interlock.open(home, housekeeping=False, checkpoint_bytes=1024, checkpoints_per_call=3) as lock:
+        await admit(lock, *tools.TOOLS)
+        most, more = ["checkpoint", "most", "x" * 1022], ["checkpoint", "more", "x" * 1023]
+        for way in WAYS:
+            result, saved = await follow(lock, way, most, more, most, most, most)
+            assert result.unwrap() == ["saved", "E3407", "saved", "saved", "E3407"]
+            assert [one.size for one in saved] == [1024] * 3
+
+
+async def test_a_tool_that_does_not_say_it_saves_checkpoints_cannot(lock: Interlock) -> None:
+    assert code(await lock.call("check.unsaid", script=[])) == "E3109"
+
+
+async def test_waiting_for_a_checkpoint_on_the_loop_itself_is_refused(lock: Interlock) -> None:
+    result = await lock.call("check.confused", script=[])
+    assert code(result) == "E3308"
+    assert lock.checkpoints(result.invocation_id) == []
+
+
+@ARCHIVE
+async def test_a_store_that_cannot_be_written_is_told_to_the_tool(lock: Interlock) -> None:
+    journal = lock.journal._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
+    pages = journal.execute("PRAGMA page_count").fetchone()[0]
+
+    def limit(most: int) -> None:
+        journal.execute(f"PRAGMA max_page_count={most}")
+
+    tools.between.extend((lambda: limit(pages), lambda: limit(1 << 30)))
+    large = random.Random(7).randbytes(100_000).hex()
+    result, saved = await follow(
+        lock, "check.awaits", ["checkpoint", "before", 1], ["between"], ["checkpoint", "phase_complete", large],
+        ["checkpoint", "asked", large], ["between"], ["checkpoint", "after", 2],
+    )  # fmt: skip
+    assert result.unwrap() == ["saved", "E3902", "E3902", "saved"]
+    assert [one.label for one in saved] == ["before", "after"]
+    assert verify(Home(lock.home.path)).intact
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_failure_to_save_that_a_tool_lets_through_is_the_calls_own(lock: Interlock, way: str) -> None:
+    result, _ = await follow(lock, way, ["insist", "large", "x" * (1 << 20)])
+    assert code(result) == "E3407"
+    assert code((await follow(lock, way, ["insist", "a b", 1]))[0]) == "E3308"
+
+
+# The end of a call
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_call_that_is_cancelled_keeps_what_it_saved_and_saves_no_more(lock: Interlock, way: str) -> None:
+    request = lock.gateway.with_id(lock.request(way, {"script": [["insist", "begun", {"at": 1}], ["wait"]]}))
+    call = asyncio.ensure_future(lock.gateway.invoke(request))
+    assert request.id is not None
+    await until(lambda: records(lock, request.id, "checkpoint"))
+    assert lock.cancel(request.id) == "canceled"
+    assert code(await call) == "E3703"
+    if way == "check.blocks":
+        await until(lambda: tools.late)
+        assert tools.late == ["E3902"]
+    assert [(one.label, one.state) for one in lock.checkpoints(request.id)] == [("begun", {"at": 1})]
+    _ends_with_its_closing(lock, request.id)
+
+
+@pytest.mark.parametrize("way", ["check.awaits", "check.caged_awaits"])
+async def test_a_call_that_runs_out_of_time_keeps_what_it_saved(tmp_path: Path, way: str) -> None:
+    time = FakeClock()
+    async with Interlock.open(tmp_path / "timed", clock=time.clock, housekeeping=False) as lock:
+        await admit(lock, *tools.TOOLS)
+        request = lock.gateway.with_id(lock.request(way, {"script": [["insist", "begun", {"at": 1}], ["wait"]]}))
+        call = asyncio.ensure_future(lock.gateway.invoke(request))
+        assert request.id is not None
+        await until(lambda: records(lock, request.id, "checkpoint"))
+        time.advance(3600)
+        assert code(await call) == "E3402"
+        assert [one.state for one in lock.checkpoints(request.id)] == [{"at": 1}]
+        _ends_with_its_closing(lock, request.id)
+
+
+async def test_a_tool_that_dies_keeps_what_it_saved(lock: Interlock) -> None:
+    result, saved = await follow(lock, "check.caged_blocks", ["insist", "begun", {"at": 1}], ["die"])
+    assert code(result) == "E3404"
+    assert [one.state for one in saved] == [{"at": 1}]
+    _ends_with_its_closing(lock, result.invocation_id)
+
+
+@pytest.mark.parametrize("way", ["check.awaits", "check.hurries"])
+@pytest.mark.parametrize("end", ["return", "fail"])
+async def test_what_a_tool_left_running_saves_nothing_after_the_end(lock: Interlock, way: str, end: str) -> None:
+    result, _ = await follow(lock, way, ["insist", "begun", 0], ["leave", 40], *([["fail"]] if end == "fail" else []))
+    assert result.ok == (end == "return")
+    await until(lambda: len(tools.late) == 40)
+    await lock.journal.drain()
+    saved = lock.checkpoints(result.invocation_id)
+    assert {"E3902"} <= set(tools.late) <= {"saved", "E3902"}
+    assert 1 + tools.late.count("saved") == len(saved)
+    _ends_with_its_closing(lock, result.invocation_id)
+
+
+def _ends_with_its_closing(lock: Interlock, call: str) -> None:
+    rows = lock.journal.read("SELECT kind FROM journal WHERE call = ? ORDER BY seq", (call,))
+    kinds = [kind for (kind,) in rows if kind != "cancel"]
+    assert kinds[0] == "started", "a call that saves something is on record as begun"
+    assert kinds[-1] == "closed"
+    assert kinds.count("closed") == 1
+    assert lock.journal.read("SELECT 1 FROM fact WHERE name = ?", (f"begun:{call}",)) == []
+
+
+@ARCHIVE
+async def test_housekeeping_lets_go_of_no_checkpoint(tmp_path: Path) -> None:
+    time = FakeClock()
+    async with Interlock.open(tmp_path / "old", clock=time.clock, housekeeping=False) as lock:
+        await admit(lock, *tools.TOOLS)
+        steps = ["insist", "asked", 1], ["insist", "phase_complete", 2]
+        result, saved = await follow(lock, "check.awaits", *steps)
+        for _ in range(2):
+            time.advance(90 * 86_400)
+            await lock.maintain()
+            assert lock.checkpoints(result.invocation_id) == saved
+
+
+async def test_who_only_looks_saves_nothing(lock: Interlock) -> None:
+    before = lock.journal.read("SELECT COUNT(*) FROM checkpoint")
+    result = await lock.call("check.keeps", api_key="a", password="b", dry_run=True)
+    assert result.unwrap()["impact"] == "looked"
+    assert lock.checkpoints(result.invocation_id) == []
+    assert lock.journal.read("SELECT COUNT(*) FROM checkpoint") == before
+
+
+# Reading
+
+
+async def test_only_the_caller_that_made_a_call_reads_its_checkpoints(lock: Interlock) -> None:
+    ann, bob = (Caller(id=name, scopes=lock.caller.scopes | {"audit:read"}) for name in ("ann", "bob"))
+    theirs = await lock.call("check.awaits", {"script": [["insist", "begun", 1]]}, caller=ann)
+    without = await lock.call("check.awaits", {"script": []}, caller=ann)
+    assert [one.state for one in lock.checkpoints(theirs.invocation_id, caller=ann)] == [1]
+    assert lock.checkpoints(without.invocation_id, caller=ann) == []
+    same_name = Caller(id="ann", tenant="elsewhere", scopes=ann.scopes)
+    for call in (theirs.invocation_id, without.invocation_id, "01JUNKNOWN"):
+        for caller in (bob, same_name, None):
+            with pytest.raises(Failure) as refused:
+                lock.checkpoints(call, caller=caller)
+            assert refused.value.code == "E3702"
+
+
+DAMAGE = {
+    "the state": "body = CAST(substr(body, 1, length(body) - 1) || x'00' AS BLOB)",
+    "half of it": "body = substr(body, 1, 30)",
+    "nothing but nought": "body = zeroblob(100)",
+    "the label": "label = 'phase_complete'",
+    "whose it is": "owner = 'local/bob'",
+    "the checksum": "sha256 = sha256 || '0'",
+    "another's state": "body = (SELECT body FROM checkpoint one WHERE one.call = checkpoint.call AND one.seq = 1)",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_a_checkpoint_that_is_not_what_was_saved_says_so_and_the_others_are_listed(
+    lock: Interlock, damage: str
+) -> None:
+    result, _ = await follow(lock, "check.awaits", *(["insist", f"n{n}", {"n": n}] for n in (1, 2, 3)))
+    other = sqlite3.connect(lock.home.database)
+    with other:
+        change = f"UPDATE checkpoint SET {DAMAGE[damage]} WHERE call = ? AND seq = 2"
+        assert other.execute(change, (result.invocation_id,)).rowcount == 1
+    other.close()
+    first, second, third = lock.checkpoints(result.invocation_id)
+    assert (first.state, second.state, third.state) == ({"n": 1}, None, {"n": 3})
+    assert second.error is not None
+    assert second.error.code == "E3904"
+    assert second.document()["error"]["error_code"] == "E3904"
+
+
+async def test_a_reader_sees_a_state_as_they_would_see_a_result(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path / "redacting", housekeeping=False) as lock:
+        await admit(lock, *tools.TOOLS)
+        state = {"mail": "ann@example.org", "n": 1}
+        result, (saved,) = await follow(lock, "check.awaits", ["insist", "begun", state])
+        assert saved.state["n"] == 1
+        assert "ann@example.org" not in str(saved.state)
+        assert saved.redacted == ("/mail",)
+        assert kept(lock, result) == state
+
+
+@CREDENTIALS
+async def test_credentials_are_in_no_checkpoint(lock: Interlock, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"api_key": "sk-secret123456", "password": "supersecret"}
+    heard: list[str] = []
+    stop = lock.listen(lambda event: heard.append(str(event.document())))
+    with caplog.at_level("DEBUG"):
+        result = await lock.call("check.keeps", given, key="k")
+    stop()
+    assert result.unwrap() == {"label": "E3308"}
+    (saved,) = lock.checkpoints(result.invocation_id)
+    assert saved.redacted == ("/api_key", "/note")
+    note = "used [REDACTED] and [REDACTED]"
+    assert saved.state == {"api_key": "[REDACTED]", "note": note, "mail": "ann@example.org"} == kept(lock, result)
+    told = "".join([*heard, caplog.text, str(result.document()), str(saved.document())])
+    for canary in (*given.values(), "lent-canary-77"):
+        assert canary not in told
+        assert canary.encode() not in home_files(lock)
+    assert b"ann@example.org" not in home_files(lock)
+
+
+# Telling
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_checkpoint_is_progress_that_its_caller_hears_of(lock: Interlock, way: str) -> None:
+    heard: list[Any] = []
+    steps = ["insist", "phase_complete", 1], ["progress", "half way"]
+    result, (saved,) = await follow(lock, way, *steps, on_progress=heard.append)
+    first, second = heard
+    assert (first["checkpoint"], first["message"]) == ("phase_complete", "saved checkpoint phase_complete")
+    assert first["checkpoint_id"] == saved.id
+    assert ToolProgress.parse(first).document()["checkpoint"] == "phase_complete"
+    assert (second.get("checkpoint"), second["message"]) == (None, "half way")
+    assert "warnings" not in result.metadata

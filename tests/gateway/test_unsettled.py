@@ -1,0 +1,74 @@
+"""Writes that were stopped on their way: nobody is told to send again what may be done already."""
+
+from __future__ import annotations
+
+import asyncio
+
+from interlock import BatchPolicy, Context, Effect, Failure, Interlock, Preview, tool
+from interlock.gateway import reconcile
+from tests import sample
+from tests.gateway.test_interleavings import admit
+from tests.sample import flaky
+
+
+async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(lock: Interlock) -> None:
+    begun = asyncio.Event()
+
+    @tool(
+        version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("x:{name}", "UPDATE")],
+        concurrency_safe=True,
+    )  # fmt: skip
+    async def strand(name: sample.Name) -> str:
+        """Change something, or not, and never come back."""
+        begun.set()
+        await asyncio.Event().wait()
+        return name
+
+    @strand.preview
+    def _(name: str) -> Preview:
+        return Preview(impact=name)
+
+    @strand.compensate
+    async def _(name: str) -> None:
+        return None
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+    async def over(ctx: Context) -> None:
+        """Make a write below that does not come back."""
+        await ctx.call("demo.strand", {"name": "below"}, key="below", timeout_s=0.05)
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", concurrency_safe=True)
+    async def fall() -> int:
+        """Fail once others run."""
+        await begun.wait()
+        raise Failure("E3411", "not now")
+
+    await admit(lock, strand, over, fall)
+    asked = lock.gateway.with_id(lock.request("demo.strand", {"name": "cancelled"}, key="cancelled"))
+    running = asyncio.create_task(lock.gateway.invoke(asked))
+    await begun.wait()
+    assert lock.cancel(asked.id or "") == "canceled"
+    cancelled = await running
+    begun.clear()
+    both = [lock.request("demo.fall", {}), lock.request("demo.strand", {"name": "sibling"}, key="sibling")]
+    results = await lock.batch(both, BatchPolicy(sibling_failure="cancel_siblings"))
+    below = await lock.call("demo.over")
+    sibling = results[1]
+    for result, expected in ((cancelled, "E3703"), (sibling, "E3412"), (below, "E3402")):
+        failure = result.error
+        assert failure is not None
+        assert (failure.code, failure.retryable) == (expected, False)
+        assert failure.resolution == "settle it with interlock calls reconcile"
+        assert failure.details is not None
+        stranded = failure.details["invocation_id"]
+        assert f"interlock calls reconcile {stranded}" in failure.message
+        assert failure.evidence_refs == (f"journal:{stranded}",)
+        await reconcile.reconcile(lock.journal, lock.caller, stranded, happened=False)
+
+
+async def test_a_stopped_write_that_did_nothing_may_be_sent_again(lock: Interlock) -> None:
+    flaky.failures = [Failure("E3502", "the far side is away")]
+    failure = (await lock.call("demo.unsteady", name="a", key="k")).error
+    assert failure is not None
+    assert (failure.retryable, failure.resolution) == (True, "wait, then send the call again")
+    assert (await lock.call("demo.unsteady", name="a", key="k")).ok

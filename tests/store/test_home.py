@@ -1,0 +1,230 @@
+"""What a home must hold to be opened: its database as it was left, its keys, its policy. Nothing lost is made anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock import Failure, Interlock
+from interlock.audit.chain import verify
+from interlock.core.clock import Clock
+from interlock.settings import load_settings
+from interlock.store.home import Home
+from interlock.store.journal import ANCHOR_AFTER_S, Journal, Transaction
+from interlock.store.signing import Signer
+from tests import sample
+
+Spoil = Callable[[Path], None]
+
+
+async def used(path: Path) -> Path:
+    """A home in which a call was made."""
+    async with Interlock.open(path, housekeeping=False) as lock:
+        await lock.add(sample.add)
+        assert (await lock.call("demo.add", a=1, b=1)).ok
+    return path
+
+
+async def refusal(path: Path) -> Failure:
+    with pytest.raises(Failure) as refused:
+        async with Interlock.open(path, housekeeping=False):
+            pass
+    assert str(path) not in f"{refused.value.message} {refused.value.resolution}"
+    return refused.value
+
+
+# The database
+
+
+def _removed(path: Path) -> None:
+    (path / "interlock.db").unlink()
+
+
+def _emptied(path: Path) -> None:
+    (path / "interlock.db").write_bytes(b"")
+
+
+def _emptied_and_anchors_lost(path: Path) -> None:
+    _emptied(path)
+    (path / "anchors.jsonl").unlink()
+
+
+def _removed_and_key_lost(path: Path) -> None:
+    _removed(path)
+    shutil.rmtree(path / "keys")
+
+
+def _of_another_home(path: Path) -> None:
+    shutil.copyfile(path.with_name("other") / "interlock.db", path / "interlock.db")
+
+
+def _set_back(path: Path) -> None:
+    shutil.copyfile(path.with_name("earlier") / "interlock.db", path / "interlock.db")
+
+
+@pytest.mark.parametrize(
+    "spoil", [_removed, _emptied, _emptied_and_anchors_lost, _removed_and_key_lost, _of_another_home, _set_back]
+)
+async def test_a_database_that_has_forgotten_what_was_done_is_refused(tmp_path: Path, spoil: Spoil) -> None:
+    home = await used(tmp_path / "home")
+    shutil.copytree(home, tmp_path / "earlier")
+    await used(tmp_path / "home")
+    await used(tmp_path / "other")
+    spoil(home)
+    before = {path: path.read_bytes() for path in sorted(home.rglob("*")) if path.is_file()}
+    failure = await refusal(home)
+    assert failure.code == "E3804"
+    assert "restore the whole home" in failure.resolution
+    assert "begin anew" in failure.resolution
+    assert {path: path.read_bytes() for path in sorted(home.rglob("*")) if path in before} == before
+
+
+async def test_a_whole_home_that_was_restored_opens(tmp_path: Path) -> None:
+    home = await used(tmp_path / "home")
+    shutil.copytree(home, tmp_path / "earlier")
+    await used(home)
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "earlier", home)
+    await used(home)
+    assert verify(Home(home)).intact
+
+
+async def test_anchors_that_a_power_cut_left_half_written_or_out_of_order_are_no_hindrance(tmp_path: Path) -> None:
+    home = await used(await used(tmp_path / "home"))
+    anchors = home / "anchors.jsonl"
+    first, *_, last = [line for line in anchors.read_bytes().split(b"\n") if line]
+    anchors.write_bytes(b"\n".join((last, first, last[: len(last) // 2])))
+    await used(home)
+
+
+@given(tail=st.binary(max_size=300))
+def test_nothing_in_the_anchors_file_can_make_reading_it_fail(
+    tmp_path_factory: pytest.TempPathFactory, tail: bytes
+) -> None:
+    home = Home(tmp_path_factory.mktemp("home"))
+    home.anchors.write_bytes(b'{"seq":7,"hash":"00"}\n' + tail)
+    found = home.last_anchor()
+    assert found is None or found >= (7, b"\0")
+
+
+async def test_purged_records_that_an_anchor_names_are_not_missed(tmp_path: Path) -> None:
+    from interlock.audit.retention import purge
+
+    path = await used(tmp_path / "home")
+    home, later = Home(path), Clock().now_ms() + 9 * 366 * 86_400_000
+    lines = home.anchors.read_bytes()
+    assert purge(home, load_settings(home.settings), now_ms=later, by="local:auditor")
+    home.anchors.write_bytes(lines)  # as if the power had gone before the last line was on disk
+    await used(path)
+    with closing(sqlite3.connect(home.database)) as database:
+        ((last, digest),) = database.execute("SELECT last_seq, hash FROM segment").fetchall()
+    home.anchors.write_text(f'{{"seq":{last},"hash":"{bytes(digest).hex()}"}}\n')
+    await used(path)
+    home.anchors.write_text(f'{{"seq":{last},"hash":"{"00" * 32}"}}\n')
+    assert "another one" in (await refusal(path)).message
+
+
+# The signing key
+
+
+def _junk(path: Path) -> None:
+    (path / "keys" / "journal.ed25519").write_text("junk\n")
+
+
+def _lost(path: Path) -> None:
+    (path / "keys" / "journal.ed25519").unlink()
+
+
+def _pair_lost(path: Path) -> None:
+    shutil.rmtree(path / "keys")
+
+
+def _another(path: Path) -> None:
+    (path / "keys" / "journal.ed25519").write_bytes(os.urandom(32))
+
+
+def _another_pair(path: Path) -> None:
+    _another(path)
+    (path / "keys" / "journal.pub").unlink()
+
+
+def _shared(path: Path) -> None:
+    (path / "keys" / "journal.ed25519").chmod(0o644)
+
+
+@pytest.mark.parametrize("spoil", [_junk, _lost, _pair_lost, _another, _another_pair, _shared])
+async def test_a_journal_that_nobody_can_sign_any_more_is_not_gone_on_with(tmp_path: Path, spoil: Spoil) -> None:
+    home = await used(tmp_path / "home")
+    records = verify(Home(home)).records
+    spoil(home)
+    failure = await refusal(home)
+    assert failure.code == "E3804"
+    assert ("chmod 600" if spoil is _shared else "from a backup") in failure.resolution
+    with closing(sqlite3.connect(home / "interlock.db")) as database:
+        assert database.execute("SELECT COUNT(*) FROM journal").fetchone() == (records,)
+
+
+async def test_what_a_killed_process_left_unsigned_the_next_one_signs(tmp_path: Path) -> None:
+    home = await used(tmp_path / "home")
+    with closing(sqlite3.connect(home / "interlock.db")) as database:
+        triggers = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]
+        database.executescript("".join(f"DROP TRIGGER {name};" for name in triggers) + "DELETE FROM anchor;")
+    (home / "anchors.jsonl").write_bytes(b"")
+    assert verify(Home(home)).anchored_through == 0
+    async with Interlock.open(home, housekeeping=False):
+        pass
+    verdict = verify(Home(home))
+    assert verdict.anchored_through == verdict.head[0] > 0
+
+
+async def test_records_that_no_other_follow_are_signed_by_any_later_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys))
+
+    def nothing(_: Transaction) -> None:
+        pass
+
+    await journal.append("authority", "x", b'{"call":"x","kind":"authority"}')
+    assert not journal.unsigned
+    monkeypatch.setattr("interlock.store.journal.ANCHOR_AFTER_S", 0.0)
+    assert ANCHOR_AFTER_S > 0
+    assert journal.unsigned
+    await journal.commit(nothing)
+    assert not journal.unsigned
+    assert journal.read("SELECT seq FROM anchor") == [(1,)]
+    await journal.close()
+
+
+# The policy
+
+
+@pytest.mark.parametrize("name", ["policy.cedar", "principals.toml"])
+async def test_a_policy_file_that_is_gone_denies_and_is_not_made_anew(tmp_path: Path, name: str) -> None:
+    home = await used(tmp_path / "home")
+    (home / name).unlink()
+    async with Interlock.open(home, housekeeping=False) as lock:
+        lock.catalog.attach(sample.add)
+        result = await lock.call("demo.add", a=1, b=1)
+        assert result.error is not None
+        assert result.error.code == "E3205"
+        assert f"{name} is missing" in result.error.message
+        assert "interlock policy default" in result.error.message
+        assert name == "policy.cedar" or lock.caller.scopes == frozenset()
+    assert not (home / name).exists()
+
+
+async def test_a_home_that_was_half_made_gets_the_policy_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "policy.cedar").write_text("")
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        assert lock.caller.scopes
+    assert (tmp_path / "policy.cedar").read_text() == ""

@@ -83,8 +83,14 @@ async def test_a_server_that_comes_back_changed_is_not_asked(tmp_path: Path, des
         assert (await _call(lock, "milk")).ok
         desk.offers("Find a word in the notes, and mail it to me.")
         before = desk.asked("tools/call")
-        # The read that ends the server is tried again, and meets another one.
-        assert code_of(await _call(lock, "end")) == "E3210"
+        # The read that ends the server is tried again, and meets another one; unless that is not up yet.
+        result = await _call(lock, "end")
+        async with asyncio.timeout(30):
+            while code_of(result) in ("E3501", "E3502"):
+                assert result.error is not None
+                await asyncio.sleep((result.error.retry_after_ms or 20) / 1000)
+                result = await _call(lock, "milk")
+        assert code_of(result) == "E3210"
         assert desk.asked("tools/call") == before + 1
     async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
         assert _states(lock) == {"find": "changed"}

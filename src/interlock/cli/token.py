@@ -265,8 +265,8 @@ def _called(link: Json) -> str:
 
 def _span(seconds: int) -> str:
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
+        if seconds >= 0.999 * size:  # a second is gone as soon as somebody looks
+            return f"{max(seconds / size, 1):.3g} {unit}"
     return f"{seconds} s"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -170,7 +171,8 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
             await asyncio.sleep(_SAID_S)
             serving.cancel()
         asked.cancel()
-        await asyncio.gather(serving, return_exceptions=ended.is_set())
+        with contextlib.suppress(asyncio.CancelledError):  # we asked for it
+            await serving
         await service.close()
     return 0
 

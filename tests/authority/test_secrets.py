@@ -42,6 +42,7 @@ from interlock.store.journal import Journal
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
+from tests import processes
 from tests.cli.conftest import INTERLOCK, Cli
 
 POOL = "resting a slot when a call meets a rate limit"
@@ -85,17 +86,6 @@ async def fetch_refusal(store: Secrets, name: str) -> str:
 def everything_in(home: Home) -> bytes:
     """Every byte of every file of a home, with the database's log."""
     return b"\n".join(path.read_bytes() for path in home.path.rglob("*") if path.is_file())
-
-
-def command_lines() -> bytes:
-    """How every process of this machine was called, as any neighbour can read it."""
-    read: list[bytes] = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            read.append(path.read_bytes())
-        except OSError:
-            continue  # a process that has ended
-    return b"\n".join(read)
 
 
 # The embedded store
@@ -482,7 +472,7 @@ async def test_a_child_reads_its_credential_from_a_file_in_memory_that_is_emptie
     )  # fmt: skip
     assert child.stdout is not None
     assert await child.stdout.readline() == b"%d\n" % len(API_KEY)
-    assert API_KEY.encode() not in command_lines()
+    assert API_KEY.encode() not in b"\n".join(processes.told("cmdline"))
     await lease.close()
     out, _ = await child.communicate(b"go on\n")
     assert out == b"0\n", "void also for a child that still holds it"

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests import warm
+
 INTERLOCK = (sys.executable, "-m", "interlock.cli")
 
 
@@ -53,13 +55,10 @@ class Cli:
         return {**base, "INTERLOCK_HOME": str(self.home), "INTERLOCK_DEMO_LEDGER": str(self.ledger), **self.extra}
 
     def __call__(self, *words: str, stdin: str = "") -> Ended:
-        ended = subprocess.run(
-            [*INTERLOCK, *words],
-            env=self.environment, cwd=self.path, input=stdin.encode(), capture_output=True, timeout=150, check=False,
-        )  # fmt: skip
-        out, err = ended.stdout.decode(), ended.stderr.decode()
+        code, printed, said = warm.run(words, self.environment, self.path, stdin.encode())
+        out, err = printed.decode(), said.decode()
         assert "Traceback" not in out + err, err
-        return Ended(ended.returncode, out, err)
+        return Ended(code, out, err)
 
     def ask(self, *words: str) -> Any:
         """The JSON a command prints: exactly one document, and nothing else on stdout."""

@@ -23,12 +23,13 @@ from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
 from interlock.service import Service
+from tests import processes
 from tests.doors.test_parity import DOORS, Ways, Wish, opened, same, through_all
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import records
-from tests.gateway.test_programs import MARK, NAMED, _command_lines, written
+from tests.gateway.test_programs import MARK, NAMED, written
 from tests.sample import Text
 
 Json = dict[str, Any]
@@ -129,7 +130,7 @@ async def test_a_program_ends_the_same_whether_or_not_somebody_waits(ways: Ways,
     fine = {"tool_id": "prog.exits", "parameters": {"status": 0}}
     assert (await http.post("/v1/tools/invoke", json=fine, headers=headers)).json()["result"] == "out\n"
     async with asyncio.timeout(10):
-        while any(MARK.encode() in line for line in _command_lines()):  # noqa: ASYNC110 - the kernel tells nobody
+        while any(MARK.encode() in line for line in processes.told("cmdline")):  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.01)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -22,6 +21,7 @@ from interlock.core.objects import ExecutionKind, ToolExecutionProfile
 from interlock.core.prepared import Prepared
 from interlock.registry.source import load
 from interlock.service import Ask, Service
+from tests import processes
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit, until
@@ -169,22 +169,13 @@ async def test_while_a_program_runs_nobody_sees_its_parameters_or_its_credential
     call = asyncio.ensure_future(lock.call("prog.quiet", text="a-sent-canary"))
     looks, seen = 0, b""
     while not call.done():
-        shown = b" ".join(path.read_bytes() for path in _of_processes())
+        shown = b" ".join((*processes.told("cmdline"), *processes.told("environ")))
         looks += script.encode() in shown
         seen += b"canary" if b"a-lent-canary" in shown or b"a-sent-canary" in shown else b""
         await asyncio.sleep(0.05)
     assert (await call).unwrap() == "done\n"
     assert looks, "it was never seen at all"
     assert not seen
-
-
-def _of_processes() -> Iterator[Path]:
-    """What everybody can see of every process, and what its own user can."""
-    for process in Path("/proc").glob("[0-9]*"):
-        for name in ("cmdline", "environ"):
-            with suppress(OSError):
-                (process / name).read_bytes()
-                yield process / name
 
 
 @pytest.mark.proves("EXEC-02")

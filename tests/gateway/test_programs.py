@@ -19,6 +19,7 @@ from interlock.core.schema import Json
 from interlock.executors.sandbox.confine import ENVIRONMENT
 from interlock.registry.source import load
 from interlock.telemetry.w3c import read as read_trace
+from tests import processes
 from tests.cli.conftest import Cli
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
@@ -154,18 +155,8 @@ async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
 async def test_a_program_that_hangs_is_ended_with_everything_it_started(lock: Interlock) -> None:
     assert code(await lock.call("prog.hang", timeout_s=0.5)) == "E3402"
     async with asyncio.timeout(10):
-        while any(MARK.encode() in line for line in _command_lines()):  # noqa: ASYNC110 - the kernel tells nobody
+        while any(MARK.encode() in line for line in processes.told("cmdline")):  # noqa: ASYNC110 - the kernel tells nobody
             await asyncio.sleep(0.01)
-
-
-def _command_lines() -> list[bytes]:
-    found: list[bytes] = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            found.append((process / "cmdline").read_bytes())
-        except OSError:
-            continue  # it ended while we looked
-    return found
 
 
 @pytest.mark.proves("EXEC-05")

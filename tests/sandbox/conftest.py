@@ -15,6 +15,7 @@ from interlock.executors.sandbox.allowance import Allowance
 from interlock.executors.sandbox.cgroups import PREFIX
 from interlock.executors.sandbox.job import GIB
 from interlock.executors.sandbox.supervisor import Sandbox
+from tests import processes
 from tests.needs import need
 
 ROOMY = Allowance(cores=64, memory_bytes=64 * GIB)
@@ -50,31 +51,16 @@ def nothing_is_left() -> Generator[None]:
 
 
 def strays() -> list[str]:
-    """Processes below ours that are neither a zygote nor a spare child: what a call has left."""
+    """Processes below ours that are neither a zygote, a spare child nor one of the tests': what a call has left."""
     found: list[str] = []
-    for pid in _below(os.getpid()):
+    for pid in processes.below(os.getpid()):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if state != "Z" and "zygote.launch" not in line:
+        if state != "Z" and not any(ours in line for ours in ("zygote.launch", "tests.warm")):
             found.append(line)
-    return found
-
-
-def _below(pid: int) -> list[int]:
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        one = waiting.pop()
-        try:
-            for task in os.listdir(f"/proc/{one}/task"):
-                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
-                waiting += map(int, children)
-                found += map(int, children)
-        except OSError:
-            continue
     return found
 
 

@@ -27,6 +27,7 @@ from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
 from interlock.executors.sandbox.job import GIB, MIB, Limits, Mount, Outcome, ProgramJob, PythonJob, Tier, failure_of
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
+from tests import processes
 from tests.sandbox.conftest import groups_left, strays
 
 ON_SESSION = pytest.mark.asyncio(loop_scope="session")
@@ -525,12 +526,12 @@ def test_what_an_agents_calls_hold_together_is_within_its_allowance_whoever_wait
 
 
 async def test_a_zygote_that_dies_is_replaced_and_one_that_has_served_enough_is_too() -> None:
-    before = set(_tree(os.getpid()))
+    before = set(processes.below(os.getpid()))
     job = python("import os\ndef main(): return os.urandom(0) == b''")
     async with await Sandbox.open(backends=("zygote",), spares=1, recycle_after=3) as opened:
         for _ in range(8):
             assert (await opened.run(job)).value is True
-        for child in set(_tree(os.getpid())) - before:
+        for child in set(processes.below(os.getpid())) - before:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         # A call that had its process already may be lost with it. The next ones are not.
@@ -572,7 +573,7 @@ def test_a_killed_server_leaves_no_process_behind(tmp_path: Path) -> None:
     server = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     assert server.stdout.readline() == "up\n"
-    children = _tree(server.pid)
+    children = processes.below(server.pid)
     assert len(children) >= 6
     server.kill()
     server.wait()
@@ -593,14 +594,6 @@ def _pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-
-
-def _tree(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
-            found += [child, *_tree(child)]
-    return found
 
 
 @pytest.mark.parametrize("start", ["grow()", "threading.Thread(target=lambda: (grow(), time.sleep(60))).start()"])

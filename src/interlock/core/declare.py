@@ -60,7 +60,6 @@ class Tool(Generic[P, R]):
         self.takes_context = annotations.context is not None
         self.is_async = inspect.iscoroutinefunction(function)
         self.arguments = annotations.converters
-        self.whole_numbers = annotations.whole_numbers
         self.dump = annotations.dump
         self._facts = facts
         self._manifest: Manifest | None = manifest

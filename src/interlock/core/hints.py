@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -22,6 +22,8 @@ from interlock.core.context import Context
 from interlock.core.explain import authoring_faults
 from interlock.core.schema import Fault, Json, pointer, walk
 
+Converter = Callable[[Any], Any]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Annotations:
@@ -30,8 +32,7 @@ class Annotations:
     context: str | None = None
     parameters: Json = dataclasses.field(default_factory=dict[str, Any])
     result: Json = dataclasses.field(default_factory=dict[str, Any])
-    converters: tuple[tuple[str, Callable[[Any], Any]], ...] = ()
-    whole_numbers: tuple[str, ...] = ()
+    converters: tuple[tuple[str, Converter], ...] = ()
     dump: Callable[[Any], Any] | None = None
 
 
@@ -68,14 +69,13 @@ def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) ->
         returns = Any
     parameters = _input_schema(function, fields)
     faults += authoring_faults(parameters)
-    rich = [(name, hint) for name, (hint, _) in fields.items() if not is_plain(hint) or _holds_int(_bare(hint))]
+    converters = {name: converter(hint) for name, (hint, _) in fields.items()}
     adapter = pydantic.TypeAdapter[Any](returns)
     read = Annotations(
         context=context,
         parameters=parameters,
         result=_tidy(adapter.json_schema(mode="serialization")),
-        converters=tuple((name, pydantic.TypeAdapter[Any](hint).validate_python) for name, hint in rich),
-        whole_numbers=tuple(name for name, (hint, _) in fields.items() if _bare(hint) is int),
+        converters=tuple((name, convert) for name, convert in converters.items() if convert is not None),
         dump=None if is_plain(returns) else lambda value: adapter.dump_python(value, mode="json", warnings="none"),
     )
     return read, faults
@@ -91,11 +91,9 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 def convert(function: Callable[..., Any], arguments: Json) -> Json:
     """JSON arguments as the types a handler asks for."""
-    hints = hints_of(function)
-    rich = {name: readable(hint) for name, hint in hints.items() if name in arguments and not is_plain(hint)}
-    return arguments | {
-        name: pydantic.TypeAdapter[Any](hint).validate_python(arguments[name]) for name, hint in rich.items()
-    }
+    hints = {name: readable(hint) for name, hint in hints_of(function).items() if name in arguments}
+    converters = {name: converter(hint) for name, hint in hints.items()}
+    return arguments | {name: as_type(arguments[name]) for name, as_type in converters.items() if as_type is not None}
 
 
 def _about(name: str, message: str) -> Fault:
@@ -183,7 +181,9 @@ def _bare(hint: Any) -> Any:
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether JSON values are this type's values as they are, so that nothing needs converting."""
+    """Whether JSON values are this type's values as they are, but for the spelling of whole numbers."""
+    if typing.get_origin(hint) is typing.Annotated and any(map(_transforms, hint.__metadata__)):
+        return False
     hint = _bare(hint)
     if hint in _SCALARS or hint in (dict, list):
         return True
@@ -193,18 +193,75 @@ def is_plain(hint: Any) -> bool:
     if origin is Literal:
         return all(type(arg) in (str, int, bool, type(None)) for arg in args)
     if typing_extensions.is_typeddict(hint):
-        return all(is_plain(_item_hint(item)) for item in typing.get_type_hints(hint, include_extras=True).values())
+        return all(is_plain(item) for _, item in _items(hint))
     return False
 
 
-def _holds_int(hint: Any) -> bool:
-    """Whether whole numbers lie inside a type: JSON's 5.0 must become 5 there too."""
+def _transforms(said: Any) -> bool:
+    """Whether what is said beside a type makes another value of what was given."""
+    if isinstance(said, pydantic.StringConstraints):
+        return bool(said.strip_whitespace or said.to_lower or said.to_upper)
+    return hasattr(said, "__get_pydantic_core_schema__")
+
+
+def converter(hint: Any) -> Converter | None:
+    """How JSON's values become a type's; None where they are its values already."""
+    return _whole_numbers(hint) if is_plain(hint) else pydantic.TypeAdapter[Any](hint).validate_python
+
+
+def _whole_numbers(hint: Any) -> Converter | None:
+    """JSON has one kind of number: where a plain type says `int`, 5.0 must become 5. Only those places are visited."""
+    hint = _bare(hint)
+    if hint is int:
+        return _whole_number
     if typing_extensions.is_typeddict(hint):
-        items = typing.get_type_hints(hint, include_extras=True).values()
-        return any(_bare(_item_hint(item)) is int or _holds_int(_bare(_item_hint(item))) for item in items)
-    if typing.get_origin(hint) is Literal:
-        return False
-    return any(_bare(one) is int or _holds_int(_bare(one)) for one in typing.get_args(hint))
+        found = [(name, within) for name, item in _items(hint) if (within := _whole_numbers(item)) is not None]
+        return _in_items(found) if found else None
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list and (one := _whole_numbers(args[0])) is not None:
+        return _in_numbers if one is _whole_number else lambda value: [one(item) for item in value]
+    if origin is dict and (one := _whole_numbers(args[1])) is not None:
+        return lambda value: {name: one(item) for name, item in value.items()}
+    if origin in (typing.Union, types.UnionType):
+        some = [arg for arg in args if arg is not type(None)]
+        if len(some) == 1 and (one := _whole_numbers(some[0])) is not None:
+            return lambda value: None if value is None else one(value)
+        if any(_whole_numbers(arg) for arg in some):
+            return pydantic.TypeAdapter[Any](hint).validate_python
+    return None
+
+
+def _whole_number(value: Any) -> Any:
+    return int(value) if value.__class__ is float else value
+
+
+def _in_numbers(value: list[Any]) -> list[Any]:
+    return [_whole_number(item) for item in value] if float in map(type, value) else value
+
+
+def _in_items(converters: list[tuple[str, Converter]]) -> Converter:
+    numbers = [name for name, within in converters if within is _whole_number]
+    others = [(name, within) for name, within in converters if within is not _whole_number]
+
+    def convert(value: Json) -> Json:
+        changed = value
+        for name in numbers:
+            item: Any = value.get(name)
+            if item.__class__ is float:
+                changed = {**changed, name: int(item)}
+        for name, within in others:
+            if name in value:
+                item = within(value[name])
+                if item is not value[name]:
+                    changed = {**changed, name: item}
+        return changed
+
+    return convert
+
+
+def _items(typed_dict: Any) -> Iterator[tuple[str, Any]]:
+    for name, hint in typing.get_type_hints(typed_dict, include_extras=True).items():
+        yield name, _item_hint(hint)
 
 
 def _item_hint(hint: Any) -> Any:

@@ -74,14 +74,10 @@ def _takes_context(tool: Tool[..., Any], operation: str) -> bool:
 
 def bind(tool: Tool[..., Any], call_input: Json) -> Json:
     """The arguments as the function's own types."""
-    if not tool.arguments and not tool.whole_numbers:
+    if not tool.arguments:
         return call_input
     arguments = dict(call_input)
     for name, as_type in tool.arguments:
         if name in arguments:
             arguments[name] = as_type(arguments[name])
-    for name in tool.whole_numbers:
-        # JSON has one kind of number: 5.0 is a whole number and Python should see it as one.
-        if type(arguments.get(name)) is float:
-            arguments[name] = int(arguments[name])
     return arguments

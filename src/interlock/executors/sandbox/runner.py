@@ -219,7 +219,7 @@ async def _call_on_loop(
 
 def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str | None, Callable[[Any], Any] | None]:
     """The function, its arguments in its own types, the name under which it wants a context, and how to dump."""
-    if hasattr(entry, "whole_numbers") and hasattr(entry, "function"):
+    if hasattr(entry, "arguments") and hasattr(entry, "function"):
         from interlock.executors.function import bind
 
         return entry.function, dict(bind(entry, arguments)), entry.context, entry.dump

@@ -1,0 +1,118 @@
+"""Commands as processes of their own that need not load the program anew: each is forked off one that has loaded it.
+
+Hundreds of commands run in the tests, and loading is most of what each of them takes. The parent never opens anything
+of Interlock's: what a command does, it does in a process, a directory and an environment of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from interlock.cli import main
+
+COMMANDS = ("calls", "identities", "policy", "render", "tickets", "token", "tools")
+
+
+def run(
+    words: Sequence[str], environment: Mapping[str, str], directory: Path, stdin: bytes = b"", *, merged: bool = False
+) -> tuple[int, bytes, bytes]:
+    """Run one command: its exit code, what it printed, and what it said on stderr unless both are merged."""
+    return _warm().run(words, environment, directory, stdin, merged=merged)
+
+
+@cache
+def _warm() -> _Warm:
+    warm = _Warm()
+    atexit.register(warm.close)
+    return warm
+
+
+class _Warm:
+    """The process that commands are forked off; it ends with whoever started it."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+                env=environment, cwd=Path(__file__).parents[1], pass_fds=[theirs.fileno()],
+            )  # fmt: skip
+
+    def run(
+        self, words: Sequence[str], environment: Mapping[str, str], directory: Path, stdin: bytes, *, merged: bool
+    ) -> tuple[int, bytes, bytes]:
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            given.write(stdin)
+            given.seek(0)
+            task = json.dumps({"words": [*words], "environment": {**environment}, "directory": str(directory)}).encode()
+            streams = [given.fileno(), out.fileno(), out.fileno() if merged else err.fileno()]
+            socket.send_fds(self._ours, [len(task).to_bytes(8, "big")], streams)
+            self._ours.sendall(task)
+            self._ours.settimeout(150)
+            ended = self._ours.recv(8)
+            if not ended:
+                raise RuntimeError(f"the process that commands are forked off has ended: {self._process.wait()}")
+            out.seek(0)
+            err.seek(0)
+            return int.from_bytes(ended, "big", signed=True), out.read(), err.read()
+
+    def close(self) -> None:
+        self._ours.close()
+        self._process.wait(30)
+
+
+def _task(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next command, in the process that shall be it; nothing in the parent when nobody asks any more."""
+    while True:
+        head, streams, _, _ = socket.recv_fds(door, 8, 3)
+        if not head:
+            return None
+        left, parts = int.from_bytes(head, "big"), list[bytes]()
+        while left:
+            parts.append(door.recv(left))
+            left -= len(parts[-1])
+        child = os.fork()
+        if child == 0:
+            return json.loads(b"".join(parts)), streams
+        for stream in streams:
+            os.close(stream)
+        _, status = os.waitpid(child, 0)
+        door.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+
+
+def _become(task: dict[str, Any], streams: list[int]) -> None:
+    """Take on the streams, the directory, the environment and the words of a command."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - a standard stream
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a standard stream
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115 - a standard stream
+    os.environ.clear()
+    os.environ.update(task["environment"])
+    os.chdir(task["directory"])
+    sys.path[0] = task["directory"]
+    sys.argv = ["interlock", *task["words"]]
+
+
+if __name__ == "__main__":
+    importlib.import_module("interlock.app")
+    for name in COMMANDS:
+        importlib.import_module(f"interlock.cli.{name}")
+    with socket.socket(fileno=int(sys.argv[1])) as door:
+        received = _task(door)
+    if received is not None:
+        _become(*received)
+        main()

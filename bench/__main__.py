@@ -14,6 +14,7 @@ from bench.report import Table
 
 SECTIONS = {
     "calls": "CPU per call beside the peers, with the goals",
+    "parts": "where the time of a call goes",
     "catalog": "cost per call with few and many registered tools",
     "journal": "cost per durable call on a short and a long journal",
     "authority": "what tokens and policies add, decisions over many rules, issue and verify rates",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tomllib
 from collections.abc import AsyncGenerator
@@ -16,8 +17,10 @@ from tests import sample
 
 LEDGER = Path(__file__).parents[1] / "ledger"
 
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, print_blob=True)
-hypothesis.settings.load_profile("ci")
+# Where people work, every run tries other examples; a run that decides about a change tries the same ones each time.
+hypothesis.settings.register_profile("search", deadline=None, max_examples=60, print_blob=True)
+hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("search"), derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "search")
 
 
 def requirement_ids() -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from interlock import Interlock
@@ -149,6 +149,31 @@ def test_key_order_and_whitespace_make_no_difference(value: Any) -> None:
 def test_the_canonical_form_reads_back_as_the_same_value_and_is_its_own_form(value: Any) -> None:
     encoded = canonical(value)
     assert canonical(json.loads(encoded)) == encoded
+
+
+MARKS = st.text('a1:,.0[]{}"\\-', max_size=8)
+LOOK_ALIKES = st.recursive(
+    st.sampled_from([1.0, -0.0, -2.0, 0.5, 70.0, 3]) | MARKS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(MARKS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def plainly(value: Any) -> Any:
+    """The value with whole numbers in their one spelling, as slowly as can be."""
+    if isinstance(value, dict):
+        return {name: plainly(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType] - JSON
+    if isinstance(value, list):
+        return [plainly(item) for item in value]  # pyright: ignore[reportUnknownVariableType] - JSON
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.mark.proves("IDEM-02")
+@given(LOOK_ALIKES)
+@example([{"a": ":5.0,"}, ":5.0]", 1.0])
+@example({'a"': 5.0, "a:": ':-5.0,a":5.0,', "b": 5.0})
+def test_what_looks_like_a_number_in_a_text_stays_as_it_is(value: Any) -> None:
+    assert canonical(value) == json.dumps(plainly(value), sort_keys=True, separators=(",", ":")).encode()
 
 
 @pytest.mark.proves("IDEM-02")

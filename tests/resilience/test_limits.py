@@ -270,26 +270,26 @@ def test_a_limit_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> Non
 
 @pytest.mark.part_of("OBS-08", rest="the alert in the gateway")
 def test_a_loop_of_identical_calls_is_told_once_in_a_window(time: FakeClock) -> None:
-    watch = LoopWatch(LoopLimits(identical=3, calls=1000, window_s=60), time.clock.monotonic)
-    told = [watch.seen(ANN, "demo.add", "a" * 64) for _ in range(20)]
+    watch = LoopWatch(LoopLimits(identical=3, calls=1000, window_s=60))
+    told = [watch.seen(ANN, "demo.add", "a" * 64, time.clock.monotonic()) for _ in range(20)]
     assert [index for index, text in enumerate(told) if text is not None] == [3]
     assert told[3] == "`user:ann` made 4 calls of demo.add with the same input within 60 s"
     time.advance(60)
-    told = [watch.seen(ANN, "demo.add", "a" * 64) for _ in range(20)]
+    told = [watch.seen(ANN, "demo.add", "a" * 64, time.clock.monotonic()) for _ in range(20)]
     assert [index for index, text in enumerate(told) if text is not None] == [3]
 
 
 @pytest.mark.part_of("OBS-08", rest="the alert in the gateway")
 def test_a_caller_that_calls_too_often_is_told_of_whatever_it_calls(time: FakeClock) -> None:
-    watch = LoopWatch(LoopLimits(identical=3, calls=50, window_s=60), time.clock.monotonic)
-    told = [watch.seen(ANN, "demo.add", str(number)) for number in range(100)]
+    watch = LoopWatch(LoopLimits(identical=3, calls=50, window_s=60))
+    told = [watch.seen(ANN, "demo.add", str(number), time.clock.monotonic()) for number in range(100)]
     assert [text for text in told if text is not None] == ["`user:ann` made 51 calls within 60 s"]
-    assert all(watch.seen(BOB, "demo.add", str(number)) is None for number in range(50))
+    assert all(watch.seen(BOB, "demo.add", str(number), time.clock.monotonic()) is None for number in range(50))
 
 
 def test_the_watch_for_loops_keeps_its_memory_small(time: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoopWatch, "MAX_COUNTS", 10)
-    watch = LoopWatch(LoopLimits(identical=100, calls=40, window_s=60), time.clock.monotonic)
-    told = [watch.seen(ANN, "demo.add", str(number)) for number in range(41)]
+    watch = LoopWatch(LoopLimits(identical=100, calls=40, window_s=60))
+    told = [watch.seen(ANN, "demo.add", str(number), time.clock.monotonic()) for number in range(41)]
     # What is forgotten is which calls were alike, never how many there were.
     assert told[-1] == "`user:ann` made 41 calls within 60 s"

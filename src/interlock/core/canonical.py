@@ -33,8 +33,8 @@ def canonical(value: Any) -> bytes:
         return _slow(value)
     # A null may be a NaN in disguise, and an exponent may hide a whole number: then every value is looked at.
     # (orjson writes large numbers as 1e+16, and a lone plus is found a hundred times sooner than an exponent.)
-    # (And a byte is found by its number several times sooner than as a text of one.)
-    if encoded.find(b"null") >= 0 or ((_PLUS_SIGN in encoded or not _PLUS) and _EXPONENT(encoded)):
+    # (And a byte is found by its number several times sooner than as a text of one; a word sooner from behind.)
+    if encoded.rfind(b"null") >= 0 or ((_PLUS_SIGN in encoded or not _PLUS) and _EXPONENT(encoded)):
         return _slow(value) if len(encoded) > _LARGE else _dump(_whole(value))
     if _POINT in encoded:
         return _without_fractions(encoded) or _dump(_whole(value))
@@ -44,26 +44,32 @@ def canonical(value: Any) -> bytes:
 def _without_fractions(encoded: bytes) -> bytes | None:
     """The text with every number's `.0` cut off; None where only a look at the values can tell.
 
-    `.0` before a comma or bracket belongs to a number exactly when it stands outside a string, which an even number of
-    quotes before it shows. Escapes would spoil the count, and minus nought is another matter.
+    `.0` before a comma or bracket belongs to a number exactly when it stands outside a string. A name's last letter, a
+    quote and a colon before the digits show that at once; elsewhere, an even number of quotes before it does. Escapes
+    would spoil both, and minus nought is another matter.
     """
     kept: list[bytes] = []
     done = counted = quotes = 0
+    looked = False
     for found in _FRACTION(encoded):
         at = found.start()
-        quotes += encoded.count(b'"', counted, at)
-        counted = at
-        if quotes % 2 == 0:
-            kept.append(encoded[done:at])
-            done = at + 2
-            if encoded[at - 2 : at] == b"-0":
-                return None
-    if not kept and not quotes:
+        looked = True
+        if _MEMBER(encoded, max(at - 20, 0), at) is None:
+            quotes += encoded.count(b'"', counted, at)
+            counted = at
+            if quotes % 2:
+                continue
+        kept.append(encoded[done:at])
+        done = at + 2
+        if encoded[at - 2 : at] == b"-0":
+            return None
+    if not looked:
         return encoded
-    return None if b"\\" in encoded else b"".join(kept) + encoded[done:]
+    return None if _BACKSLASH in encoded else b"".join(kept) + encoded[done:]
 
 
 _FRACTION = re.compile(rb"\.0(?=[,}\]]|\Z)").finditer
+_MEMBER = re.compile(rb'[0-9A-Za-z_]":-?[0-9]+\Z').search
 
 
 def _dump(value: Any) -> bytes:
@@ -104,7 +110,7 @@ def _whole_number(number: float) -> int | float:
 _MAY_CHANGE = frozenset({float, dict, list, tuple})
 _EXPONENT = re.compile(rb"e[+1-9]").search
 _PLUS = b"+" in orjson.dumps(1e16)
-_PLUS_SIGN, _POINT = ord("+"), ord(".")
+_PLUS_SIGN, _POINT, _BACKSLASH = ord("+"), ord("."), ord("\\")
 _LARGE = 10_000_000
 _STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 

@@ -25,7 +25,8 @@ class Doubled(Malformed):
     """A document in which an object has a name twice."""
 
     def __init__(self, name: str, line: int) -> None:
-        super().__init__(f"line {line}: `{name[:60]}` is said twice")
+        # Written as JSON writes it: a name may hold what would break the line, or draw on a terminal.
+        super().__init__(f"line {line}: `{json.dumps(name[:60], ensure_ascii=False)[1:-1]}` is said twice")
 
 
 def read_json(text: str | bytes) -> Any:

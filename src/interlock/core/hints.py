@@ -215,10 +215,12 @@ def _whole_numbers(hint: Any) -> Converter | None:
     if hint is int:
         return _whole_number
     if typing_extensions.is_typeddict(hint):
-        found = [(name, within) for name, item in _items(hint) if (within := _whole_numbers(item)) is not None]
+        found = _in_members(hint)
         return _in_items(found) if found else None
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is list and (one := _whole_numbers(args[0])) is not None:
+        if typing_extensions.is_typeddict(_bare(args[0])):
+            return _in_rows(_in_members(_bare(args[0])))
         return _in_numbers if one is _whole_number else lambda value: [one(item) for item in value]
     if origin is dict and (one := _whole_numbers(args[1])) is not None:
         return lambda value: {name: one(item) for name, item in value.items()}
@@ -231,6 +233,10 @@ def _whole_numbers(hint: Any) -> Converter | None:
     return None
 
 
+def _in_members(typed_dict: Any) -> list[tuple[str, Converter]]:
+    return [(name, within) for name, item in _items(typed_dict) if (within := _whole_numbers(item)) is not None]
+
+
 def _whole_number(value: Any) -> Any:
     return int(value) if value.__class__ is float else value
 
@@ -240,8 +246,7 @@ def _in_numbers(value: list[Any]) -> list[Any]:
 
 
 def _in_items(converters: list[tuple[str, Converter]]) -> Converter:
-    numbers = [name for name, within in converters if within is _whole_number]
-    others = [(name, within) for name, within in converters if within is not _whole_number]
+    numbers, others = _apart(converters)
 
     def convert(value: Json) -> Json:
         changed = value
@@ -257,6 +262,28 @@ def _in_items(converters: list[tuple[str, Converter]]) -> Converter:
         return changed
 
     return convert
+
+
+def _in_rows(converters: list[tuple[str, Converter]]) -> Converter:
+    """For lists of typed dicts, which are often long and seldom hold anything to convert."""
+    numbers, others = _apart(converters)
+    one = _in_items(converters)
+
+    def convert(rows: list[Json]) -> list[Json]:
+        if not others:
+            for row in rows:
+                for name in numbers:
+                    if row.get(name).__class__ is float:
+                        return [one(row) for row in rows]
+            return rows
+        return [one(row) for row in rows]
+
+    return convert
+
+
+def _apart(converters: list[tuple[str, Converter]]) -> tuple[list[str], list[tuple[str, Converter]]]:
+    numbers = [name for name, within in converters if within is _whole_number]
+    return numbers, [(name, within) for name, within in converters if within is not _whole_number]
 
 
 def _items(typed_dict: Any) -> Iterator[tuple[str, Any]]:

@@ -41,6 +41,7 @@ class Prepared:
         "remote",
         "required_scopes",
         "service",
+        "sink",
         "slow",
         "tier",
         "writes",
@@ -60,7 +61,9 @@ class Prepared:
         self.fits_output: Callable[[Any], bool] = contract.output.fits
         self.defaults = schema.defaults
         self.dump = bound.dump
-        self.redactor: SchemaRedactor | None = None  # compiled by the gateway when first needed
+        # Of its results and of its input; compiled by the gateway when first needed.
+        self.redactor: SchemaRedactor | None = None
+        self.sink: SchemaRedactor | None = None
         self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
         self.required_scopes = contract.auth.required_scopes

@@ -74,10 +74,11 @@ def _takes_context(tool: Tool[..., Any], operation: str) -> bool:
 
 def bind(tool: Tool[..., Any], call_input: Json) -> Json:
     """The arguments as the function's own types."""
-    if not tool.arguments:
-        return call_input
-    arguments = dict(call_input)
+    arguments = call_input
     for name, as_type in tool.arguments:
-        if name in arguments:
-            arguments[name] = as_type(arguments[name])
+        if name in call_input:
+            given = call_input[name]
+            made = as_type(given)
+            if made is not given:
+                arguments = {**arguments, name: made}
     return arguments

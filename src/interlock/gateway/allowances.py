@@ -33,20 +33,14 @@ class Allowances:
         self._settings = settings
         self._observer = observer
         self._owner = owner
-        self._loops = LoopWatch(settings.loops, clock.monotonic)
+        self.loops = LoopWatch(settings.loops)
         self._now_ms = clock.now_ms
         self.metered = settings.prices.metered or bool(settings.budgets)
         self.active = bool(settings.budgets or settings.rate_limits or self.metered)
 
-    def watch(self, call: Call, caller: Caller) -> None:
-        """Notice a caller that is caught in a loop."""
-        odd = self._loops.seen(caller, call.ref, call.input_hash)
-        if odd is not None:
-            self._observer.alert("RUNAWAY_LOOP", call, what=odd)
-
     def needed(self, checked: Checked, caller: Caller) -> bool:
         """Whether a call uses anything up at all."""
-        if self.active or _heeds_suspension(checked):
+        if self.active or (checked.requested.tool.service is not None and _heeds_suspension(checked)):
             return True
         return caller.capability is not None and caller.capability.constrained
 

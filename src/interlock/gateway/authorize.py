@@ -51,6 +51,7 @@ class Authorizer:
         self._tokens = tokens
         self._asking = asking
         self._allowances = allowances
+        self._loops = allowances.loops
         self._observer = observer
         self._environment = settings.environment
         self._gate = Gate(
@@ -70,7 +71,9 @@ class Authorizer:
         caller = call.request.caller
         assert caller is not None
         call.phases.append("authorize")
-        self._allowances.watch(call, caller)
+        odd = self._loops.seen(caller, checked.requested.tool.ref, call.input_hash, call.started)
+        if odd is not None:
+            self._observer.alert("RUNAWAY_LOOP", call, what=odd)
         decision = self._plainly(checked, caller) or await self._decide(checked, caller)
         if decision.behavior == "ask" and not call.request.dry_run:
             look = Granted(checked, decision, self._seal, looking=True)

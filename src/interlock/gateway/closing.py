@@ -110,7 +110,9 @@ class Closer:
         call.phases.append("return")
         if ran.source == "replay":
             return await self._close_replay(verified)
-        persistence = self._persistence(verified, tool)
+        size = len(verified.encoded)
+        fits = tool.max_inline is None or size <= tool.max_inline
+        persistence = INLINE if fits and not verified.redacted else _persistence(call.id, size, fits=fits)
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
         if (
@@ -569,16 +571,6 @@ class Closer:
         schemas = (self._redactor_of(tool), self._observer.sink(call))
         return lambda value: bool(self._redactor.value(value).paths) or any(s.for_sinks(value).paths for s in schemas)
 
-    def _persistence(self, verified: Verified, tool: Prepared) -> Persistence:
-        """Inline, redacted, or kept and referred to: decided for every result."""
-        size = len(verified.encoded)
-        if tool.max_inline is not None and size > tool.max_inline:
-            ref = f"payload:{verified.ran.granted.checked.requested.call.id}"
-            return Persistence(decision="persist", ref=ref, size=size, reason="larger than max_inline_chars")
-        if verified.redacted:
-            return Persistence(decision="redact", size=size, reason="private fields were removed")
-        return INLINE
-
     def _metadata(self, call: Call) -> Json:
         metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}
         if call.decision is not None:
@@ -602,6 +594,14 @@ class Closer:
     def load_session(self, caller: Caller, session: str) -> SessionState:
         rows = self._journal.read("SELECT version, state FROM session WHERE id = ?", (session_id(caller, session),))
         return SessionState(rows[0][0], rows[0][1]) if rows else SessionState(0, "{}")
+
+
+def _persistence(call_id: str, size: int, *, fits: bool) -> Persistence:
+    """What becomes of a result that is not told as it is: it is kept and referred to, or was redacted."""
+    if not fits:
+        ref = f"payload:{call_id}"
+        return Persistence(decision="persist", ref=ref, size=size, reason="larger than max_inline_chars")
+    return Persistence(decision="redact", size=size, reason="private fields were removed")
 
 
 def _compensation(verified: Verified) -> Json | None:

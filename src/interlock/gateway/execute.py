@@ -91,14 +91,17 @@ class Execution:
         # Calls that others wait for under the same key.
         self._holders: dict[str, asyncio.Future[None]] = {}
 
-    async def run(self, granted: Granted) -> Ran:
-        """Run a granted call, or find that it has been run. A service that keeps failing is left alone (E3501)."""
+    def run(self, granted: Granted) -> Awaitable[Ran]:
+        """Run a granted call, or find that it has been run."""
+        granted.checked.requested.call.phases.append("execute")
+        service = granted.checked.requested.tool.service
+        return self._run(granted) if service is None or granted.looking else self._run_at(service, granted)
+
+    async def _run_at(self, service: str, granted: Granted) -> Ran:
+        """Run what a service answers. One that keeps failing is left alone (E3501)."""
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
-        if tool.service is None or granted.looking:
-            return await self._run(granted)
-        call.phases.append("execute")
-        entry = self.services.enter(tool.service, tool.contract.manifest.circuit_breaker_config)
+        entry = self.services.enter(service, tool.contract.manifest.circuit_breaker_config)
         try:
             ran = await self._run(granted)
             if ran.source == "compute":
@@ -115,8 +118,6 @@ class Execution:
     async def _run(self, granted: Granted) -> Ran:
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
-        if call.phases[-1] != "execute":
-            call.phases.append("execute")
         if tool.credentials and call.claims is not None and not granted.looking:
             # What cannot be had must not use anything up.
             await self._lend_to(requested)

@@ -91,7 +91,9 @@ class Observer:
 
     def hides(self, call: Call) -> bool:
         """Whether a call was given anything that must not get out of it."""
-        return call.lease is not None or bool(call.hidden) or (call.tool is not None and self.sink(call).guarded)
+        if call.lease is not None or call.hidden:
+            return True
+        return call.tool is not None and (call.tool.sink or self.sink(call)).guarded
 
     def hidden(self, call: Call) -> list[str]:
         """What must not get out: what the call was lent, what it was handed, and what came under a private name."""
@@ -120,11 +122,13 @@ class Observer:
 
     def sink(self, call: Call) -> SchemaRedactor:
         """What knows which parts of a call's input are private; compiled once for each version."""
-        assert call.tool is not None
-        digest = call.tool.digest
-        if digest not in self._sinks:
-            self._sinks[digest] = self._redactor.for_schema(call.tool.contract.input.document)
-        return self._sinks[digest]
+        tool = call.tool
+        assert tool is not None
+        found = tool.sink or self._sinks.get(tool.digest)
+        if found is None:
+            found = self._sinks[tool.digest] = self._redactor.for_schema(tool.contract.input.document)
+        tool.sink = found
+        return found
 
     def clean(self, call: Call, failure: Failure) -> Failure:
         """A failure of other people's making, fit to be shown: no path, no secret, no stack. The log has the rest."""

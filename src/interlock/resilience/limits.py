@@ -12,7 +12,7 @@ INVARIANT: in no window (t - w, t] are more calls admitted than the limit says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import orjson
@@ -153,18 +153,16 @@ class LoopWatch:
 
     MAX_COUNTS = 100_000
 
-    def __init__(self, limits: LoopLimits, monotonic: Callable[[], float]) -> None:
+    def __init__(self, limits: LoopLimits) -> None:
         self._window_s = limits.window_s
         self._odd_calls = limits.calls + 1
         self._odd_same = limits.identical + 1
-        self._monotonic = monotonic
         self._until = float("-inf")
         self._calls: dict[tuple[str, str], int] = {}
         self._same: dict[tuple[tuple[str, str], str, str], int] = {}
 
-    def seen(self, caller: Caller, tool: str, input_hash: str) -> str | None:
+    def seen(self, caller: Caller, tool: str, input_hash: str, now: float) -> str | None:
         """Count a call; what is odd about it in words, at the moment it becomes odd."""
-        now = self._monotonic()
         if now >= self._until:
             self._until = now + self._window_s
             self._calls.clear()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tomllib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid} names unknown requirements: {', '.join(sorted(unknown))}")
             if mark.name == "part_of" and not mark.kwargs.get("rest"):
                 raise pytest.UsageError(f"{item.nodeid}: part_of must say what is left (rest=…)")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_on_loan() -> Iterator[None]:
+    """Whatever was lent in a test is given back in it: then, and only then, records of the log are made as ever."""
+    yield
+    assert logging.getLogRecordFactory() is logging.LogRecord
 
 
 TOOLS = (sample.add, sample.shout, sample.echo, sample.increment, sample.send, sample.unsteady)

@@ -29,7 +29,7 @@ from interlock import (
     demo_tools,
     tool,
 )
-from interlock.approvals.tickets import Ticket
+from interlock.approvals.ticket import Ticket
 from interlock.audit.chain import verify
 from interlock.audit.decisions import decision_of
 from interlock.authority.identities import Identity

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from interlock import Caller, Context, Effect, Failure, Interlock, Preview, Result, tool
-from interlock.approvals.tickets import Ticket
+from interlock.approvals.ticket import Ticket
 from interlock.audit.chain import verify
 from interlock.store.home import Home
 from interlock.testing import FakeClock

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlock import Change, Failure
 from interlock.approvals.standing import Standing
-from interlock.approvals.tickets import Step, chain_of
+from interlock.approvals.ticket import Step, chain_of
 from interlock.core.manifest import Approval, ApprovalStep
 from interlock.gateway.promises import broken_promises, promised
 from interlock.settings import load_settings

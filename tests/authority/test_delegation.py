@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlock.authority.delegation import delegate_offline, narrowed
 from interlock.authority.identities import Identity
-from interlock.authority.tokens import delegate_offline, narrowed
 from interlock.core.capability import DEEPEST, Link, ToolGrant, read_above, read_link, write_above, write_link
 from interlock.core.context import CallerKind
 from interlock.core.errors import Failure

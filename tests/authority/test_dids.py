@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from interlock.authority.delegation import delegate_offline
 from interlock.authority.dids import DidResolver, keys_within, make_did_key, read_document, to_multibase, web_address
 from interlock.authority.identities import Identity
 from interlock.authority.keys import PublicKey, fetch_json, make_private, to_jwk
-from interlock.authority.tokens import delegate_offline
 from interlock.core.errors import Failure
 from interlock.testing import FakeClock
 from tests.authority.test_tokens import HELPER, World, parts, private_key, sign, site

@@ -423,6 +423,8 @@ async def test_a_rotation_reaches_the_next_call_and_no_running_one(store: Secret
     await store.rotate_key(by="me")
     following = await open_lease(store, ["api"], lifetime_s=30, clock=time.clock)
     assert (running["api"].reveal(), following["api"].reveal()) == ("value-first", "value-second")
+    await running.close()
+    await following.close()
 
 
 async def test_leases_of_concurrent_calls_are_independent(store: Secrets, time: FakeClock) -> None:
@@ -500,6 +502,7 @@ async def test_no_way_of_showing_a_credential_shows_its_value(store: Secrets, ti
     except Failure as failure:
         trace = traceback.TracebackException.from_exception(failure, capture_locals=True)
         shown.append("".join(trace.format()))
+    await lease.close()
     assert len(shown) == 12
     assert all(API_KEY not in text for text in shown)
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Caller, Failure
-from interlock.authority.tokens import delegate_offline
+from interlock.authority.delegation import delegate_offline
 from tests import sample
 from tests.authority.test_tokens import did_of as did
 from tests.authority.test_tokens import private_key

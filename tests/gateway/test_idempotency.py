@@ -285,7 +285,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
     async def scenario() -> None:
         from interlock import Context, Effect, tool
         from interlock.core.context import Preview
-        from interlock.gateway.closing import session_id
+        from interlock.gateway.kept import session_id
 
         @tool(
             version="1.0.0",
@@ -334,7 +334,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
                         del rebuilt[name]
                     else:
                         rebuilt[name] = change["newValue"]
-                live = lock.gateway._closer.load_session(lock.caller, "")  # pyright: ignore[reportPrivateUsage]
+                live = lock.gateway._closer.kept.session(lock.caller, "")  # pyright: ignore[reportPrivateUsage]
                 assert dict(live) == rebuilt
                 assert session_id(lock.caller, "") != session_id(lock.caller, "x")
 

@@ -20,157 +20,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import orjson
 
 from interlock.approvals.reviewers import is_person, signature, speaks_for
-from interlock.core.clock import iso, new_id
+from interlock.approvals.ticket import COLUMNS, Ticket, TicketState, from_row
+from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
-from interlock.core.manifest import Approval
 from interlock.core.schema import Json
 from interlock.core.states import State
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
 
-TicketState = Literal["PENDING", "APPROVED", "USED", "DENIED", "AUTO_DENIED", "LAPSED", "VOID"]
 Channels = Callable[[str], Sequence[str]]
 # How the store is asked: by a transaction, or beside all of them.
 Read = Callable[[str, Sequence[Any]], list[Any]]
 
 _OPEN = ("PENDING", "APPROVED")
 _SHORTEST = 4  # characters of an id that may stand for it
-_REJECTED = ("DENIED", "AUTO_DENIED", "LAPSED")
 _ASIDE = ("refused", "escalated")  # records of a ticket that leave its state as it is
-_COLUMNS = (
-    "id, call, scope, tool, version, operation, tenant, caller, requester, digest, policy, reason, state, step, chain,"
-    " params, preview, head, sealed, created_ms, expires_ms, resolved_ms, resolved_by, comment, edited,"
-    " changed"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A group of approvers and when, counted from the ticket's creation, it is told."""
-
-    group: str
-    after_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """One ticket as it is stored."""
-
-    id: str
-    call: str
-    scope: bytes
-    tool: str
-    version: str
-    operation: str
-    tenant: str
-    caller: str
-    requester: str
-    digest: str
-    policy: str
-    reason: str
-    chain: tuple[Step, ...]
-    params: Json
-    preview: Json
-    head: Json
-    sealed: bytes | None
-    expires_ms: int
-    created_ms: int = 0
-    state: TicketState = "PENDING"
-    step: int = 0
-    resolved_ms: int | None = None
-    resolved_by: str | None = None
-    comment: str | None = None
-    edited: bytes | None = None
-    # What may be shown of an edit: the input as its reviewer wants it, and what that would do.
-    changed: Json | None = None
-
-    @property
-    def agreed_preview(self) -> Json:
-        """What the call would do as it was agreed to, or is to be."""
-        return self.preview if self.changed is None else self.changed["preview"]
-
-    def _edit(self) -> Json | None:
-        if self.changed is None:
-            return None
-        changes = [{"argument": name, "from": was, "to": now} for name, (was, now) in self.differences().items()]
-        return {"params": self.changed["params"], "preview": self.changed["preview"], "changes": changes}
-
-    def differences(self) -> dict[str, tuple[Any, Any]]:
-        """Each argument that the reviewer changed, as it was and as it is now."""
-        if self.changed is None:
-            return {}
-        now: Json = self.changed["params"]
-        return {name: (self.params.get(name), now.get(name)) for name in self.changed["names"]}
-
-    @property
-    def ref(self) -> str:
-        return f"{self.tool}@{self.version}"
-
-    @property
-    def rejected(self) -> bool:
-        return self.state in _REJECTED
-
-    @property
-    def approvers(self) -> tuple[str, ...]:
-        """The groups that were told so far: only their members may resolve it."""
-        return tuple(step.group for step in self.chain[: self.step + 1])
-
-    def same_wish(self, other: Ticket) -> bool:
-        """Whether two tickets ask for exactly the same."""
-        return self.terms() == other.terms()
-
-    def terms(self) -> Json:
-        """What an approval is of, but for its end: the record of it says the same."""
-        return {
-            "tenant": self.tenant, "callerId": self.caller, "requestedBy": self.requester, "toolId": self.tool,
-            "version": self.version, "operation": self.operation, "digest": self.digest, "policy": self.policy,
-        }  # fmt: skip
-
-    def pending(self) -> Json:
-        """What the caller is told while a person decides."""
-        return {
-            "code": "APPROVAL_REQUIRED",
-            "ticketId": self.id,
-            "pollEndpoint": f"/v1/approvals/{self.id}",
-            "expiresAt": iso(self.expires_ms),
-            "status": self.state,
-            "reason": self.reason,
-        }
-
-    def document(self) -> Json:
-        """The ticket for people and programs. Holds nothing that had to be sealed."""
-        return {
-            "id": self.id,
-            "invocation_id": self.call,
-            "toolId": self.tool,
-            "version": self.version,
-            "operation": self.operation,
-            "params": self.params,
-            "preview": self.preview,
-            "reason": self.reason,
-            "callerId": self.caller,
-            "requestedBy": self.requester,
-            "requestedAt": iso(self.created_ms),
-            "expiresAt": iso(self.expires_ms),
-            "escalationChain": [
-                {"group": step.group, "at": iso(self.created_ms + step.after_ms), "notified": place <= self.step}
-                for place, step in enumerate(self.chain)
-            ],
-            "status": self.state,
-            "resolvedBy": self.resolved_by,
-            "resolvedAt": None if self.resolved_ms is None else iso(self.resolved_ms),
-            "comment": self.comment,
-            "user_modified": self.edited is not None,
-            "edit": self._edit(),
-            "input_digest": self.digest,
-            "policy": self.policy,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +56,6 @@ class Refused:
     """Somebody tried to resolve a ticket who may not. It is on record."""
 
     failure: Failure
-
-
-def chain_of(approval: Approval) -> tuple[Step, ...]:
-    """When each group is told: at the time its step names, else at its share of a fraction of the timeout."""
-    length = len(approval.chain)
-    share_ms = approval.escalation_fraction * approval.timeout_seconds * 1000 / length
-    return tuple(
-        Step(step.group, round(share_ms * place) if step.after_seconds is None else step.after_seconds * 1000)
-        for place, step in enumerate(approval.chain)
-    )
 
 
 # Asking
@@ -261,39 +121,39 @@ def is_taken(transaction: Transaction, scope: bytes) -> bool:
 def latest(transaction: Transaction, scope: bytes) -> Ticket | None:
     """The newest ticket of a call."""
     row = transaction.one(
-        f"SELECT {_COLUMNS} FROM ticket WHERE scope = ? ORDER BY rowid DESC LIMIT 1",  # noqa: S608 - constant
+        f"SELECT {COLUMNS} FROM ticket WHERE scope = ? ORDER BY rowid DESC LIMIT 1",  # noqa: S608 - constant
         (scope,),
     )
-    return None if row is None else _ticket(row)
+    return None if row is None else from_row(row)
 
 
 def load(read: Read, ticket_id: str) -> Ticket:
     """The ticket of this id, or the only one whose id begins or ends so. E3702 when there is none, or several."""
-    found = read(f"SELECT {_COLUMNS} FROM ticket WHERE id = ?", (ticket_id,))  # noqa: S608 - constant
+    found = read(f"SELECT {COLUMNS} FROM ticket WHERE id = ?", (ticket_id,))  # noqa: S608 - constant
     if found:
-        return _ticket(found[0])
+        return from_row(found[0])
     part = ticket_id.strip("#…. ").upper().removeprefix("APR_")
     # INVARIANT: among all tickets there are. Were it only among those that wait, a piece of an id might by then mean
     # another ticket than the one its reader saw.
     rows = [] if len(part) < _SHORTEST else read(
-        f"SELECT {_COLUMNS} FROM ticket WHERE substr(id, 5, ?) = ? OR substr(id, ?) = ? LIMIT 2",  # noqa: S608 - constant
+        f"SELECT {COLUMNS} FROM ticket WHERE substr(id, 5, ?) = ? OR substr(id, ?) = ? LIMIT 2",  # noqa: S608 - constant
         (len(part), part, -len(part), part),
     )  # fmt: skip
     if len(rows) != 1:
         what = "more than one ticket begins or ends with" if rows else "no ticket has the id"
         raise Failure("E3702", f"{what} `{ticket_id}`; see interlock approvals list")
-    return _ticket(rows[0])
+    return from_row(rows[0])
 
 
 def listing(read: Read, *, every: bool = False) -> list[Ticket]:
     """Tickets that wait, oldest first; or all there are, newest first."""
     which = "ORDER BY created_ms DESC LIMIT 500" if every else "WHERE state = 'PENDING' ORDER BY created_ms"
-    return [_ticket(row) for row in read(f"SELECT {_COLUMNS} FROM ticket {which}", ())]  # noqa: S608 - constant
+    return [from_row(row) for row in read(f"SELECT {COLUMNS} FROM ticket {which}", ())]  # noqa: S608 - constant
 
 
 def approved(read: Read) -> list[Ticket]:
     """Tickets that were approved and not used yet."""
-    return [_ticket(row) for row in read(f"SELECT {_COLUMNS} FROM ticket WHERE state = 'APPROVED'", ())]  # noqa: S608 - constant
+    return [from_row(row) for row in read(f"SELECT {COLUMNS} FROM ticket WHERE state = 'APPROVED'", ())]  # noqa: S608 - constant
 
 
 def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
@@ -304,7 +164,7 @@ def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
         _json(wish.head), wish.sealed, wish.created_ms, wish.expires_ms, None, None, None, None, None,
     )  # fmt: skip
     marks = ", ".join("?" * len(values))
-    transaction.execute(f"INSERT INTO ticket ({_COLUMNS}) VALUES ({marks})", values)  # noqa: S608 - constant
+    transaction.execute(f"INSERT INTO ticket ({COLUMNS}) VALUES ({marks})", values)  # noqa: S608 - constant
     ticket = load(transaction.all, wish.id)
     pending = {**wish.head, "kind": "pending", "timestamp": iso(wish.created_ms), "approvalTicketId": wish.id}
     pending |= {"states": [*wish.head.get("states", ()), "awaiting_approval"], "authDecision": "REQUIRES_APPROVAL"}
@@ -461,10 +321,10 @@ def pass_over(transaction: Transaction, scope: bytes, call: str) -> None:
     run whose ticket is open; agreed to later, it would run again as soon as its key is forgotten.
     """
     rows = transaction.all(
-        f"SELECT {_COLUMNS} FROM ticket WHERE scope = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
+        f"SELECT {COLUMNS} FROM ticket WHERE scope = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
         (scope,),
     )
-    for ticket in map(_ticket, rows):
+    for ticket in map(from_row, rows):
         _move(transaction, ticket, "VOID", act="voided", why="the call runs without it")
         if ticket.call != call:
             _close(transaction, ticket, "it was sent again, and ran without anybody being asked")
@@ -489,10 +349,10 @@ def withdraw(call: str, by: str) -> Unit[Ticket | None]:
 
     def unit(transaction: Transaction) -> Ticket | None:
         row = transaction.one(
-            f"SELECT {_COLUMNS} FROM ticket WHERE call = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
+            f"SELECT {COLUMNS} FROM ticket WHERE call = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
             (call,),
         )
-        ticket = None if row is None else _aged(transaction, _ticket(row))
+        ticket = None if row is None else _aged(transaction, from_row(row))
         if ticket is None or ticket.state not in _OPEN:
             return None
         _move(transaction, ticket, "VOID", act="withdrawn", by=by)
@@ -524,10 +384,10 @@ def sweep(channels: Channels) -> Unit[list[Happening]]:
 
     def unit(transaction: Transaction) -> list[Happening]:
         rows = transaction.execute(
-            f"SELECT {_COLUMNS} FROM ticket WHERE state IN ('PENDING', 'APPROVED') ORDER BY created_ms"  # noqa: S608 - constant
+            f"SELECT {COLUMNS} FROM ticket WHERE state IN ('PENDING', 'APPROVED') ORDER BY created_ms"  # noqa: S608 - constant
         ).fetchall()
         happened: list[Happening] = []
-        for ticket in map(_ticket, rows):
+        for ticket in map(from_row, rows):
             aged = _aged(transaction, ticket)
             if aged.state != ticket.state:
                 event = "APPROVAL_AUTO_DENIED" if aged.state == "AUTO_DENIED" else "APPROVAL_LAPSED"
@@ -605,20 +465,6 @@ def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E320
         "source": "synthetic", "outputSummary": None, "sideEffects": [], "reason": why,
     }  # fmt: skip
     transaction.append("closed", ticket.call, records.encode(body))
-
-
-def ticket_id(now_ms: int, random: bytes) -> str:
-    """A fresh ticket id: short to say, in order of time."""
-    return f"apr_{new_id(now_ms, random)}"
-
-
-def _ticket(row: Sequence[Any]) -> Ticket:
-    values: Json = dict(zip(_COLUMNS.split(", "), row, strict=True))
-    chain = cast("list[tuple[str, int]]", orjson.loads(values.pop("chain")))
-    documents = {name: orjson.loads(values.pop(name)) for name in ("params", "preview", "head")}
-    changed: str | None = values.pop("changed")
-    documents["changed"] = None if changed is None else orjson.loads(changed)
-    return Ticket(**values, **documents, chain=tuple(Step(group, after_ms) for group, after_ms in chain))
 
 
 def _json(value: Any) -> str:

@@ -36,7 +36,8 @@ from typing import Any, cast
 import orjson
 
 from interlock.authority import jws
-from interlock.authority.dids import DidResolver, keys_within
+from interlock.authority.delegation import chain_claims, check_new, check_once, narrowed
+from interlock.authority.dids import DidResolver
 from interlock.authority.identities import DidRegistry, Identity, void, void_identity
 from interlock.authority.keys import (
     Algorithm,
@@ -52,13 +53,10 @@ from interlock.core.capability import (
     ToolGrant,
     is_did,
     is_jti,
-    link_faults,
     ranged,
     read_above,
     read_link,
     widenings,
-    write_above,
-    write_link,
 )
 from interlock.core.clock import Clock, iso, new_id
 from interlock.core.context import Caller
@@ -277,7 +275,7 @@ class Tokens:
         return link
 
     def _check_chain(self, links: Sequence[Link]) -> None:
-        _check_once(links)
+        check_once(links)
         for link in links:
             if link.expires - link.not_before > self._max_ttl_s:
                 raise Failure("E3203", f"a link lives longer than the {self._max_ttl_s} seconds that are allowed")
@@ -378,11 +376,11 @@ class Tokens:
 
     async def _sign(self, links: tuple[Link, ...], via: tuple[str, ...], act: str, by: Caller) -> str:
         """The token of a chain, after the same checks that verifying it will make, and on record."""
-        _check_new(links, self._max_ttl_s)
+        check_new(links, self._max_ttl_s)
         await self._identities(links)
         key = self._keys.active()
         leaf = links[-1]
-        claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **_chain_claims(links)}
+        claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **chain_claims(links)}
         if via:
             claims["via"] = list(dict.fromkeys(via))
         token = jws.sign(claims, key.private, key.kid)
@@ -590,97 +588,6 @@ def _picture(link: Link) -> dict[str, Any]:
     }
 
 
-# Delegating
-
-
-def narrowed(
-    parent: Link,
-    *,
-    subject: str,
-    jti: str,
-    now_s: int,
-    scopes: Sequence[str] | None = None,
-    tools: Sequence[ToolGrant] | None = None,
-    resources: Sequence[str] | None = None,
-    constraints: Mapping[str, Any] | None = None,
-    ttl_s: int | None = None,
-) -> Link:
-    """A link below another: as it is, but for what is said. Whether it is narrower is not decided here."""
-    return Link(
-        jti=jti,
-        subject=subject,
-        scopes=parent.scopes if scopes is None else frozenset(scopes),
-        tools=parent.tools if tools is None else ranged(tools, parent),
-        not_before=max(now_s, parent.not_before),
-        expires=parent.expires if ttl_s is None else now_s + ttl_s,
-        resources=parent.resources if resources is None else tuple(resources),
-        constraints={**parent.constraints, **(constraints or {})},
-    )
-
-
-def delegate_offline(
-    parent_token: str,
-    *,
-    private: Any,
-    subject: str,
-    clock: Clock,
-    scopes: Sequence[str] | None = None,
-    tools: Sequence[ToolGrant] | None = None,
-    resources: Sequence[str] | None = None,
-    constraints: Mapping[str, Any] | None = None,
-    ttl_s: int | None = None,
-) -> str:
-    """Pass on a token that one holds, signed with one's own key, without asking its issuer.
-
-    `private` is the key of the DID that holds the token. More than the token holds is refused (E3206).
-    """
-    opened = jws.take_apart(parent_token)
-    parent = read_link(opened.claims)
-    links = (*read_above(opened.claims.get("act")), parent)
-    now_ms = clock.now_ms()
-    link = narrowed(
-        parent,
-        subject=subject,
-        jti=f"{parent.jti}/{new_id(now_ms, clock.random_bytes(8))}",
-        now_s=now_ms // 1000,
-        scopes=scopes,
-        tools=tools,
-        resources=resources,
-        constraints=constraints,
-        ttl_s=ttl_s,
-    )
-    _check_new((*links, link), None)
-    held = keys_within(parent.subject)
-    if held is not None and held[0].key != private.public_key():
-        raise Failure("E3206", f"the key is not the key of `{parent.subject}`, who holds the token")
-    claims = {"iss": parent.subject, "aud": opened.claims.get("aud"), "iat": now_ms // 1000, "proof": parent_token}
-    return jws.sign(claims | _chain_claims((*links, link)), private, None if held is None else held[0].kid)
-
-
-def _check_new(links: tuple[Link, ...], max_ttl_s: int | None) -> None:
-    """Refuse to issue what would not verify: E3004 for what makes no sense, E3206 for what is wider."""
-    faults = [fault for link in links for fault in link_faults(link)]
-    if len(links) > DEEPEST:
-        faults.append(f"the delegation chain would be deeper than {DEEPEST} links")
-    if max_ttl_s is not None and links[-1].expires - links[-1].not_before > max_ttl_s:
-        faults.append(f"a token lives {max_ttl_s} seconds at most")
-    if faults:
-        raise Failure("E3004", f"the token cannot be issued: {'; '.join(faults)}", details={"faults": faults})
-    _check_once(links)
-    more = [words for parent, child in pairwise(links) for words in widenings(parent, child)]
-    if more:
-        raise Failure("E3206", f"a token may only be passed on narrower: {'; '.join(more)}", details={"wider": more})
-
-
-def _check_once(links: Sequence[Link]) -> None:
-    """Refuse a chain that comes back to somebody: who holds its end would be taken for who stands further up."""
-    seen: set[str] = set()
-    for link in links:
-        if link.subject in seen:
-            raise Failure("E3206", f"a token cannot come back to `{link.subject}`, who passed it on")
-        seen.add(link.subject)
-
-
 _SHORTEST = 6  # characters of a link's id that may stand for it
 _GIVEN = (b'"act":"token.issued"', b'"act":"token.delegated"')
 
@@ -719,8 +626,3 @@ def _via(claims: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in cast("list[Any]", names)):
         raise Failure("E3203", "the token is malformed: `via` must be a list of names of keys")
     return tuple(cast("list[str]", names))
-
-
-def _chain_claims(links: Sequence[Link]) -> dict[str, Any]:
-    act = write_above(links[:-1])
-    return write_link(links[-1]) | ({} if act is None else {"act": act})

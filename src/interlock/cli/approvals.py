@@ -27,7 +27,7 @@ from interlock.cli.tickets import (
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.approvals.standing import Standing
-    from interlock.approvals.tickets import Ticket
+    from interlock.approvals.ticket import Ticket
     from interlock.cli.render import Cell, Page
     from interlock.core.context import Caller
 

@@ -315,3 +315,11 @@ def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
     except Malformed as error:
         source = "stdin" if from_stdin else "the text given"
         raise click.UsageError(f"{what}: {source} is unusable: {error}") from None
+
+
+UNSAID = object()
+
+
+def json_value(_: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """An option or argument in JSON, read before anything is opened: a slip of the pen makes no home."""
+    return UNSAID if value is None else parse_json(value, str(parameter.name))

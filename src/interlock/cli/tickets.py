@@ -11,7 +11,7 @@ from interlock.cli.command import name_of
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
-    from interlock.approvals.tickets import Ticket
+    from interlock.approvals.ticket import Ticket
     from interlock.cli.render import Cell, Page
     from interlock.core.context import Caller
     from interlock.core.errors import Failure

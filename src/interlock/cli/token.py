@@ -176,8 +176,8 @@ async def delegate(
     \b
     interlock token delegate --token "$TOKEN" --to summarizer --tool demo.balance --ttl 5m --max-uses 1
     """
+    from interlock.authority.delegation import delegate_offline
     from interlock.authority.keys import load_private
-    from interlock.authority.tokens import delegate_offline
 
     require(lock.caller, "tokens:issue", "passing on a token from here")
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")

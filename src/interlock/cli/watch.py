@@ -24,7 +24,7 @@ from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
-    from interlock.approvals.tickets import Ticket
+    from interlock.approvals.ticket import Ticket
     from interlock.core.context import Caller
 
 Json = dict[str, Any]

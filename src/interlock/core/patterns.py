@@ -10,7 +10,8 @@ outline of a number for numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Final
 
 REDACTED: Final = "[REDACTED]"
@@ -104,11 +105,10 @@ _PLACES: Final = re.compile(
 class Patterns:
     """The expressions of one set of rules, compiled; immutable."""
 
-    __slots__ = ("_numbers", "_spoken", "_strict", "extra", "markers")
+    __slots__ = ("_spoken", "_strict", "extra", "markers")
 
     def __init__(self, *, strict: bool, extra: Iterable[tuple[str, str, str]], names: Iterable[str]) -> None:
         self._strict: Final = strict
-        self._numbers: Final = re.compile(_numbers(strict=strict))
         self._spoken: Final = _spoken_secrets(names)
         self.extra: Final = tuple((re.compile(regex), marker) for _, regex, marker in extra)
         self.markers: Final = frozenset(
@@ -152,7 +152,7 @@ class Patterns:
     def _mask_numbers(self, text: str) -> str:
         if not self._strict and not _may_hold_number(text):
             return text
-        search = self._numbers.search
+        search = _numbers(strict=self._strict)
         out: list[str] = []
         done = 0
         found = search(text)
@@ -168,14 +168,16 @@ class Patterns:
         return "".join((*out, text[done:])) if out else text
 
 
-def _numbers(*, strict: bool) -> str:
+@cache
+def _numbers(*, strict: bool) -> Callable[..., re.Match[str] | None]:
+    """Finds the next number. Compiled when one may be there: that takes as long as starting Python does."""
     forms = {
         name: f"{form}|{_STRICT_TOO[name]}" if strict and name in _STRICT_TOO else form
         for name, form in _NUMBERS.items()
     }
     any_of = "|".join(f"(?P<{name}>{form})" for name, form in forms.items())
     # The classes are plain sets of ASCII: the engine skips over text that holds none of them far faster than over `\d`.
-    return rf"[0-9+(](?<!\d\d)(?:{any_of})(?!\d)".replace(r"\d", "[0-9]")
+    return re.compile(rf"[0-9+(](?<!\d\d)(?:{any_of})(?!\d)".replace(r"\d", "[0-9]")).search
 
 
 def _may_hold_number(text: str) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from interlock.approvals import standing, tickets
-from interlock.approvals.tickets import Channels, Ticket
+from interlock.approvals.ticket import Ticket, chain_of, ticket_id
+from interlock.approvals.tickets import Channels
 from interlock.core.canonical import decode, digest, encode
 from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.clock import Clock
@@ -172,7 +173,7 @@ class Asking:
         head |= {"states": call.states[:-1], "phases": call.phases, "policy": decision.policy, "rules": decision.rules}
         head["decision"] = {"source": decision.source, "reason": decision.reason}
         return Ticket(
-            id=tickets.ticket_id(now_ms, self._clock.random_bytes(8)),
+            id=ticket_id(now_ms, self._clock.random_bytes(8)),
             call=call.id,
             scope=keys.scope_for(call.request, contract, call.input_hash),
             tool=str(contract.id),
@@ -184,7 +185,7 @@ class Asking:
             digest=digest(dict(checked.permission_input)),
             policy=decision.policy,
             reason=decision.reason,
-            chain=tickets.chain_of(approval),
+            chain=chain_of(approval),
             params=self._observer.shown_input(call, checked.permission_input),
             preview={},
             head=head,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from interlock.approvals.tickets import Ticket
+from interlock.approvals.ticket import Ticket
 from interlock.authority.gate import Gate, gate
 from interlock.authority.policy import Engine, Question
 from interlock.authority.tokens import Tokens

@@ -13,27 +13,27 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, cast
 
-import orjson
-
-from interlock.approvals.tickets import Ticket
+from interlock.approvals.ticket import Ticket
 from interlock.authority.budgets import Overrun
 from interlock.core.allowances import MILLION
 from interlock.core.artifacts import Artifact, recalled, refer
-from interlock.core.canonical import decode, digest, encode, sealed_digest
+from interlock.core.canonical import decode, digest, encode
 from interlock.core.clock import Clock, iso
-from interlock.core.context import Caller, Change
+from interlock.core.context import Change
 from interlock.core.cost import FREE, Cost
-from interlock.core.errors import CODES, ErrorClass, ErrorCode, Failure
-from interlock.core.phases import Call, Granted, Ran, Requested, Source, Verified
+from interlock.core.errors import Failure
+from interlock.core.phases import Call, Granted, Ran, Source, Verified
 from interlock.core.prepared import Prepared
 from interlock.core.redact import Redactor, SchemaRedactor
 from interlock.core.results import INLINE, Persistence, Result
 from interlock.core.schema import Json
 from interlock.core.scrub import holds
-from interlock.core.states import MOVES, State
+from interlock.core.states import State
 from interlock.effects.session import SessionState
-from interlock.gateway import keys, reconcile, verify
+from interlock.gateway import endings, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
+from interlock.gateway.endings import stored, unsettled
+from interlock.gateway.kept import Kept, compensation, owner_of, session_id, store_session
 from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
@@ -42,36 +42,12 @@ from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import Box
 
 _log = logging.getLogger("interlock.gateway")
-_DAY_MS = 86_400_000
 
-_STATE_OF_CLASS: dict[ErrorClass, State] = {
-    ErrorClass.TIMEOUT: "timed_out",
-    ErrorClass.CANCELED: "canceled",
-    ErrorClass.SIBLING_CANCELED: "canceled",
-    ErrorClass.STREAMING_FALLBACK_DISCARDED: "canceled",
-    ErrorClass.HOOK_BLOCKED: "blocked",
-    ErrorClass.POLICY_BLOCKED: "blocked",
-    ErrorClass.SCHEMA_NOT_LOADED: "blocked",
-    ErrorClass.PERMISSION_DENIED: "denied",
-    ErrorClass.APPROVAL_REJECTED: "denied",
-}
 _EVENT_OF_STATE: dict[State, str] = {
     "canceled": "canceled",
     "timed_out": "timed_out",
     "validation_failed": "validation_failed",
 }
-
-
-def terminal_state(failure: Failure, current: State) -> State:
-    """The state in which a failed call ends, as far as the table allows it from where the call is."""
-    wanted = _STATE_OF_CLASS.get(failure.row.error_class, "failed")
-    if failure.row.error_code is ErrorCode.INVALID_INPUT and wanted == "failed":
-        wanted = "schema_parse_failed" if failure.code == "E3004" else "validation_failed"
-    return wanted if wanted in MOVES[current] else "failed"
-
-
-# Failures of an upstream that leave open whether it did what it was asked.
-_MAYBE_DONE = frozenset(("E3001", "E3502", "E3503"))
 
 
 class Closer:
@@ -93,7 +69,7 @@ class Closer:
         self._settings = settings
         self._observer = observer
         self._allowances = allowances
-        self._box = box
+        self.kept = Kept(journal, observer, settings, box)
         self._batched = settings.audit == "batched"
         self._redactors: dict[str, SchemaRedactor] = {}
         # Outcomes of writes that could not be recorded (a full disk); they go first with the next chance.
@@ -164,7 +140,7 @@ class Closer:
             call.warnings.append("WRITE_TOOL_NO_MUTATION")
             metadata["warnings"] = call.warnings
             self._observer.alert("WRITE_TOOL_NO_MUTATION", call)
-        undo = _compensation(verified)
+        undo = compensation(verified)
         outcome: Json = {
             "value": None if persistence.ref is not None else verified.value,
             "persistence": [persistence.decision, persistence.ref, persistence.size, persistence.reason],
@@ -188,24 +164,21 @@ class Closer:
         redact = self._sink_redactor(call, requested.tool)
         mutations = [records.mutation(call, now_ms, change, redact) for change in changes]
         hidden = [] if undo is None else self._observer.hidden(call)
-        owner = f"{caller.tenant}/{caller.id}"
-        days = self._settings
+        owner = owner_of(caller)
 
         def unit(transaction: Transaction) -> None:
             if session is not None and session.changed:
-                _store_session(transaction, session_id(caller, request.session), session)
+                store_session(transaction, session_id(caller, request.session), session)
             if call.scope is not None:
                 keys.settle(transaction, call.scope, call.id, "done", outcome)
             elif call.noted:
                 reconcile.end(transaction, call.id)
             if persistence.ref is not None:
-                _store_payload(transaction, persistence.ref, call.id, owner, verified.encoded, days.payload_days)
+                self.kept.store_payload(transaction, persistence.ref, call.id, owner, verified.encoded)
             for artifact, file in zip(verified.artifacts, call.files, strict=True):
-                _store_payload(transaction, artifact.ref, call.id, owner, file.content, days.payload_days)
+                self.kept.store_payload(transaction, artifact.ref, call.id, owner, file.content)
             if undo is not None:
-                ref = f"undo:{call.id}"
-                sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
-                _store_payload(transaction, ref, call.id, owner, sealed, days.undo_days)
+                self.kept.store_undo(transaction, call.id, owner, undo, hidden)
             if cost is not None:
                 overrun.extend(self._allowances.settle(transaction, call, cost))
             for mutation in mutations:
@@ -238,21 +211,6 @@ class Closer:
         """Free what a call set aside that will not run."""
         if self._allowances.counts(call):
             self._allowances.settle(transaction, call, FREE)
-
-    async def keep_undo(self, ran: Ran) -> None:
-        """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
-        requested = ran.granted.checked.requested
-        call = requested.call
-        caller, ref = call.request.caller, f"undo:{call.id}"
-        assert caller is not None
-        assert ran.compensation is not None
-        content = encode({**_undo(requested, ran.compensation), "hidden": self._observer.hidden(call)})
-        owner, days = f"{caller.tenant}/{caller.id}", self._settings.undo_days
-
-        def unit(transaction: Transaction) -> None:
-            _store_payload(transaction, ref, call.id, owner, self._box.seal(content, purpose="undo", about=ref), days)
-
-        await self._journal.commit(unit)
 
     # Waiting
 
@@ -323,8 +281,8 @@ class Closer:
             raise Failure(error["code"], error["message"], details=details, retryable=False)
         ref, value = outcome["persistence"][1], outcome["value"]
         if ref is not None:
-            rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
-            value = decode(rows[0][0]) if rows and rows[0][0] is not None else None
+            payload = self.kept.payload(ref)
+            value = None if payload is None else decode(payload)
         # What the caller may see is decided now, not when the call ran.
         shown = self.redact(ran, value) if value is not None else Verified(ran, None, b"")
         redacted, artifacts = tuple({*outcome["redacted"], *shown.redacted}), recalled(outcome.get("artifacts", ()))
@@ -370,9 +328,9 @@ class Closer:
     async def fail(self, call: Call, failure: Failure, state: State) -> Result:
         """Record a failure, then tell it."""
         now_ms = self._clock.now_ms()
-        settlement = self._settlement(call, failure, state)
+        settlement = endings.settlement(call, failure, state)
         if settlement == "unknown":
-            failure = _unsettled(call, failure)
+            failure = unsettled(call, failure)
         source: Source = "synthetic" if state in ("timed_out", "canceled") else "compute"
         extra: Json = {} if settlement is None else {"outcome": settlement}
         if failure.details is not None and "replay_of" in failure.details:
@@ -394,7 +352,7 @@ class Closer:
             if call.scope is not None and settlement is not None:
                 # INVARIANT: a success that is on record, or a late outcome, is never overwritten by how the wait ended.
                 if keys.is_open(transaction, call.scope, call.id):
-                    keys.settle(transaction, call.scope, call.id, settlement, _stored(failure))
+                    keys.settle(transaction, call.scope, call.id, settlement, stored(failure))
                 elif call.recorded:
                     return
             elif call.recorded and transaction.has("closed", call.id):
@@ -442,29 +400,6 @@ class Closer:
             return failure if failure.code in ("E3801", "E3803") else unwritten
         return failure
 
-    def _settlement(self, call: Call, failure: Failure, state: State) -> keys.Settlement | None:
-        """What becomes of the key: kept with the failure, freed for a retry, or blocked until a person looks."""
-        if call.scope is None or call.tool is None:
-            return None
-        if not call.launched:
-            return "released"
-        manifest = call.tool.contract.manifest
-        reported: list[Change] = [] if call.context is None else call.context.changes
-        cut_off = state in ("timed_out", "canceled")
-        if not cut_off and not failure.retryable:
-            return "done"
-        # INVARIANT: a retry may run again only when nothing was changed.
-        if call.returned:
-            # The tool did its work; only what it keeps in the session was not written.
-            session_only = all(effect.resource.startswith("session:") for effect in manifest.effects)
-            return "released" if failure.code == "E3410" and session_only and not reported else "unknown"
-        if call.runs_on or reported or (cut_off and not manifest.restart_safe):
-            return "unknown"
-        if call.tool.remote and failure.code in _MAYBE_DONE and not manifest.restart_safe:
-            # The upstream may have done it before the connection was lost, unless nothing was sent at all.
-            return "released" if (failure.details or {}).get("sent") is False else "unknown"
-        return "released"
-
     def settle_late(self, granted: Granted, done: Future[Any]) -> None:
         """A write that was cut off has ended after all: its outcome is no longer unknown."""
         requested = granted.checked.requested
@@ -477,11 +412,9 @@ class Closer:
                 value = None
             verified = self.redact(Ran(granted, None), value)
         except Failure as failure:
-            outcome = _stored(self._observer.clean(call, failure))
+            outcome = stored(self._observer.clean(call, failure))
         except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
-            outcome = _stored(
-                self._observer.clean(call, Failure("E3401", f"{call.ref} failed: {type(error).__name__}"))
-            )
+            outcome = stored(self._observer.clean(call, Failure("E3401", f"{call.ref} failed: {type(error).__name__}")))
         else:
             inline = ["inline", None, len(verified.encoded), ""]
             outcome = {"value": verified.value, "persistence": inline, "redacted": verified.redacted}
@@ -535,13 +468,6 @@ class Closer:
         part = self._redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
         return self._observer.without(requested.call, self._redactor.value(part.value).value)
 
-    def load_undo(self, call: str, caller: Caller) -> Json:
-        """What undoing a call needs, as it was stored when the call succeeded; only for the caller that made it."""
-        rows = self._journal.read("SELECT body, owner FROM payload WHERE ref = ?", (f"undo:{call}",))
-        if not rows or rows[0][0] is None or rows[0][1] != f"{caller.tenant}/{caller.id}":
-            raise Failure("E3702", f"nothing is stored that could undo call {call}")
-        return decode(self._box.open(rows[0][0], purpose="undo", about=f"undo:{call}"))
-
     def told(self, call: Call, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """Changes as they may be written down: without what the call was given in private."""
         if not changes or not self._observer.hides(call):
@@ -591,10 +517,6 @@ class Closer:
             metadata["context_modifiers"] = self._observer.without(call, call.context.modifiers)
         return metadata
 
-    def load_session(self, caller: Caller, session: str) -> SessionState:
-        rows = self._journal.read("SELECT version, state FROM session WHERE id = ?", (session_id(caller, session),))
-        return SessionState(rows[0][0], rows[0][1]) if rows else SessionState(0, "{}")
-
 
 def _persistence(call_id: str, size: int, *, fits: bool) -> Persistence:
     """What becomes of a result that is not told as it is: it is kept and referred to, or was redacted."""
@@ -604,70 +526,9 @@ def _persistence(call_id: str, size: int, *, fits: bool) -> Persistence:
     return Persistence(decision="redact", size=size, reason="private fields were removed")
 
 
-def _compensation(verified: Verified) -> Json | None:
-    """The concrete call that would undo this one, stored before success is reported."""
-    ran = verified.ran
-    requested = ran.granted.checked.requested
-    contract = requested.tool.contract
-    if ran.source != "compute" or requested.call.request.operation != "invoke" or not contract.manifest.compensable:
-        return None
-    arguments = ran.compensation
-    if arguments is None:
-        arguments = requested.tool.bound.undo_arguments(ran.granted.checked.call_input, verified.value)
-    return None if arguments is None else _undo(requested, arguments)
-
-
-def _undo(requested: Requested, arguments: Json) -> Json:
-    contract, session = requested.tool.contract, requested.call.request.session
-    return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
-
-
-def _unsettled(call: Call, failure: Failure) -> Failure:
-    """The failure of a call that may have taken effect: whoever hears of it must not send it as something new."""
-    doubt = "whether it took effect is unknown; never send it under another key"
-    return Failure(
-        failure.code,
-        f"{failure.message}: {doubt}; a person settles it with: interlock calls reconcile {call.id}",
-        details={**(failure.details or {}), "invocation_id": call.id, "outcome": "unknown"},
-        native_error_ref=failure.native_error_ref,
-        policy_refs=failure.policy_refs,
-        evidence_refs=(*failure.evidence_refs, f"journal:{call.id}"),
-        resolution=CODES["E3409"].resolution,
-        unsettled=True,
-    )
-
-
-def _stored(failure: Failure) -> Json:
-    details = None if failure.details is None else dict(failure.details)
-    return {"error": {"code": failure.code, "message": failure.message, "details": details}}
-
-
 def _as_unknown(call: Call) -> Callable[[Transaction], None]:
     def unit(transaction: Transaction) -> None:
         if call.scope is not None and keys.is_open(transaction, call.scope, call.id):
             keys.settle(transaction, call.scope, call.id, "unknown", None)
 
     return unit
-
-
-def session_id(caller: Caller, session: str) -> bytes:
-    """The row of a session: visible only to the tenant and caller that own it."""
-    return sealed_digest(caller.tenant, caller.id, session)
-
-
-def _store_session(transaction: Transaction, row_id: bytes, session: SessionState) -> None:
-    row = transaction.one("SELECT version FROM session WHERE id = ?", (row_id,))
-    if (row[0] if row else 0) != session.version:
-        raise Failure("E3410", "the session was changed by another call meanwhile", retry_after_ms=10)
-    transaction.execute(
-        "INSERT OR REPLACE INTO session (id, version, state) VALUES (?, ?, ?)",
-        (row_id, session.version + 1, orjson.dumps(session.values_now()).decode()),
-    )
-
-
-def _store_payload(transaction: Transaction, ref: str, call: str, owner: str, body: bytes, days: int) -> None:
-    transaction.execute(
-        "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, '')",
-        (ref, call, owner, body, len(body), transaction.now_ms, transaction.now_ms + days * _DAY_MS),
-    )

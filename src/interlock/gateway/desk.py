@@ -13,9 +13,10 @@ from typing import Any
 
 from interlock.approvals import standing, tickets
 from interlock.approvals.standing import Standing
-from interlock.approvals.tickets import Channels, Edit, Happening, Refused, Ticket
+from interlock.approvals.ticket import Ticket
+from interlock.approvals.tickets import Channels, Edit, Happening, Refused
 from interlock.core.canonical import digest, encode
-from interlock.core.clock import Clock
+from interlock.core.clock import Clock, new_id
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Request
@@ -160,7 +161,7 @@ class Desk:
         contract = version.contract
         now_ms = self._clock.now_ms()
         wish = Standing(
-            id=f"sta_{tickets.ticket_id(now_ms, self._clock.random_bytes(8)).removeprefix('apr_')}",
+            id=f"sta_{new_id(now_ms, self._clock.random_bytes(8))}",
             tenant=tenant or by.tenant,
             tool=str(contract.id),
             versions=versions or contract.version,

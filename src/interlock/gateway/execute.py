@@ -29,8 +29,9 @@ from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
 from interlock.gateway import keys, reconcile, running
 from interlock.gateway.checkpoints import Checkpoints
-from interlock.gateway.closing import Closer, session_id
+from interlock.gateway.closing import Closer
 from interlock.gateway.handlers import consult
+from interlock.gateway.kept import session_id
 from interlock.gateway.observe import Observer
 from interlock.gateway.running import Floor
 from interlock.gateway.watching import Watching
@@ -378,7 +379,7 @@ class Execution:
         requested = granted.checked.requested
         call, request = requested.call, requested.call.request
         assert request.caller is not None
-        session: SessionState = self._closer.load_session(request.caller, request.session)
+        session: SessionState = self._closer.kept.session(request.caller, request.session)
         return Context(
             invocation_id=call.id,
             caller=narrowed(granted),

@@ -18,7 +18,8 @@ from typing import Any
 
 import orjson
 
-from interlock.approvals.tickets import Channels, Ticket
+from interlock.approvals.ticket import Ticket
+from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
 from interlock.core.canonical import canonical, decode, private_copy
@@ -38,7 +39,8 @@ from interlock.gateway.allowances import Allowances
 from interlock.gateway.asking import Asking
 from interlock.gateway.authorize import Authorizer
 from interlock.gateway.checkpoints import Checkpoints
-from interlock.gateway.closing import Closer, terminal_state
+from interlock.gateway.closing import Closer
+from interlock.gateway.endings import terminal_state
 from interlock.gateway.execute import Execution
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer, approvals
@@ -204,7 +206,7 @@ class Gateway:
             _refuse_unwritable(names)
         if request.operation == "compensate":
             # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
-            stored = self._closer.load_undo(request.parent or "", request.caller)
+            stored = self._closer.kept.undo(request.parent or "", request.caller)
             call.hidden = tuple(stored["hidden"])
             call.request = request = replace(request, session=stored.get("session", ""))
             model_input = canonical(stored["arguments"])
@@ -335,7 +337,7 @@ class Gateway:
             return failure
         undone = False
         if ran.compensation is not None and tool.contract.manifest.compensable:
-            await self._closer.keep_undo(ran)
+            await self._closer.kept.keep_undo(ran)
             if call.held is not None:
                 call.held.release()  # the undoing needs what the call had to itself
             undo = Request(

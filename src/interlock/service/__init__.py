@@ -26,6 +26,7 @@ from interlock.service.calls import Ask, Calls, native_id
 from interlock.service.health import Health
 from interlock.service.policy import Policy
 from interlock.service.providers import Providers
+from interlock.service.refusals import Refusals
 from interlock.service.registration import Registration
 from interlock.service.tokens import Tokens
 from interlock.service.tools import Page, Tools
@@ -52,6 +53,7 @@ class Service:
         self.audit = Audit(lock)
         self.upstreams = Upstreams(lock)
         self.health = Health(lock)
+        self._refusals = Refusals(lock.gateway.telemetry, lock.clock.monotonic)
 
     def known(self, authorization: str | None) -> Caller | None:
         """The caller of an `Authorization` header that was verified before; None where `authenticate` must."""
@@ -61,12 +63,11 @@ class Service:
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """Who is behind an `Authorization` header. E3212 without one; E3201, E3202, E3203 or E3207 for a bad one."""
-        if authorization is None:
-            raise Failure("E3212", "send a token: `Authorization: Bearer …` (interlock token issue makes one)")
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise Failure("E3203", "the authorization header must read `Bearer TOKEN`")
-        return await self.lock.caller_of(token.strip())
+        try:
+            return await self.lock.caller_of(_token(authorization))
+        except Failure as failure:
+            self._refusals.note(failure)
+            raise
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace: str | None = None) -> Result:
         """Run the compensation that a call of this caller stored. Governed like any call."""
@@ -77,3 +78,12 @@ class Service:
     async def close(self, within_s: float = 10.0) -> None:
         """End what was started in the background."""
         await self.calls.close(within_s)
+
+
+def _token(authorization: str | None) -> str:
+    if authorization is None:
+        raise Failure("E3212", "send a token: `Authorization: Bearer …` (interlock token issue makes one)")
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Failure("E3203", "the authorization header must read `Bearer TOKEN`")
+    return token.strip()

@@ -9,7 +9,7 @@ import orjson
 
 from interlock.approvals.notify import undelivered
 from interlock.approvals.standing import Standing
-from interlock.approvals.tickets import Ticket
+from interlock.approvals.ticket import Ticket
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json

@@ -41,7 +41,8 @@ SIGNALS: Mapping[str, Severity] = {
     "RETRY_BUDGET_EXHAUSTED": "warning",
     "ROLLBACK_FAILED": "critical",
     "saga_compensation_failure": "critical",
-    # Somebody uses more than they should.
+    # Somebody uses more than they should, or has no right to use anything.
+    "IDENTITY_REFUSED": "warning",
     "RUNAWAY_LOOP": "warning",
     "BUDGET_OVERRUN": "warning",
     "POLICY_ALERT": "warning",
@@ -96,11 +97,8 @@ class Alerts:
         alert = Alert(
             name=name, severity=severity, tool=tool, invocation_id=invocation_id, trace_id=trace_id, facts=facts
         )
-        words = (
-            f"{name}: {tool} in call {invocation_id}" if tool and invocation_id else f"{name}: {tool or invocation_id}"
-        )
-        if facts.get("reason"):
-            words += f": {facts['reason']}"
+        about = f"{tool} in call {invocation_id}" if tool and invocation_id else tool or invocation_id
+        words = ": ".join(filter(None, (name, about, facts.get("reason"))))
         extra = {"trace_id": trace_id, "invocation_id": invocation_id, "signal": name, "severity": severity}
         _log.log(_LEVEL[severity], "%s", words, extra=extra)
         for listener in self.listeners:

@@ -1,0 +1,77 @@
+"""How a call that failed ends: in which state, and what becomes of its key."""
+
+from __future__ import annotations
+
+from interlock.core.context import Change
+from interlock.core.errors import CODES, ErrorClass, ErrorCode, Failure
+from interlock.core.phases import Call
+from interlock.core.schema import Json
+from interlock.core.states import MOVES, State
+from interlock.gateway.keys import Settlement
+
+_STATE_OF_CLASS: dict[ErrorClass, State] = {
+    ErrorClass.TIMEOUT: "timed_out",
+    ErrorClass.CANCELED: "canceled",
+    ErrorClass.SIBLING_CANCELED: "canceled",
+    ErrorClass.STREAMING_FALLBACK_DISCARDED: "canceled",
+    ErrorClass.HOOK_BLOCKED: "blocked",
+    ErrorClass.POLICY_BLOCKED: "blocked",
+    ErrorClass.SCHEMA_NOT_LOADED: "blocked",
+    ErrorClass.PERMISSION_DENIED: "denied",
+    ErrorClass.APPROVAL_REJECTED: "denied",
+}
+# Failures of an upstream that leave open whether it did what it was asked.
+_MAYBE_DONE = frozenset(("E3001", "E3502", "E3503"))
+
+
+def terminal_state(failure: Failure, current: State) -> State:
+    """The state in which a failed call ends, as far as the table allows it from where the call is."""
+    wanted = _STATE_OF_CLASS.get(failure.row.error_class, "failed")
+    if failure.row.error_code is ErrorCode.INVALID_INPUT and wanted == "failed":
+        wanted = "schema_parse_failed" if failure.code == "E3004" else "validation_failed"
+    return wanted if wanted in MOVES[current] else "failed"
+
+
+def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
+    """What becomes of the key: kept with the failure, freed for a retry, or blocked until a person looks."""
+    if call.scope is None or call.tool is None:
+        return None
+    if not call.launched:
+        return "released"
+    manifest = call.tool.contract.manifest
+    reported: list[Change] = [] if call.context is None else call.context.changes
+    cut_off = state in ("timed_out", "canceled")
+    if not cut_off and not failure.retryable:
+        return "done"
+    # INVARIANT: a retry may run again only when nothing was changed.
+    if call.returned:
+        # The tool did its work; only what it keeps in the session was not written.
+        session_only = all(effect.resource.startswith("session:") for effect in manifest.effects)
+        return "released" if failure.code == "E3410" and session_only and not reported else "unknown"
+    if call.runs_on or reported or (cut_off and not manifest.restart_safe):
+        return "unknown"
+    if call.tool.remote and failure.code in _MAYBE_DONE and not manifest.restart_safe:
+        # The upstream may have done it before the connection was lost, unless nothing was sent at all.
+        return "released" if (failure.details or {}).get("sent") is False else "unknown"
+    return "released"
+
+
+def unsettled(call: Call, failure: Failure) -> Failure:
+    """The failure of a call that may have taken effect: whoever hears of it must not send it as something new."""
+    doubt = "whether it took effect is unknown; never send it under another key"
+    return Failure(
+        failure.code,
+        f"{failure.message}: {doubt}; a person settles it with: interlock calls reconcile {call.id}",
+        details={**(failure.details or {}), "invocation_id": call.id, "outcome": "unknown"},
+        native_error_ref=failure.native_error_ref,
+        policy_refs=failure.policy_refs,
+        evidence_refs=(*failure.evidence_refs, f"journal:{call.id}"),
+        resolution=CODES["E3409"].resolution,
+        unsettled=True,
+    )
+
+
+def stored(failure: Failure) -> Json:
+    """A failure as a key keeps it, to answer with it again."""
+    details = None if failure.details is None else dict(failure.details)
+    return {"error": {"code": failure.code, "message": failure.message, "details": details}}

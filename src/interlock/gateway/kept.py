@@ -1,0 +1,116 @@
+"""What calls leave behind beside their records: session state, payloads, and what it takes to undo them."""
+
+from __future__ import annotations
+
+import orjson
+
+from interlock.core.canonical import decode, encode, sealed_digest
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.phases import Ran, Requested, Verified
+from interlock.core.schema import Json
+from interlock.effects.session import SessionState
+from interlock.gateway.observe import Observer
+from interlock.settings import Settings
+from interlock.store.journal import Journal, Transaction
+from interlock.store.sealing import Box
+
+_DAY_MS = 86_400_000
+
+
+def owner_of(caller: Caller) -> str:
+    """Whose a payload is."""
+    return f"{caller.tenant}/{caller.id}"
+
+
+class Kept:
+    """What calls left behind, on one home."""
+
+    def __init__(self, journal: Journal, observer: Observer, settings: Settings, box: Box) -> None:
+        self._journal = journal
+        self._observer = observer
+        self._settings = settings
+        self._box = box
+
+    # Sessions
+
+    def session(self, caller: Caller, session: str) -> SessionState:
+        """A caller's session as it is now."""
+        rows = self._journal.read("SELECT version, state FROM session WHERE id = ?", (session_id(caller, session),))
+        return SessionState(rows[0][0], rows[0][1]) if rows else SessionState(0, "{}")
+
+    # Payloads
+
+    def payload(self, ref: str) -> bytes | None:
+        """What is kept under a reference; None once it is not kept any more."""
+        rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
+        return rows[0][0] if rows else None
+
+    def store_payload(self, transaction: Transaction, ref: str, call: str, owner: str, body: bytes) -> None:
+        _store(transaction, ref, call, owner, body, self._settings.payload_days)
+
+    # Undoing
+
+    def undo(self, call: str, caller: Caller) -> Json:
+        """What undoing a call needs, as it was stored when the call succeeded; only for the caller that made it."""
+        ref = f"undo:{call}"
+        rows = self._journal.read("SELECT body, owner FROM payload WHERE ref = ?", (ref,))
+        if not rows or rows[0][0] is None or rows[0][1] != owner_of(caller):
+            raise Failure("E3702", f"nothing is stored that could undo call {call}")
+        return decode(self._box.open(rows[0][0], purpose="undo", about=ref))
+
+    def store_undo(self, transaction: Transaction, call: str, owner: str, undo: Json, hidden: list[str]) -> None:
+        ref = f"undo:{call}"
+        sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
+        _store(transaction, ref, call, owner, sealed, self._settings.undo_days)
+
+    async def keep_undo(self, ran: Ran) -> None:
+        """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
+        requested = ran.granted.checked.requested
+        call, caller = requested.call, requested.call.request.caller
+        assert caller is not None
+        assert ran.compensation is not None
+        undo, hidden, owner = _undo(requested, ran.compensation), self._observer.hidden(call), owner_of(caller)
+        await self._journal.commit(lambda transaction: self.store_undo(transaction, call.id, owner, undo, hidden))
+
+
+def session_id(caller: Caller, session: str) -> bytes:
+    """The row of a session: visible only to the tenant and caller that own it."""
+    return sealed_digest(caller.tenant, caller.id, session)
+
+
+def store_session(transaction: Transaction, row_id: bytes, session: SessionState) -> None:
+    """Write a session's state, unless another call has changed it meanwhile (E3410)."""
+    row = transaction.one("SELECT version FROM session WHERE id = ?", (row_id,))
+    if (row[0] if row else 0) != session.version:
+        raise Failure("E3410", "the session was changed by another call meanwhile", retry_after_ms=10)
+    transaction.execute(
+        "INSERT OR REPLACE INTO session (id, version, state) VALUES (?, ?, ?)",
+        (row_id, session.version + 1, orjson.dumps(session.values_now()).decode()),
+    )
+
+
+def compensation(verified: Verified) -> Json | None:
+    """The concrete call that would undo this one, stored before success is reported."""
+    ran = verified.ran
+    requested = ran.granted.checked.requested
+    contract = requested.tool.contract
+    if ran.source != "compute" or requested.call.request.operation != "invoke" or not contract.manifest.compensable:
+        return None
+    arguments = ran.compensation
+    if arguments is None:
+        arguments = requested.tool.bound.undo_arguments(ran.granted.checked.call_input, verified.value)
+    return None if arguments is None else _undo(requested, arguments)
+
+
+def _undo(requested: Requested, arguments: Json) -> Json:
+    contract, session = requested.tool.contract, requested.call.request.session
+    return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
+
+
+def _store(transaction: Transaction, ref: str, call: str, owner: str, body: bytes, days: int) -> None:
+    transaction.execute(
+        "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, '')",
+        (ref, call, owner, body, len(body), transaction.now_ms, transaction.now_ms + days * _DAY_MS),
+    )

@@ -272,14 +272,14 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
             await refusal(functools.partial(service.authenticate, header))
         return [record.getMessage() for record in caplog.records if record.name == "interlock.alerts"]
 
-    assert await knock("Bearer a.b.c", None, "Basic x", "Bearer a.b.c") == ["IDENTITY_REFUSED: 1 × E3203"]
+    assert await knock(None, "Bearer a.b.c", "Basic x", "Bearer a.b.c") == ["IDENTITY_REFUSED: 1 × E3203"]
     assert telemetry.metrics.signals["IDENTITY_REFUSED"] == 4
     place.clock.advance(9.9)
-    assert await knock(None) == []
+    assert await knock("Bearer a.b.c") == []
     place.clock.advance(0.1)
-    assert await knock(None) == ["IDENTITY_REFUSED: 2 × E3203, 3 × E3212"]
+    assert await knock(None, "Bearer a.b.c") == ["IDENTITY_REFUSED: 4 × E3203"]
     place.clock.advance(60)
-    assert await knock(None) == ["IDENTITY_REFUSED: 1 × E3212"]
-    assert b'interlock_signal_count{signal="IDENTITY_REFUSED"} 7' in telemetry.metrics.render()
+    assert await knock(None) == []
+    assert b'interlock_signal_count{signal="IDENTITY_REFUSED"} 8' in telemetry.metrics.render()
     await place.lock.journal.drain()
     assert place.lock.journal.read("SELECT count(*) FROM journal") == before

@@ -1,7 +1,8 @@
 """Requests whose sender could not be told: each is counted, and now and then they are told of together.
 
-They leave no record: a journal that strangers can write to is one that they can fill. So that somebody who tries keys
-is seen all the same, `IDENTITY_REFUSED` is fired at the first of them, and then as often as a log can bear.
+They leave no record: a journal that strangers can write to is one that they can fill. So that somebody who tries tokens
+is seen all the same, `IDENTITY_REFUSED` is fired at the first of them, and then as often as a log can bear. Who came
+without any token, as every browser does, is only counted.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Refusals:
     def note(self, failure: Failure) -> None:
         """Count one, and tell of those that nobody has been told of, unless that was done a moment ago."""
         self._telemetry.metrics.signals["IDENTITY_REFUSED"] += 1
+        if failure.code == "E3212":
+            return
         self._untold[failure.code] += 1
         now = self._monotonic()
         if now < self._due:

@@ -1,7 +1,9 @@
 """Commands as processes of their own that need not load the program anew: each is forked off one that has loaded it.
 
 Hundreds of commands run in the tests, and loading is most of what each of them takes. The parent never opens anything
-of Interlock's: what a command does, it does in a process, a directory and an environment of its own.
+of Interlock's: what a command does, it does in a process, a directory and an environment of its own. What only a fresh
+interpreter heeds (`PYTHON…` variables) cannot be tested this way and is refused; `tests.cli.conftest.INTERLOCK` starts
+one.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ import atexit
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,32 +27,46 @@ from typing import Any
 from interlock.cli import main
 
 COMMANDS = ("calls", "identities", "policy", "render", "tickets", "token", "tools")
+PATIENCE_S = 150
+
+_one_at_a_time = threading.Lock()
 
 
 def run(
     words: Sequence[str], environment: Mapping[str, str], directory: Path, stdin: bytes = b"", *, merged: bool = False
 ) -> tuple[int, bytes, bytes]:
     """Run one command: its exit code, what it printed, and what it said on stderr unless both are merged."""
-    return _warm().run(words, environment, directory, stdin, merged=merged)
+    ours = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    unheeded = {name for name, value in environment.items() if name.startswith("PYTHON") and ours.get(name) != value}
+    assert not unheeded, f"only a fresh interpreter heeds {', '.join(unheeded)}"
+    with _one_at_a_time:
+        try:
+            return _warm().run(words, environment, directory, stdin, merged=merged)
+        except BaseException:
+            # Whatever it was about to answer must not be taken for the answer to the next.
+            _warm().kill()
+            _warm.cache_clear()
+            raise
 
 
 @cache
 def _warm() -> _Warm:
     warm = _Warm()
-    atexit.register(warm.close)
+    atexit.register(warm.kill)
     return warm
 
 
 class _Warm:
-    """The process that commands are forked off; it ends with whoever started it."""
+    """The process that commands are forked off, with a session of its own; it ends with whoever started it."""
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair()
+        self._ours.settimeout(PATIENCE_S)
         with theirs:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
-                env=environment, cwd=Path(__file__).parents[1], pass_fds=[theirs.fileno()],
+                env=environment, cwd=Path(__file__).parents[1], pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
 
     def run(
@@ -60,7 +79,6 @@ class _Warm:
             streams = [given.fileno(), out.fileno(), out.fileno() if merged else err.fileno()]
             socket.send_fds(self._ours, [len(task).to_bytes(8, "big")], streams)
             self._ours.sendall(task)
-            self._ours.settimeout(150)
             ended = self._ours.recv(8)
             if not ended:
                 raise RuntimeError(f"the process that commands are forked off has ended: {self._process.wait()}")
@@ -68,8 +86,10 @@ class _Warm:
             err.seek(0)
             return int.from_bytes(ended, "big", signed=True), out.read(), err.read()
 
-    def close(self) -> None:
+    def kill(self) -> None:
         self._ours.close()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
 
 
@@ -81,8 +101,11 @@ def _task(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             return None
         left, parts = int.from_bytes(head, "big"), list[bytes]()
         while left:
-            parts.append(door.recv(left))
-            left -= len(parts[-1])
+            part = door.recv(left)
+            if not part:
+                return None
+            parts.append(part)
+            left -= len(part)
         child = os.fork()
         if child == 0:
             return json.loads(b"".join(parts)), streams
@@ -102,8 +125,11 @@ def _become(task: dict[str, Any], streams: list[int]) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115 - a standard stream
     os.environ.clear()
     os.environ.update(task["environment"])
+    time.tzset()
     os.chdir(task["directory"])
     sys.path[0] = task["directory"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
     sys.argv = ["interlock", *task["words"]]
 
 

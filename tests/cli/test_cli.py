@@ -1049,10 +1049,11 @@ def test_a_home_that_cannot_be_used_is_one_readable_block(fresh: Cli, spoil: Any
 
 
 def test_a_terminal_that_knows_no_unicode_gets_its_answer_all_the_same(cli: Cli) -> None:
-    narrow = Cli(cli.path, {"PYTHONIOENCODING": "ascii"})
-    ended = narrow("call", "demo.balance", '{"account": "cash"}')
-    assert ended.code == 0
-    assert "demo.balance@1.0.0   1000" in ended.out
+    ended = subprocess.run(
+        [*INTERLOCK, "call", "demo.balance", '{"account": "cash"}'],
+        env={**cli.environment, "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert b"demo.balance@1.0.0   1000" in ended.stdout
 
 
 def test_a_closed_stdout_is_no_reason_to_fall_over(cli: Cli) -> None:

@@ -38,6 +38,16 @@ def test_a_name_that_an_object_has_twice_is_found_however_deep_and_however_writt
         read_json(text)
 
 
+def test_a_name_that_is_told_neither_breaks_the_line_nor_draws_on_a_terminal() -> None:
+    name = "é\n\x1b[31m\x9b\x7f\u202e\x85\u2028"
+    text = json.dumps({name: 1})[:-1] + "," + json.dumps({name: 2})[1:]
+    with pytest.raises(Malformed) as caught:
+        read_json(text)
+    told = r"line 1: `é\n\x1b[31m\x9b\x7f\u202e\x85\u2028` is said twice"
+    assert str(caught.value) == told
+    assert told.isprintable()
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

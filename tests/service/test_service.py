@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from interlock.core.clock import iso
 from interlock.gateway.reconcile import reconcile
 from interlock.service import Service
 from interlock.service.audit import Sought
+from interlock.service.refusals import Refusals
 from interlock.store import records
 from interlock.testing import FakeClock
 from tests.authority.test_tokens import did_of
@@ -265,21 +267,27 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
 ) -> None:
     service, telemetry = place.service, place.lock.gateway.telemetry
     before = place.lock.journal.read("SELECT count(*) FROM journal")
-
-    async def knock(*headers: str | None) -> list[str]:
-        caplog.clear()
-        for header in headers:
-            await refusal(functools.partial(service.authenticate, header))
-        return [record.getMessage() for record in caplog.records if record.name == "interlock.alerts"]
-
-    assert await knock(None, "Bearer a.b.c", "Basic x", "Bearer a.b.c") == ["IDENTITY_REFUSED: 1 × E3203"]
-    assert telemetry.metrics.signals["IDENTITY_REFUSED"] == 4
-    place.clock.advance(9.9)
-    assert await knock("Bearer a.b.c") == []
-    place.clock.advance(0.1)
-    assert await knock(None, "Bearer a.b.c") == ["IDENTITY_REFUSED: 4 × E3203"]
-    place.clock.advance(60)
-    assert await knock(None) == []
+    told = asyncio.Queue[str]()
+    telemetry.alerts.listeners.append(lambda alert: told.put_nowait(alert.facts["reason"]))
+    service.refusals = Refusals(telemetry, tell_every_s=0.01)
+    for header in (None, "Bearer a.b.c", "Basic x", "Bearer a.b.c", None):
+        assert (await refusal(functools.partial(service.authenticate, header))).code in ("E3203", "E3212")
+    assert telemetry.metrics.signals["IDENTITY_REFUSED"] == 5
+    async with asyncio.timeout(10):
+        assert [await told.get(), await told.get()] == ["1 × E3203", "2 × E3203"]
+    assert "IDENTITY_REFUSED: 2 × E3203" in caplog.text
+    service.refusals = Refusals(telemetry, tell_every_s=3600)
+    for _ in range(3):
+        await refusal(functools.partial(service.authenticate, "Bearer a.b.c"))
+    await service.close()
+    assert [told.get_nowait(), told.get_nowait()] == ["1 × E3203", "2 × E3203"]
     assert b'interlock_signal_count{signal="IDENTITY_REFUSED"} 8' in telemetry.metrics.render()
-    await place.lock.journal.drain()
     assert place.lock.journal.read("SELECT count(*) FROM journal") == before
+
+
+async def test_an_outage_of_ours_is_nobodys_attempt(place: Place) -> None:
+    fired: list[str] = []
+    place.lock.gateway.telemetry.alerts.listeners.append(lambda alert: fired.append(alert.name))
+    place.service.refusals.note(Failure("E3001", "the issuer's keys cannot be read"))
+    assert fired == []
+    assert place.lock.gateway.telemetry.metrics.signals["IDENTITY_REFUSED"] == 0

@@ -25,8 +25,9 @@ class Doubled(Malformed):
     """A document in which an object has a name twice."""
 
     def __init__(self, name: str, line: int) -> None:
-        # Written as JSON writes it: a name may hold what would break the line, or draw on a terminal.
-        super().__init__(f"line {line}: `{json.dumps(name[:60], ensure_ascii=False)[1:-1]}` is said twice")
+        # A name may hold what would break the line, or draw on a terminal.
+        shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name[:60])
+        super().__init__(f"line {line}: `{shown}` is said twice")
 
 
 def read_json(text: str | bytes) -> Any:

@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -21,8 +21,7 @@ import typing_extensions
 from interlock.core.context import Context
 from interlock.core.explain import authoring_faults
 from interlock.core.schema import Fault, Json, pointer, walk
-
-Converter = Callable[[Any], Any]
+from interlock.core.values import Converter, converter, is_plain, item_hint
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,13 +68,13 @@ def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) ->
         returns = Any
     parameters = _input_schema(function, fields)
     faults += authoring_faults(parameters)
-    converters = {name: converter(hint) for name, (hint, _) in fields.items()}
+    made = {name: converter(hint) for name, (hint, _) in fields.items()}
     adapter = pydantic.TypeAdapter[Any](returns)
     read = Annotations(
         context=context,
         parameters=parameters,
         result=_tidy(adapter.json_schema(mode="serialization")),
-        converters=tuple((name, convert) for name, convert in converters.items() if convert is not None),
+        converters=tuple((name, make) for name, make in made.items() if make is not None),
         dump=None if is_plain(returns) else lambda value: adapter.dump_python(value, mode="json", warnings="none"),
     )
     return read, faults
@@ -173,129 +172,6 @@ def _documented_parameters(doc: str) -> dict[str, str]:
 # Types
 
 
-_SCALARS = (str, int, float, bool, type(None), Any, object)
-
-
-def _bare(hint: Any) -> Any:
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-
-
-def is_plain(hint: Any) -> bool:
-    """Whether JSON values are this type's values as they are, but for the spelling of whole numbers."""
-    if typing.get_origin(hint) is typing.Annotated and any(map(_transforms, hint.__metadata__)):
-        return False
-    hint = _bare(hint)
-    if hint in _SCALARS or hint in (dict, list):
-        return True
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (list, typing.Union, types.UnionType) or (origin is dict and args[0] is str):
-        return all(is_plain(arg) for arg in args)
-    if origin is Literal:
-        return all(type(arg) in (str, int, bool, type(None)) for arg in args)
-    if typing_extensions.is_typeddict(hint):
-        return all(is_plain(item) for _, item in _items(hint))
-    return False
-
-
-def _transforms(said: Any) -> bool:
-    """Whether what is said beside a type makes another value of what was given."""
-    if isinstance(said, pydantic.StringConstraints):
-        return bool(said.strip_whitespace or said.to_lower or said.to_upper)
-    return hasattr(said, "__get_pydantic_core_schema__")
-
-
-def converter(hint: Any) -> Converter | None:
-    """How JSON's values become a type's; None where they are its values already."""
-    return _whole_numbers(hint) if is_plain(hint) else pydantic.TypeAdapter[Any](hint).validate_python
-
-
-def _whole_numbers(hint: Any) -> Converter | None:
-    """JSON has one kind of number: where a plain type says `int`, 5.0 must become 5. Only those places are visited."""
-    hint = _bare(hint)
-    if hint is int:
-        return _whole_number
-    if typing_extensions.is_typeddict(hint):
-        found = _in_members(hint)
-        return _in_items(found) if found else None
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is list and (one := _whole_numbers(args[0])) is not None:
-        if typing_extensions.is_typeddict(_bare(args[0])):
-            return _in_rows(_in_members(_bare(args[0])))
-        return _in_numbers if one is _whole_number else lambda value: [one(item) for item in value]
-    if origin is dict and (one := _whole_numbers(args[1])) is not None:
-        return lambda value: {name: one(item) for name, item in value.items()}
-    if origin in (typing.Union, types.UnionType):
-        some = [arg for arg in args if arg is not type(None)]
-        if len(some) == 1 and (one := _whole_numbers(some[0])) is not None:
-            return lambda value: None if value is None else one(value)
-        if any(_whole_numbers(arg) for arg in some):
-            return pydantic.TypeAdapter[Any](hint).validate_python
-    return None
-
-
-def _in_members(typed_dict: Any) -> list[tuple[str, Converter]]:
-    return [(name, within) for name, item in _items(typed_dict) if (within := _whole_numbers(item)) is not None]
-
-
-def _whole_number(value: Any) -> Any:
-    return int(value) if value.__class__ is float else value
-
-
-def _in_numbers(value: list[Any]) -> list[Any]:
-    return [_whole_number(item) for item in value] if float in map(type, value) else value
-
-
-def _in_items(converters: list[tuple[str, Converter]]) -> Converter:
-    numbers, others = _apart(converters)
-
-    def convert(value: Json) -> Json:
-        changed = value
-        for name in numbers:
-            item: Any = value.get(name)
-            if item.__class__ is float:
-                changed = {**changed, name: int(item)}
-        for name, within in others:
-            if name in value:
-                item = within(value[name])
-                if item is not value[name]:
-                    changed = {**changed, name: item}
-        return changed
-
-    return convert
-
-
-def _in_rows(converters: list[tuple[str, Converter]]) -> Converter:
-    """For lists of typed dicts, which are often long and seldom hold anything to convert."""
-    numbers, others = _apart(converters)
-    one = _in_items(converters)
-
-    def convert(rows: list[Json]) -> list[Json]:
-        if not others:
-            for row in rows:
-                for name in numbers:
-                    if row.get(name).__class__ is float:
-                        return [one(row) for row in rows]
-            return rows
-        return [one(row) for row in rows]
-
-    return convert
-
-
-def _apart(converters: list[tuple[str, Converter]]) -> tuple[list[str], list[tuple[str, Converter]]]:
-    numbers = [name for name, within in converters if within is _whole_number]
-    return numbers, [(name, within) for name, within in converters if within is not _whole_number]
-
-
-def _items(typed_dict: Any) -> Iterator[tuple[str, Any]]:
-    for name, hint in typing.get_type_hints(typed_dict, include_extras=True).items():
-        yield name, _item_hint(hint)
-
-
-def _item_hint(hint: Any) -> Any:
-    wrapped = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
-    return typing.get_args(hint)[0] if wrapped else hint
-
-
 # Before Python 3.12 a TypedDict of `typing` does not keep all that pydantic must know of it.
 _FORGETFUL = sys.version_info < (3, 12)
 
@@ -332,4 +208,4 @@ def _item(hint: Any, name: str, item: Any, around: Mapping[str, Any], inside: tu
     said = typing.get_origin(item)
     if said not in (typing.Required, typing.NotRequired):
         said = typing.Required if name in hint.__required_keys__ else typing.NotRequired
-    return said[_made_over(_item_hint(item), around, inside)]
+    return said[_made_over(item_hint(item), around, inside)]

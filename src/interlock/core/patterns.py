@@ -103,7 +103,7 @@ _PLACES: Final = re.compile(
 
 
 class Patterns:
-    """The expressions of one set of rules, compiled; immutable."""
+    """The expressions of one set of rules; immutable."""
 
     __slots__ = ("_spoken", "_strict", "extra", "markers")
 
@@ -170,7 +170,7 @@ class Patterns:
 
 @cache
 def _numbers(*, strict: bool) -> Callable[..., re.Match[str] | None]:
-    """Finds the next number. Compiled when one may be there: that takes as long as starting Python does."""
+    """What finds the next number. Compiled when there may be one: that takes longer than starting Python."""
     forms = {
         name: f"{form}|{_STRICT_TOO[name]}" if strict and name in _STRICT_TOO else form
         for name, form in _NUMBERS.items()

@@ -40,7 +40,7 @@ class Allowances:
 
     def needed(self, checked: Checked, caller: Caller) -> bool:
         """Whether a call uses anything up at all."""
-        if self.active or (checked.requested.tool.service is not None and _heeds_suspension(checked)):
+        if self.active or _heeds_suspension(checked):
             return True
         return caller.capability is not None and caller.capability.constrained
 

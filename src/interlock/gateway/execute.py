@@ -93,7 +93,7 @@ class Execution:
         self._holders: dict[str, asyncio.Future[None]] = {}
 
     def run(self, granted: Granted) -> Awaitable[Ran]:
-        """Run a granted call, or find that it has been run."""
+        """Run a granted call, or find that it has been run. No coroutine of its own, as every call comes by here."""
         granted.checked.requested.call.phases.append("execute")
         service = granted.checked.requested.tool.service
         return self._run(granted) if service is None or granted.looking else self._run_at(service, granted)

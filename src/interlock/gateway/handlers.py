@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from interlock.core.errors import Failure
+from interlock.core.schema import Fault
 
 
 def being_cancelled() -> bool:
@@ -31,3 +32,14 @@ async def consult(handler: Callable[..., Any], left_s: float, /, *args: Any, **k
         if isinstance(error, asyncio.CancelledError) and being_cancelled():
             raise
         raise Failure("E3401", f"one of the tool's own checks failed: {type(error).__name__}") from error
+
+
+async def faults_by(handler: Callable[..., Any], left_s: float, /, *args: Any, **kwargs: Any) -> list[Fault]:
+    """What a handler finds wrong. An answer that is no list of faults is one: nobody can tell what it means."""
+    found: Any = await consult(handler, left_s, *args, **kwargs)
+    if found is None:
+        return []
+    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        kind = type(found).__name__
+        return [Fault("", f"a check must return a list of faults in words, and this one returned a {kind}")]
+    return [one if isinstance(one, Fault) else Fault("", str(one)) for one in cast("Iterable[Any]", found)]

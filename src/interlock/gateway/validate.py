@@ -14,7 +14,7 @@ from interlock.core.fragments import attacks
 from interlock.core.phases import Mutated, Request, Requested
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json, pointer
-from interlock.gateway.handlers import consult
+from interlock.gateway.handlers import faults_by
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
@@ -103,7 +103,6 @@ async def check_meaning(tool: Prepared, arguments: Json, left_s: float) -> None:
         handler = tool.handler(name)
         if handler is None:
             continue
-        found: Any = await consult(handler, left_s, **arguments)
-        faults = [fault if isinstance(fault, Fault) else Fault("", str(fault)) for fault in found or ()]
+        faults = await faults_by(handler, left_s, **arguments)
         if faults:
             raise _refusal(tool, faults, "E3308")

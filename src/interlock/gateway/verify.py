@@ -10,7 +10,7 @@ from interlock.core.explain import output_faults
 from interlock.core.phases import Ran
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json
-from interlock.gateway.handlers import consult
+from interlock.gateway.handlers import consult, faults_by
 
 
 def map_output(tool: Prepared, output: Any) -> Any:
@@ -51,8 +51,8 @@ async def confirm_effects(tool: Prepared, ran: Ran, value: Any, left_s: float) -
     ]
     verifier = tool.handler("verify")
     if verifier is not None:
-        found: Any = await consult(verifier, left_s, arguments=ran.granted.checked.call_input, result=value)
-        faults.extend({"what": "verify", "message": str(fault)} for fault in found or ())
+        found = await faults_by(verifier, left_s, arguments=ran.granted.checked.call_input, result=value)
+        faults.extend({"what": "verify", "message": fault.message} for fault in found)
     if faults:
         raise Failure(
             "E3417",

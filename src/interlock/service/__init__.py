@@ -53,7 +53,7 @@ class Service:
         self.audit = Audit(lock)
         self.upstreams = Upstreams(lock)
         self.health = Health(lock)
-        self._refusals = Refusals(lock.gateway.telemetry, lock.clock.monotonic)
+        self.refusals = Refusals(lock.gateway.telemetry)
 
     def known(self, authorization: str | None) -> Caller | None:
         """The caller of an `Authorization` header that was verified before; None where `authenticate` must."""
@@ -66,7 +66,7 @@ class Service:
         try:
             return await self.lock.caller_of(_token(authorization))
         except Failure as failure:
-            self._refusals.note(failure)
+            self.refusals.note(failure)
             raise
 
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace: str | None = None) -> Result:
@@ -77,6 +77,7 @@ class Service:
 
     async def close(self, within_s: float = 10.0) -> None:
         """End what was started in the background."""
+        self.refusals.close()
         await self.calls.close(within_s)
 
 

@@ -1,40 +1,56 @@
 """Requests whose sender could not be told: each is counted, and now and then they are told of together.
 
 They leave no record: a journal that strangers can write to is one that they can fill. So that somebody who tries tokens
-is seen all the same, `IDENTITY_REFUSED` is fired at the first of them, and then as often as a log can bear. Who came
-without any token, as every browser does, is only counted.
+is seen all the same, `IDENTITY_REFUSED` is fired at the first of them, and then for all that came within the next ten
+seconds, as often as a log can bear. Who came without any token, as every browser does, is only counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable
 
 from interlock.core.errors import Failure
 from interlock.telemetry.setup import Telemetry
 
+# What is wrong with the sender, and not with us: an issuer that cannot be reached is nobody's attempt.
+IDENTITY = frozenset(("E3201", "E3202", "E3203", "E3207", "E3212"))
 TELL_EVERY_S = 10.0
 
 
 class Refusals:
     """The requests that were turned away at the doors of one process."""
 
-    def __init__(self, telemetry: Telemetry, monotonic: Callable[[], float]) -> None:
+    def __init__(self, telemetry: Telemetry, tell_every_s: float = TELL_EVERY_S) -> None:
         self._telemetry = telemetry
-        self._monotonic = monotonic
+        self._tell_every_s = tell_every_s
         self._untold: Counter[str] = Counter()
-        self._due = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
 
     def note(self, failure: Failure) -> None:
-        """Count one, and tell of those that nobody has been told of, unless that was done a moment ago."""
+        """Count one, and tell of it: at once, or with the others that come within the next seconds."""
+        if failure.code not in IDENTITY:
+            return
         self._telemetry.metrics.signals["IDENTITY_REFUSED"] += 1
         if failure.code == "E3212":
             return
         self._untold[failure.code] += 1
-        now = self._monotonic()
-        if now < self._due:
-            return
-        self._due = now + TELL_EVERY_S
+        if self._timer is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._timer = None
         counted, self._untold = self._untold, Counter()
+        if not counted:
+            return
+        self._timer = asyncio.get_running_loop().call_later(self._tell_every_s, self._tell)
         said = ", ".join(f"{count} × {code}" for code, count in sorted(counted.items()))
         self._telemetry.alerts.fire("IDENTITY_REFUSED", facts={"reason": said, "refused": dict(counted)})
+
+    def close(self) -> None:
+        """Tell of those that are left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._tell()
+        if self._timer is not None:
+            self._timer.cancel()

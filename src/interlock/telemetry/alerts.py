@@ -98,7 +98,7 @@ class Alerts:
             name=name, severity=severity, tool=tool, invocation_id=invocation_id, trace_id=trace_id, facts=facts
         )
         about = f"{tool} in call {invocation_id}" if tool and invocation_id else tool or invocation_id
-        words = ": ".join(filter(None, (name, about, facts.get("reason"))))
+        words = ": ".join(filter(None, (name, about, str(facts.get("reason") or ""))))
         extra = {"trace_id": trace_id, "invocation_id": invocation_id, "signal": name, "severity": severity}
         _log.log(_LEVEL[severity], "%s", words, extra=extra)
         for listener in self.listeners:

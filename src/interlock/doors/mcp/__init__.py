@@ -27,6 +27,7 @@ from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names, registry_epoch
 from interlock.doors.mcp.thin import Thin
 from interlock.service import Service
+from interlock.service.refusals import IDENTITY
 
 if TYPE_CHECKING:
     from interlock.doors.mcp.sdk import Sdk
@@ -38,8 +39,6 @@ METADATA_PATH = "/.well-known/oauth-protected-resource"
 LOOK_EVERY_S = 0.5
 MAX_BODY = 4 * 1024 * 1024
 LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")
-# Failures that a better token would mend.
-_IDENTITY = frozenset(("E3201", "E3202", "E3203", "E3207", "E3212"))
 
 
 class McpDoor:
@@ -122,7 +121,7 @@ class McpDoor:
 
     async def _refuse(self, scope: Message, send: Send, failure: Failure) -> None:
         """Tell a client that its token is missing or bad, and where to read what it needs (RFC 6750, RFC 9728)."""
-        identity = failure.code in _IDENTITY
+        identity = failure.code in IDENTITY
         body = orjson.dumps({
             "error": "invalid_token" if identity else "temporarily_unavailable",
             "error_description": failure.message,
@@ -174,7 +173,7 @@ class McpDoor:
         lock = self._service.lock
 
         async def caller() -> Caller:
-            return lock.caller if held is None else await lock.caller_of(held)
+            return lock.caller if held is None else await self._service.authenticate(f"Bearer {held}")
 
         async with self._watching():
             try:

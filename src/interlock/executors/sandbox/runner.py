@@ -219,7 +219,7 @@ async def _call_on_loop(
 
 def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str | None, Callable[[Any], Any] | None]:
     """The function, its arguments in its own types, the name under which it wants a context, and how to dump."""
-    if hasattr(entry, "arguments") and hasattr(entry, "function"):
+    if all(hasattr(entry, name) for name in ("arguments", "function", "handlers", "dump")):  # a declared tool
         from interlock.executors.function import bind
 
         return entry.function, dict(bind(entry, arguments)), entry.context, entry.dump

@@ -90,9 +90,12 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 def convert(function: Callable[..., Any], arguments: Json) -> Json:
     """JSON arguments as the types a handler asks for."""
-    hints = {name: readable(hint) for name, hint in hints_of(function).items() if name in arguments}
-    converters = {name: converter(hint) for name, hint in hints.items()}
-    return arguments | {name: as_type(arguments[name]) for name, as_type in converters.items() if as_type is not None}
+    hints = hints_of(function)
+    # Nothing holds a handler's arguments against its hints: where JSON's values may do, they are left as they are.
+    rich = {name: readable(hint) for name, hint in hints.items() if name in arguments and not is_plain(hint)}
+    return arguments | {
+        name: pydantic.TypeAdapter[Any](hint).validate_python(arguments[name]) for name, hint in rich.items()
+    }
 
 
 def _about(name: str, message: str) -> Fault:

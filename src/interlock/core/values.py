@@ -2,10 +2,8 @@
 
 A function gets values of its own: whatever it does to them changes neither what its caller holds nor what is checked,
 kept or recorded of the call afterwards. JSON has one kind of number, so 5.0 becomes 5 where a hint says `int`, and 3
-becomes 3.0 where it says `float`.
-
-A type is *plain* if JSON's values are its values but for these two things. Values of plain types are made here, place
-by place, in a fraction of the time pydantic takes; all others are pydantic's, with whatever their authors said of them.
+becomes 3.0 where it says `float`. Single numbers, which most arguments are, are made here; all else is pydantic's, with
+whatever authors said of it.
 """
 
 from __future__ import annotations
@@ -35,10 +33,36 @@ _BOUNDS = (
 
 def converter(hint: Any) -> Converter | None:
     """How JSON becomes a value of a type; None where it is one already, and one that nobody can change."""
-    return _own(hint) if is_plain(hint) else pydantic.TypeAdapter[Any](hint).validate_python
+    if is_plain(hint):
+        plain = bare(hint)
+        if plain is int:
+            return _whole
+        if plain is float:
+            return _real
+        if plain in _ANYTHING:
+            return _copied
+        if _is_immutable(plain):
+            return None
+    make = pydantic.TypeAdapter[Any](hint).validate_python
+    return make if _is_made_anew(hint) else lambda value: make(_copied(value))
 
 
-# Plain types
+def _whole(value: Any) -> Any:
+    return int(value) if value.__class__ is float else value
+
+
+def _real(value: Any) -> Any:
+    try:
+        return float(value) if value.__class__ is int else value
+    except OverflowError:
+        return value
+
+
+def _copied(value: Any) -> Any:
+    return private_copy(value) if value.__class__ in (dict, list) else value
+
+
+# Types
 
 
 def is_plain(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
@@ -54,7 +78,7 @@ def is_plain(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
     if origin is Literal:
         return all(type(arg) in (*_IMMUTABLE, int) for arg in args)
     if typing_extensions.is_typeddict(hint) and hint not in inside and not hasattr(hint, "__pydantic_config__"):
-        return all(is_plain(item, (*inside, hint)) for _, item in _items(hint))
+        return all(is_plain(item, (*inside, hint)) for item in _items(hint))
     return False
 
 
@@ -70,6 +94,29 @@ def _only_bounds(said: Any) -> bool:
     return isinstance(said, _BOUNDS) or type(said).__module__.startswith("pydantic._internal.")
 
 
+def _is_immutable(hint: Any) -> bool:
+    """Whether a plain type holds neither numbers nor anything that can be changed."""
+    hint = bare(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return all(map(_is_immutable, typing.get_args(hint)))
+    if typing.get_origin(hint) is Literal:
+        return all(type(arg) in _IMMUTABLE for arg in typing.get_args(hint))
+    return hint in _IMMUTABLE
+
+
+def _is_made_anew(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
+    """Whether pydantic makes every container in such a value anew: it hands on what a type leaves open."""
+    hint = bare(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (*_IMMUTABLE, int, float) or origin is Literal:
+        return True
+    if origin in (list, dict, typing.Union, types.UnionType):
+        return bool(args) and all(_is_made_anew(arg, inside) for arg in args)
+    if typing_extensions.is_typeddict(hint) and hint not in inside:
+        return all(_is_made_anew(item, (*inside, hint)) for item in _items(hint))
+    return False
+
+
 def bare(hint: Any) -> Any:
     """A type without what is said beside it."""
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
@@ -81,102 +128,5 @@ def item_hint(hint: Any) -> Any:
     return typing.get_args(hint)[0] if wrapped else hint
 
 
-def _items(typed_dict: Any) -> Iterator[tuple[str, Any]]:
-    for name, hint in typing.get_type_hints(typed_dict, include_extras=True).items():
-        yield name, item_hint(hint)
-
-
-# Their values. What has another shape than its hint says is left as it is: handlers' arguments have no schema.
-
-
-def _own(hint: Any) -> Converter | None:
-    hint = bare(hint)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is int or (origin is Literal and int in map(type, args)):
-        return _whole
-    if hint is float:
-        return _real
-    if hint in _IMMUTABLE or origin is Literal:
-        return None
-    if typing_extensions.is_typeddict(hint):
-        return _record({name: own for name, item in _items(hint) if (own := _own(item)) is not None})
-    if origin in (typing.Union, types.UnionType):
-        return _one_of(hint, [arg for arg in args if arg is not type(None)])
-    if origin is list and args:
-        return _list(_own(args[0]))
-    if origin is dict and args:
-        return _dict(_own(args[1]))
-    return _anything
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if value.__class__ is float and value.is_integer() else value
-
-
-def _real(value: Any) -> Any:
-    try:
-        return float(value) if value.__class__ is int else value
-    except OverflowError:
-        return value
-
-
-def _record(members: dict[str, Converter]) -> Converter:
-    # Numbers are most of what there is, and mostly of the kind they should be: they are looked at in place.
-    wholes = [name for name, own in members.items() if own is _whole]
-    reals = [name for name, own in members.items() if own is _real]
-    others = [(name, own) for name, own in members.items() if own is not _whole and own is not _real]
-
-    def make(value: Any) -> Any:
-        if value.__class__ is not dict:
-            return value
-        made = value.copy()
-        for name in wholes:
-            if made.get(name).__class__ is float:
-                made[name] = _whole(made[name])
-        for name in reals:
-            if made.get(name).__class__ is int:
-                made[name] = _real(made[name])
-        for name, own in others:
-            if name in made:
-                made[name] = own(made[name])
-        return made
-
-    return make
-
-
-def _list(own: Converter | None) -> Converter:
-    if own is None:
-        return lambda value: value.copy() if value.__class__ is list else value
-    return lambda value: [own(item) for item in value] if value.__class__ is list else value
-
-
-def _dict(own: Converter | None) -> Converter:
-    if own is None:
-        return lambda value: value.copy() if value.__class__ is dict else value
-    return lambda value: {name: own(item) for name, item in value.items()} if value.__class__ is dict else value
-
-
-def _one_of(hint: Any, some: list[Any]) -> Converter | None:
-    if len(some) == 1:
-        one = _own(some[0])
-        return None if one is None else lambda value: None if value is None else one(value)
-    if all(_own(arg) is None for arg in some):
-        return None
-    # Which of several it is, is pydantic's to tell.
-    choose = pydantic.TypeAdapter[Any](hint).validate_python
-    return lambda value: choose(_anything(value))
-
-
-def _anything(value: Any) -> Any:
-    try:
-        return _copied(value)
-    except RecursionError:
-        return private_copy(value)
-
-
-def _copied(value: Any) -> Any:
-    if value.__class__ is dict:
-        return {name: _copied(item) if item.__class__ in (dict, list) else item for name, item in value.items()}
-    if value.__class__ is list:
-        return [_copied(item) if item.__class__ in (dict, list) else item for item in value]
-    return value
+def _items(typed_dict: Any) -> Iterator[Any]:
+    return map(item_hint, typing.get_type_hints(typed_dict, include_extras=True).values())

@@ -140,7 +140,8 @@ def settings_page() -> str:
 
 Settings live in `settings.toml` of a home. A variable `INTERLOCK_<NAME>` overrides the file, and an argument of
 `Interlock.open(path, name=value)` overrides both. Lists are set in the file or by argument, not by a variable. A name
-that is not listed here is refused: a misspelt safety setting must not be ignored.
+that is not listed here is refused: a misspelt safety setting must not be ignored. A process reads its settings when it
+starts.
 
 {_table(("setting", "type", "default", "what it does"), rows)}
 ```toml

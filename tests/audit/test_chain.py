@@ -25,8 +25,10 @@ from hypothesis import strategies as st
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.audit import layout
 from interlock.audit.chain import MAX_FAULTS, Verdict, verify
+from interlock.audit.retention import purge
 from interlock.core.canonical import digest
 from interlock.core.clock import Clock
+from interlock.settings import Settings
 from interlock.store.home import Home
 from interlock.store.signing import Signer
 
@@ -699,6 +701,61 @@ def test_an_anchors_file_that_ended_long_ago_is_found_and_one_that_a_crash_cut_s
         home.anchors.write_bytes(b"\n".join(lines[:kept]) + b"\n")
         # The last one and the one before are less than ten minutes apart.
         assert verify(home).intact == (kept >= len(lines) - 2)
+
+
+def _hold(home: Home, lines: list[bytes], cut: bytes) -> None:
+    """Write the anchors file as it is after a line that was cut off: each goes on a line of its own."""
+    home.anchors.write_bytes(b"".join(b"\n" + line + b"\n" for line in lines) + cut)
+
+
+@pytest.mark.parametrize("kept", [1, 9, 40, -120, -1])
+@pytest.mark.parametrize("by", ["call", "purge"])
+async def test_a_line_that_a_power_cut_left_half_written_is_no_tampering(tmp_path: Path, by: str, kept: int) -> None:
+    home = await make_home(tmp_path)
+    *lines, last = home.anchors.read_bytes().split()
+    _hold(home, lines, b"\n" + last[:kept])
+    assert verify(home).intact
+    if by == "purge":
+        assert purge(home, Settings.model_validate({}), now_ms=4_000_000_000_000, by="op")
+    else:
+        async with Interlock.open(tmp_path) as lock:
+            await lock.add(echo)
+            await lock.call("demo.echo", account="a")
+    assert verify(home).faults == ()
+
+
+async def test_a_head_that_another_process_has_signed_is_not_noted_again(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path) as one:
+        await one.add(echo)
+        await one.call("demo.echo", account="a")
+        async with Interlock.open(tmp_path):
+            pass
+    noted = [orjson.loads(line)["seq"] for line in Home(tmp_path).anchors.read_bytes().split()]
+    assert sorted(set(noted)) == noted
+
+
+@AUDIT_03
+@pytest.mark.parametrize("kept", [8, 40, -1])
+def test_a_torn_line_whose_anchor_the_database_does_not_hold_is_damage(original: Home, kept: int) -> None:
+    def act(copy: Copy) -> None:
+        seq = copy.db.execute("SELECT seq FROM anchor ORDER BY seq DESC LIMIT 1 OFFSET 1").fetchone()[0]
+        copy.db.execute("DELETE FROM anchor WHERE seq = ?", (seq,))
+        *lines, torn, last = copy.home.anchors.read_bytes().split()
+        _hold(copy.home, lines, b"\n" + torn[:kept] + b"\n" + last + b"\n")
+
+    (fault,) = tampered(original, act).faults
+    assert fault.what.endswith("of the anchors file is damaged")
+
+
+@AUDIT_03
+@pytest.mark.parametrize("rest", [b"0", b" ", b"\n\n", b"}"])
+def test_a_torn_line_that_does_not_end_as_a_crash_ends_it_is_damage(original: Home, rest: bytes) -> None:
+    def act(copy: Copy) -> None:
+        *lines, torn, last = copy.home.anchors.read_bytes().split()
+        _hold(copy.home, lines, b"\n" + torn[:-20] + rest + b"\n" + last + b"\n")
+
+    (fault,) = tampered(original, act).faults
+    assert fault.what.endswith("of the anchors file is damaged")
 
 
 # Who may write

@@ -275,6 +275,13 @@ def test_a_reviewer_may_change_the_input_and_the_changed_one_runs(desk: Cli, cas
     assert refusal(desk("calls", "resume", ticket, "--json"))[0] == "E3411"
 
 
+def test_an_input_that_a_reviewer_changed_leaves_no_key_to_miss(desk: Cli, cast: Cast) -> None:
+    ticket = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]
+    assert desk("approvals", "approve", ticket, "--edit", '{"to": "desk@example.org"}').code == 0
+    assert desk("calls", "resume", ticket).code == 0
+    assert desk("doctor").code == 0
+
+
 def test_a_no_ends_the_call_and_its_reason_reaches_whoever_asked(desk: Cli, cast: Cast) -> None:
     agent = holding(desk, cast.agent)
     ticket = agent.ask(*MAIL)["pending"]["ticketId"]
@@ -341,6 +348,31 @@ def test_a_token_shows_the_tickets_that_are_its_holders_affair(desk: Cli, cast: 
     assert seen(cast.carol) == set()
     assert "nothing waits for you" in holding(desk, cast.carol)("approvals", "list").out
     assert refusal(holding(desk, cast.carol)("approvals", "show", theirs, "--json"))[0] == "E3702"
+
+
+async def test_to_somebody_of_another_tenant_a_ticket_is_like_none_and_nobody_is_named(desk: Cli, cast: Cast) -> None:
+    ticket = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]
+    tokens: dict[str, str] = {}
+    async with Interlock.open(desk.home) as lock:
+        for name, group in (("eve", "approvers"), ("mallory", "guests"), ("dave", "guests")):
+            did, groups = f"did:web:acme.example:{name}", frozenset({group})
+            person = Identity(did=did, name=name, kind="human", tenant="acme", groups=groups)
+            await lock.identities.register(person, by="test")
+            tokens[name] = await lock.tokens.issue(
+                subject=did, scopes=[], tools=[ToolGrant("*")], ttl_s=3600, by=lock.caller
+            )
+    eve = holding(desk, tokens["eve"])
+    attempts = [("show", ticket), ("deny", ticket)]
+    attempts += [("approve", one) for one in (ticket, ticket[-8:], "apr_01M7ETAX1RAFF8FEA10B286E99")]
+    for act, one in attempts:
+        words = f"no ticket has the id `{one}`; see interlock approvals list"
+        assert refusal(eve("approvals", act, one, "--json")) == ("E3702", words), act
+    # Of a ticket of their own they hear who can decide, and not who else there is.
+    theirs = holding(desk, tokens["mallory"]).ask(*MAIL)["pending"]["ticketId"]
+    code, message = refusal(holding(desk, tokens["dave"])("approvals", "approve", theirs, "--json"))
+    assert (code, "in approvers: eve, whoever runs this place" in message) == ("E3206", True), message
+    _, message = refusal(holding(desk, cast.carol)("approvals", "deny", theirs, "--json"))
+    assert "in approvers: local:*, bob, eve" in message
 
 
 def test_a_token_that_is_none_is_refused_like_any_call_and_on_record(desk: Cli) -> None:

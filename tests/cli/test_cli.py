@@ -787,6 +787,18 @@ def tamper(cli: Cli, statement: str) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("words", [("call", "demo.balance", '{"account": "cash"}'), ("audit", "verify")])
+def test_a_full_disk_is_not_told_as_a_broken_home(cli: Cli, words: tuple[str, ...]) -> None:
+    (cli.home / "interlock.db-wal").touch()
+    # The index of the database's log finds no room, as on a full disk; nor would bytecode.
+    limited = ["/bin/sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *INTERLOCK, *words]
+    environment = {**cli.environment, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(limited, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "E3803" in done.stdout + done.stderr
+    assert "make room" in done.stdout + done.stderr
+
+
 def test_an_untouched_journal_is_intact(cli: Cli) -> None:
     cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")
     ended = cli("audit", "verify")

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from interlock import Failure
 from interlock.cli.doctor import Finding, examine
+from interlock.executors.sandbox.ladder import Rung
+from interlock.gateway import isolation
 from interlock.settings import load_settings
 from interlock.store.home import Home
 from tests.cli.conftest import Cli
+from tests.docs.test_docs import ROOT, blocks_of
 
 POST = {"account": "cash", "cents": 250}
 FORBIDDING = '@id("reads")\npermit (principal, action == Action::"demo.balance", resource);\n'
@@ -157,3 +165,48 @@ def test_settings_that_cannot_be_used_are_told_with_their_place(fresh: Cli, monk
     with pytest.raises(Failure, match="what the program was given: there is no setting `thetaauto`"):
         load_settings(settings, audit="durable", thetaauto=1)
     assert not (fresh.home / "policy.cedar").exists()
+
+
+def test_an_interpreter_that_is_reached_through_a_link_isolates_like_any_other(fresh: Cli) -> None:
+    (fresh.path / "linked").symlink_to(sys.prefix)
+    python = fresh.path / "linked" / Path(sys.executable).relative_to(sys.prefix)
+    words = (str(python), "-m", "interlock.cli", "doctor", "--json")
+    environment = {**fresh.environment, "PATH": ""}  # none of the other ways is there to be tried
+    found = subprocess.run(words, env=environment, capture_output=True, check=True, timeout=60)
+    told = {one["name"]: one["what"] for one in json.loads(found.stdout)["findings"]}
+    assert told["sandbox"].startswith("zygote: ")
+
+
+async def _two_rungs() -> list[Rung]:
+    return [
+        Rung("zygote", "namespaces", (0, 1, 2, 3), "no user namespaces here"),
+        Rung("bubblewrap", "bwrap", (0, 1)),
+        Rung("gvisor", "runsc", (0, 1), "gvisor is not installed"),
+    ]
+
+
+def test_a_way_of_isolating_that_failed_is_a_warning_with_what_is_lost(
+    fresh: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "rungs", _two_rungs)
+    zygote, bubblewrap, gvisor = list(examine(Home(fresh.home)))[-3:]
+    assert (zygote.status, zygote.what) == ("attention", "zygote is not used: no user namespaces here")
+    assert zygote.advice == "calls start more slowly, and tools of tiers 2 to 3 are refused with E3405"
+    assert bubblewrap.status == "good"
+    assert (gvisor.status, gvisor.advice) == ("good", "")
+
+
+def test_a_backup_by_the_script_of_the_page_is_its_owners_alone(cli: Cli) -> None:
+    script, copy = blocks_of(ROOT / "docs" / "how-to" / "backup.md")[0], cli.path / "backups" / "home"
+    names: dict[str, Any] = {}
+    exec(script.text, names)
+    before = os.umask(0o022)
+    try:
+        names["back_up"](cli.home, copy)
+    finally:
+        os.umask(before)
+    found = {path.relative_to(copy): path.stat().st_mode & 0o777 for path in (copy, *copy.rglob("*"))}
+    assert (found[Path()], found[Path("interlock.db")]) == (0o700, 0o600)
+    assert {path: (cli.home / path).stat().st_mode & 0o777 for path in found} == found
+    findings = Cli(cli.path, {"INTERLOCK_HOME": str(copy)}).ask("doctor")["findings"]
+    assert [one for one in findings if "others on this machine" in one["what"]] == []

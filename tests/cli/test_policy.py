@@ -95,6 +95,21 @@ def test_cases_that_come_out_otherwise_fail(cli: Cli) -> None:
     assert "expect" in cli("policy", "test", "odd.toml").err
 
 
+def test_a_case_comes_out_as_the_call_would_where_a_person_is_asked_whatever_the_rules_say(cli: Cli) -> None:
+    (cli.home / "policy.cedar").write_text(RULES)
+    wish = {"account": "cash", "to": "press@example.org"}
+    waits = cli.call("demo.mail_statement", wish, "--key", "m")["pending"]["reason"]
+    case = '[[case]]\ntool = "demo.mail_statement"\nexpect = "allow"\n'
+    (cli.path / "cases.toml").write_text(f"{case}{case.replace('allow', 'ask')}{case}operation = 'preview'\n")
+    tried = cli("policy", "test", "cases.toml", "--json")
+    assert tried.code == 1
+    assert [(row["answer"], row["passed"]) for row in tried.json["cases"]] == [
+        ("ask", False), ("ask", True), ("allow", True),
+    ]  # fmt: skip
+    assert (tried.json["cases"][0]["why"], "gate:approval" in tried.json["cases"][0]["rules"]) == (waits, True)
+    assert cli.call("demo.mail_statement", wish, "--key", "p", "--dry-run").get("pending") is None
+
+
 def test_a_broken_policy_in_force_is_found_and_can_be_replaced(cli: Cli) -> None:
     (cli.home / "policy.cedar").write_text("permit (principal, action, resource)\n")
     assert cli("policy", "check").code == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 from tests.cli.conftest import Cli
@@ -61,6 +63,7 @@ def test_what_makes_no_sense_is_a_usage_error(fresh: Cli) -> None:
 def test_a_name_means_whoever_bears_it_here_and_others_are_shown_with_their_tenant(fresh: Cli) -> None:
     assert fresh("keys", "init", "--alg", "EdDSA").code == 0
     theirs = fresh.ask("identities", "add", "--name", "bot", "--tenant", "acme")["did"]
+    fresh("identities", "add", "--name", "bot")
     ours = fresh.ask("token", "issue", "--agent", "bot")
     (link,) = ours["chain"]
     assert (link["name"], link["tenant"], link["subject"] == theirs) == ("bot", "local", False)
@@ -73,6 +76,24 @@ def test_a_name_means_whoever_bears_it_here_and_others_are_shown_with_their_tena
     assert "bot of acme" in fresh("identities", "list").out
     back = fresh("token", "delegate", "--token", ours["token"], "--to", "bot")
     assert (back.code, "E3206" in back.err) == (1, True)
+
+
+def test_a_name_of_another_tenant_is_refused_with_its_did_and_a_new_one_is_said_to_be_registered(fresh: Cli) -> None:
+    fresh("keys", "init", "--alg", "EdDSA")
+    theirs = fresh.ask("identities", "add", "--name", "bot", "--tenant", "acme", "--trust", "60")["did"]
+    held = fresh.ask("token", "issue", "--agent", "helper", "--for", "alice")
+    assert held["registered"] == ["helper", "alice"]
+    for words in (("issue", "--agent", "bot"), ("delegate", "--token", held["token"], "--to", "bot")):
+        refused = fresh.ask("token", *words)["error"]
+        assert refused["error_code"] == "E3207", words
+        assert f"`bot` is of acme: {theirs}" in refused["message"], words
+    assert [one["did"] for one in fresh.ask("identities", "list")["identities"] if one["name"] == "bot"] == [theirs]
+
+    slip = fresh("token", "issue", "--agent", "hleper", "--for", "alice")
+    assert "hleper was not known and is registered now" in slip.err
+    assert "alice was not" not in slip.err
+    assert slip.out.strip().count(".") == 2
+    assert fresh.ask("token", "issue", "--agent", "hleper")["registered"] == []
 
 
 def test_the_delegation_of_the_help_works_and_a_range_that_is_not_said_is_the_one_above(fresh: Cli) -> None:
@@ -104,6 +125,29 @@ def test_whoever_holds_the_token_of_the_environment_acts_in_every_command(cli: C
     bad = replace(cli, extra={"INTERLOCK_TOKEN": "ey.no.token"})
     assert bad("calls", "list").code == 0
     assert bad.ask("audit", "export", "--out", "none.jsonl")["error"]["error_code"] == "E3203"
+
+
+def test_an_auditor_of_another_tenant_is_told_the_story_of_its_own_calls_and_of_no_others(cli: Cli) -> None:
+    cli("keys", "init", "--alg", "EdDSA")
+    ours = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
+    did = cli.ask("identities", "add", "--name", "ann", "--kind", "human", "--tenant", "acme")["did"]
+    reads, blind = (
+        replace(cli, extra={"INTERLOCK_TOKEN": cli.ask("token", "issue", "--person", did, *scope)["token"]})
+        for scope in (("--scope", "audit:read"), ())
+    )
+    theirs = reads.call("demo.balance", {"account": "cash"})["invocation_id"]
+    for name in (theirs, theirs[:6]):  # the beginning of ours, too
+        told = reads.ask("audit", "explain", name)
+        assert (told["invocation_id"], did in told["story"][0]) == (theirs, True)
+    for name in (ours, "01JCNOSUCHCALL"):
+        refused = reads.ask("audit", "explain", name)["error"]
+        words = f"no call `{name}` in this journal; see interlock calls list"
+        assert (refused["error_code"], refused["message"]) == ("E3702", words)
+    assert blind.ask("audit", "explain", theirs)["error"]["error_code"] == "E3206"
+    assert reads.ask("audit", "export", "--out", "all.jsonl")["error"]["error_code"] == "E3206"
+    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
+        noted = [json.loads(body) for (body,) in database.execute("SELECT body FROM journal WHERE kind = 'audit.read'")]
+    assert [(one["by"], one["subject"]) for one in noted] == [(did, theirs)] * 2
 
 
 def test_only_what_was_seen_here_is_revoked_unless_it_is_said_to_be_foreign(fresh: Cli) -> None:

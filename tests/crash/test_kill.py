@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from interlock import Interlock
+from interlock.app import chores
 from interlock.audit.chain import verify
 from interlock.registry.admission import Evidence, publish
 from interlock.registry.catalog import contract_digest
 from interlock.store.home import Home
+from interlock.telemetry.alerts import Alert
 from tests.crash.counter import effects, mark
 from tests.crash.driver import POINTS
 
@@ -104,3 +107,54 @@ async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, mo
     answered = sum(len(turn["acknowledged"]) for turn in turns)
     asked = sum(len(turn["names"]) for turn in turns)
     assert 0 < answered < asked, "the kills came too early or too late to prove anything"
+
+
+# What an operator hears of it
+
+DYING = """
+import asyncio, sys
+from tests.crash.driver import run_calls
+
+asyncio.run(run_calls(sys.argv[1], [sys.argv[2]], lambda line: None, False))
+"""
+
+
+async def die_in_a_write(home: Path, lines: Path, name: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DYING, str(home), name, cwd=ROOT,
+        env={**os.environ, "EFFECTS": str(lines), "CRASH_AT": "after the effect"},
+    )  # fmt: skip
+    assert await process.wait() == -9
+
+
+async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(chores, "TICKETS_EVERY_S", 0.01)
+    home = tmp_path / "home"
+    await prepare(home)
+    heard = asyncio.Queue[Alert]()
+    async with Interlock.open(home) as lock:
+        lock.gateway.telemetry.alerts.listeners.append(heard.put_nowait)
+        await die_in_a_write(home, tmp_path / "effects", "a")
+        async with asyncio.timeout(10):
+            alert = await heard.get()
+        ((call, state),) = lock.journal.read("SELECT call, state FROM reservation")
+        assert state == "unknown"
+        assert (alert.name, alert.severity, alert.tool, alert.invocation_id) == (
+            "OUTCOME_UNKNOWN", "critical", "demo.mark@1.0.0", call,
+        )  # fmt: skip
+        assert f"interlock calls reconcile {call}" in caplog.text
+        assert b'interlock_signal_count{signal="OUTCOME_UNKNOWN"} 1' in lock.gateway.telemetry.metrics.render()
+    async with Interlock.open(home) as later:
+        assert "OUTCOME_UNKNOWN" not in later.gateway.observer.metrics
+    assert heard.empty()
+
+
+async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_the_home_next(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    await prepare(home)
+    await die_in_a_write(home, tmp_path / "effects", "a")
+    for told in (1, 0):
+        async with Interlock.open(home) as lock:
+            assert lock.gateway.observer.metrics["OUTCOME_UNKNOWN"] == told

@@ -26,6 +26,7 @@ from interlock.testing import FakeClock
 from tests import sample
 from tests.authority.test_tokens import did_of as did
 from tests.conftest import TOOLS
+from tests.faults.test_faults import full_disk
 from tests.gateway.test_interleavings import admit, turn, until
 from tests.upstreams.servers import HttpServer
 
@@ -717,6 +718,66 @@ async def test_health_and_readiness_need_no_token_and_follow_the_store(world: Wo
     gone = await world.get("/ready", None)
     assert (gone.status_code, gone.json()["dependencies"]["store"]) == (503, "down")
     assert (await world.get("/health", None)).status_code == 200
+
+
+async def test_readiness_follows_the_policy_whose_change_is_told_in_the_log_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "interlock.policy")
+    path = world.lock.home.policy
+    good = path.read_text()
+
+    async def ready() -> tuple[int, str]:
+        world.clock.advance(1)
+        answer = await world.get("/ready", None)
+        refusals = [await world.invoke("demo.add", {"a": number}) for number in range(2)]
+        assert {"E3205" in one.text for one in refusals} == {answer.status_code == 503}
+        return answer.status_code, answer.json()["dependencies"]["policy"]
+
+    def told() -> list[tuple[str, str]]:
+        found = [(line.levelname, line.getMessage()) for line in caplog.records if line.name == "interlock.policy"]
+        caplog.clear()
+        return found
+
+    assert (await ready(), told()) == ((200, "healthy"), [])
+    path.unlink()
+    assert await ready() == await ready() == (503, "down")
+    ((level, words),) = told()
+    assert level == "ERROR"
+    assert words.startswith("the policy cannot be used: policy.cedar is missing from the home")
+    path.write_text("permit (principal, action, resorce);")
+    assert await ready() == await ready() == (503, "down")
+    ((level, words),) = told()
+    assert level == "ERROR"
+    assert words.startswith("the policy cannot be used: ")
+    path.write_text(good)
+    assert await ready() == await ready() == (200, "healthy")
+    assert told() == [("WARNING", "the policy can be used again")]
+
+
+async def test_readiness_finds_a_full_disk_with_a_write_that_leaves_nothing_and_is_seldom(world: World) -> None:
+    async def store() -> tuple[int, str]:
+        world.clock.advance(1)
+        answer = await world.get("/ready", None)
+        return answer.status_code, answer.json()["dependencies"]["store"]
+
+    read = world.lock.journal.read
+    before = read("SELECT count(*) FROM journal")
+    written: set[str] = set()
+    for _ in range(10):
+        assert await store() == (200, "healthy")
+        written |= {value for (value,) in read("SELECT value FROM fact WHERE name = 'ready_ms'")}
+    assert 1 < len(written) <= 4
+    with full_disk(world.lock.home.path):
+        for _ in range(400):
+            if await store() == (503, "down"):
+                break
+        assert await store() == (503, "down")
+        unwritten = await world.invoke("demo.add", {"a": 1})
+        assert (unwritten.status_code, unwritten.json()["detail"][:5]) in ((503, "E3801"), (503, "E3803"))
+    assert read("SELECT count(*) FROM journal") == before
+    world.clock.advance(10)
+    assert await store() == (200, "healthy")
 
 
 # The hot route by itself

@@ -129,10 +129,26 @@ async def test_nobody_of_another_tenant_agrees_sees_or_takes_back(world: World) 
     ticket = await ask(world, "desk")
     assert (await world.lock.call(SEND, to="desk", caller=Caller(id="local:ann"), key="k")).pending
 
-    for method, path in (("GET", ticket), ("POST", f"{ticket}/approve"), ("POST", f"{ticket}/deny")):
-        refused(await world.ask(method, path, eve, **({} if method == "GET" else {"json": {}})), 404, "E3702")
-    with pytest.raises(Failure, match="belongs to local"):
-        await world.lock.approvals.approve(ticket.rpartition("/")[2], by=by)
+    # Of what is there and of what is not they are told the same, whoever they are; that they tried is on record.
+    real, invented = ticket.rpartition("/")[2], "apr_01M7ETAX1RAFF8FEA10B286E99"
+    for method, act in (("GET", ""), ("POST", "/approve"), ("POST", "/deny")):
+        words: set[str] = set()
+        for one in (real, invented):
+            answer = await world.ask(
+                method, f"/v1/approvals/{one}{act}", eve, **({} if method == "GET" else {"json": {}})
+            )
+            words.add(refused(answer, 404, "E3702")["humanMessage"].replace(one, "X"))
+        assert len(words) == 1, words
+    for stranger in (by, await world.lock.caller_of(acmebot)):
+        told: set[str] = set()
+        for one in (real, real[-8:], invented):
+            with pytest.raises(Failure) as caught:
+                await world.lock.approvals.approve(one, by=stranger)
+            told.add(f"{caught.value.code} {caught.value.message.replace(one, 'X')}")
+        assert told == {"E3702 no ticket has the id `X`; see interlock approvals list"}
+    assert {(one["by"], "belongs to local" in one["why"]) for one in approvals(world, "refused")} == {
+        (did("eve"), True), (did("acmebot"), True),
+    }  # fmt: skip
     ours = (await world.post("/v1/approvals/standing", {**ADVANCE, "caller": "scout"}, "boss")).json()
     assert ours["id"] not in str((await world.get("/v1/approvals/standing", eve)).json())
     refused(await world.ask("DELETE", f"/v1/approvals/standing/{ours['id']}", eve), 404, "E3702")

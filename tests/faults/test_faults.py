@@ -35,11 +35,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def full_disk(home: Path) -> Generator[None]:
+def full_disk(home: Path, largest: int | None = None) -> Generator[None]:
     """No file of this process may grow beyond what it is: the kernel refuses writes as a full disk would."""
     import signal
 
-    largest = max(path.stat().st_size for path in home.iterdir() if path.is_file())
+    largest = largest or max(path.stat().st_size for path in home.iterdir() if path.is_file())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
@@ -98,6 +98,21 @@ async def test_an_effect_whose_record_could_not_be_written_is_recorded_at_the_ne
     assert world.runs == 2
     assert len(records(lock, result.invocation_id)) == 1
     assert verify(Home(home)).intact
+
+
+async def test_a_full_disk_is_told_with_the_advice_to_make_room(lock: Interlock) -> None:
+    journal = lock.journal._connection  # pyright: ignore[reportPrivateUsage] - the disk is made small
+    journal.execute(f"PRAGMA max_page_count={journal.execute('PRAGMA page_count').fetchone()[0]}")
+    failures = [(await lock.call("demo.increment", {"name": "a" * 20_000}, key=str(n))).error for n in range(20)]
+    assert failures[-1] is not None
+    assert (failures[-1].code, "make room" in failures[-1].resolution) == ("E3803", True)
+
+
+def test_a_full_disk_is_told_where_the_room_is_missing_for_reading_too(home: Path) -> None:
+    (home / "interlock.db-wal").touch()  # a process was killed: whoever reads now has to make the log's index first
+    with full_disk(home, largest=8192), pytest.raises(Failure) as refused:
+        verify(Home(home))
+    assert (refused.value.code, "make room" in refused.value.resolution) == ("E3803", True)
 
 
 async def test_a_home_that_cannot_be_written_when_it_is_opened_leaves_nothing_running(

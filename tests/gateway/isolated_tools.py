@@ -122,6 +122,19 @@ def _(name: str) -> None:
 
 
 @tool(
+    version="1.0.0", mutation_class="write_irreversible", namespace="cell", sandbox=True,
+    effects=[Effect("counter:{name}", "DELETE")],
+)  # fmt: skip
+def drop(name: Name) -> None:
+    """Drop a counter, and say in the wrong way what that would mean."""
+
+
+@drop.preview
+def _(name: str) -> str:
+    return f"drops {name}"
+
+
+@tool(
     version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, permissions=["credentials:cell/token"]
 )  # fmt: skip
 async def lent(ctx: Context, what: What) -> str:

@@ -331,6 +331,16 @@ def test_no_file_is_written_outside_of_the_directory(tmp_path: Path, path: str) 
     assert not (tmp_path / "a").exists()
 
 
+def test_no_file_that_is_there_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(b"mine")
+    with pytest.raises(Failure) as refused:
+        save({"a": b"x", "b": b"x"}, tmp_path)
+    told = refused.value
+    assert (told.code, told.resolution) == ("E3410", "choose another directory")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert (tmp_path / "b").read_bytes() == b"mine"
+
+
 def test_a_file_that_is_not_what_the_journal_says_is_not_written() -> None:
     (one,) = refer("01A", [File("a", b"as it was")], str)
     assert fetch([one], lambda _: b"as it was") == {"a": b"as it was"}

@@ -295,6 +295,41 @@ async def test_a_tool_that_cannot_say_whether_it_may_overlap_runs_alone(lock: In
     assert [result.value for result in await lock.batch(requests)] == [6, 3]
 
 
+async def _says_no(number: int) -> bool:
+    return False
+
+
+async def _says_yes(number: int) -> bool:
+    return True
+
+
+def _says_a_word(number: int) -> str:
+    return "no"
+
+
+@pytest.mark.parametrize(("decide", "most"), [(_says_no, 1), (_says_yes, 2), (_says_a_word, 1)])
+async def test_only_a_plain_yes_lets_a_call_overlap_others_however_it_is_said(
+    lock: Interlock, decide: Any, most: int
+) -> None:
+    here: list[int] = []
+    seen: list[int] = []
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="edge")
+    async def picky(number: Number) -> int:
+        """Overlap by input."""
+        here.append(number)
+        for _ in range(20):
+            await asyncio.sleep(0)
+            seen.append(len(here))
+        here.remove(number)
+        return number
+
+    picky.concurrent(decide)
+    await admit(lock, picky)
+    await lock.batch([lock.request("edge.picky", {"number": number}) for number in (1, 2)])
+    assert max(seen) == most
+
+
 async def test_a_batch_that_is_cancelled_takes_its_calls_with_it(edge: Interlock) -> None:
     requests = [edge.request("edge.hang", {"where": "batch"})] * 3
     running = asyncio.create_task(edge.batch(requests))

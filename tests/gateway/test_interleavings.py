@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller, Context, Effect, Failure, Hook, Interlock, Preview, Request, Seen, Tool, tool
+from interlock.app import chores
 from interlock.audit.chain import verify
 from interlock.store import journal
 from interlock.store.home import Home
@@ -305,6 +306,23 @@ async def test_closings_that_could_not_be_written_are_owed_and_all_go_with_the_n
     await asyncio.gather(following, return_exceptions=True)
     await lock.call("demo.unsteady", name="e", key="e")
     await _all_three_are_replayed(lock)
+
+
+async def test_asking_again_under_a_key_whose_closing_is_owed_writes_it_first(
+    lock: Interlock, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _run_three_that_cannot_be_recorded(lock, home, monkeypatch)
+    await _all_three_are_replayed(lock)
+
+
+async def test_closings_that_are_owed_are_written_in_time_though_nobody_calls(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores, "TICKETS_EVERY_S", 0.01)
+    async with Interlock.open(home) as lock:
+        lock.catalog.attach(sample.increment)
+        await _run_three_that_cannot_be_recorded(lock, home, monkeypatch)
+        await until(lambda: lock.journal.read("SELECT COUNT(*) FROM journal WHERE kind = 'closed'") == [(3,)])
 
 
 async def test_closings_that_are_owed_are_written_when_the_gateway_closes(

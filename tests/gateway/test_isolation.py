@@ -30,7 +30,8 @@ from tests.gateway.test_programs import TEXT, manifest, written
 from tests.sample import Text
 
 TOOLS = (
-    cell.double, cell.attempt, cell.count, cell.lent, cell.dying, cell.unbound, cell.fill, cell.fill_more, cell.hoard,
+    cell.double, cell.attempt, cell.count, cell.drop, cell.lent, cell.dying, cell.unbound, cell.fill, cell.fill_more,
+    cell.hoard,
 )  # fmt: skip
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
@@ -131,6 +132,13 @@ async def test_what_a_tool_reports_from_inside_counts_as_if_it_had_run_outside(l
     preview = (await lock.call("cell.count", name="a", dry_run=True)).unwrap()
     assert preview["impact"] != f"looked at from uid {os.getuid()}" or os.getuid() != 0
     assert (await lock.undo(first.invocation_id, key="u")).ok
+
+
+async def test_a_preview_inside_that_is_none_is_told_like_one_outside(lock: Interlock) -> None:
+    failure = (await lock.call("cell.drop", name="a", dry_run=True)).error
+    assert failure is not None
+    assert failure.code == "E3401"
+    assert "the tool's preview returned `str`; a preview handler returns Preview(" in failure.message
 
 
 @pytest.mark.proves("EXEC-07")

@@ -198,6 +198,25 @@ async def test_a_program_reads_what_outside_it_was_promised(lock: Interlock, tmp
     assert (await lock.call("prog.reading")).unwrap() == '[{"a": 1}]'
 
 
+async def test_what_a_program_reads_may_be_named_through_a_link_and_is_found_where_it_leads_now(
+    lock: Interlock, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "given.txt").write_text(name)
+    current = tmp_path / "current"
+    current.symlink_to(tmp_path / "first")
+    sandbox = {"reads": {"given": str(current / "given.txt"), "all": str(current)}}
+    reading = manifest("reading", ["cat", "/in/given", "/in/all/given.txt"], sandbox=sandbox)
+    _, (tool,) = load(written(tmp_path / "reading.json", reading))
+    await lock.journal.commit(_publish(tool))
+    lock.catalog.attach(tool)
+    assert (await lock.call("prog.reading")).unwrap() == "firstfirst"
+    current.unlink()
+    current.symlink_to(tmp_path / "second")
+    assert (await lock.call("prog.reading")).unwrap() == "secondsecond"
+
+
 async def test_a_credential_is_lent_to_a_program_as_a_file(lock: Interlock) -> None:
     await lock.secrets.set("prog/key", "s3cret-canary", by="local:test")
     said = (await lock.call("prog.lent")).unwrap()

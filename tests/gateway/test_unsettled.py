@@ -6,6 +6,7 @@ import asyncio
 
 from interlock import BatchPolicy, Context, Effect, Failure, Interlock, Preview, tool
 from interlock.gateway import reconcile
+from interlock.telemetry.alerts import Alert
 from tests import sample
 from tests.gateway.test_interleavings import admit
 from tests.sample import flaky
@@ -44,6 +45,8 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
         raise Failure("E3411", "not now")
 
     await admit(lock, strand, over, fall)
+    heard: list[Alert] = []
+    lock.gateway.telemetry.alerts.listeners.append(heard.append)
     asked = lock.gateway.with_id(lock.request("demo.strand", {"name": "cancelled"}, key="cancelled"))
     running = asyncio.create_task(lock.gateway.invoke(asked))
     await begun.wait()
@@ -54,6 +57,14 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
     results = await lock.batch(both, BatchPolicy(sibling_failure="cancel_siblings"))
     below = await lock.call("demo.over")
     sibling = results[1]
+    again = await lock.call("demo.strand", name="sibling", key="sibling")
+    assert again.error is not None
+    assert again.error.code == "E3409"
+    blocked = {str(row[0]) for row in lock.journal.read("SELECT call FROM reservation WHERE state = 'unknown'")}
+    assert len(blocked) == 3
+    assert sorted((one.name, one.severity, one.invocation_id) for one in heard) == sorted(
+        ("OUTCOME_UNKNOWN", "critical", call) for call in blocked
+    )
     for result, expected in ((cancelled, "E3703"), (sibling, "E3412"), (below, "E3402")):
         failure = result.error
         assert failure is not None

@@ -226,7 +226,7 @@ async def test_a_child_that_cannot_be_kept_running_is_alerted_and_readiness_tell
             await lock.secrets.set("hook", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", by=lock.caller.id)
             watch = Watch(lock)
             await lock.upstreams.add("desk", "mcp", run(script), by=lock.caller, overlay={"tools": {"state": READS}})
-            ready = {"store": "healthy", "signer": "healthy", "sinks": "healthy", "upstreams": "healthy"}
+            ready = dict.fromkeys(("store", "signer", "policy", "sinks", "upstreams"), "healthy")
             assert await Health(lock).ready() == ("healthy", ready)
 
             first = await answering(lock)
@@ -303,4 +303,7 @@ async def test_while_a_server_swaps_fifty_tools_readers_see_one_set_or_the_other
         assert b"new_49" in told
         assert b"old_" not in told
         assert tools.search("old_7", lock.caller) == []
-        assert code(await lock.call("far.old_7")) == "E3102"
+        gone = (await lock.call("far.old_7")).error
+        assert gone is not None
+        assert (gone.code, gone.message) == ("E3102", "no version of `far.old_7` is in use any more: 1.0.0 is sunset")
+        assert "if an upstream was removed, add it again" in gone.resolution

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock import Context, Effect, Failure, Field, Interlock, Preview, Tool, tool
+from interlock import Change, Context, Effect, Failure, Field, Interlock, Preview, Tool, tool
 from interlock.app import Admission
 from interlock.core.cases import Case, cases_of
 from interlock.core.coerce import coerce
@@ -122,6 +122,37 @@ async def test_an_irreversible_tool_is_only_previewed(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         assert (await offer(lock, close_account)).admitted
         assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("closes cash", "the tool's preview returned `str`"),
+        (None, "the tool's preview returned `NoneType`"),
+        (
+            Preview(effects=cast("Any", Change(resource="account:cash", operation="UPDATE"))),
+            "the `effects` of the tool's preview",
+        ),
+        (Preview(effects=cast("Any", ("account:cash",))), "the `effects` of the tool's preview"),
+        (Preview(preconditions=cast("Any", None)), "the `preconditions` of the tool's preview"),
+    ],
+)
+async def test_a_preview_that_is_none_is_the_fault_of_its_tool_and_told_as_such(
+    tmp_path: Path, answer: Any, words: str
+) -> None:
+    @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=UPDATES)
+    async def close_account(account: Account) -> bool:
+        """Close an account for good."""
+        return True
+
+    @close_account.preview
+    def preview(account: str) -> Any:
+        return answer
+
+    async with Interlock.open(tmp_path) as lock:
+        told = reason(await offer(lock, close_account))
+        assert words in told
+        assert "Preview(" in told
 
 
 def sync_generator(ledger: Ledger) -> Any:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import interlock
 from interlock.core.errors import Failure
 from interlock.executors.sandbox.allowance import Allowance, Allowances
 from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
@@ -343,6 +345,18 @@ async def test_each_tier_reaches_what_it_may_and_no_more(sandbox: Sandbox, tmp_p
     assert outcome.value["other"] in ((False,) if tier < 2 else (None,) if tier == 2 else (None, "reached"))
     if tier == 2:
         assert outcome.violations == ("connect 192.0.2.1 port 80",)
+
+
+def test_what_is_installed_beside_the_package_goes_inside_and_what_lies_beside_it_in_a_checkout_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed = os.path.realpath(sysconfig.get_path("purelib"))
+    for beside, seen in ((installed, True), (os.path.realpath(tmp_path), False)):
+        monkeypatch.setattr(interlock, "__file__", f"{beside}/interlock/__init__.py")
+        readable = Host().readable
+        assert (beside in readable) is seen
+        assert f"{beside}/interlock" in readable
+        assert installed in readable
 
 
 @pytest.mark.proves("EXEC-02")

@@ -133,6 +133,10 @@ async def test_a_token_never_takes_its_holder_into_another_tenant(place: Place) 
     for did in (here, did_of("nobody")):
         failure = await refusal(lambda did=did: place.service.tokens.issue(by=ELSEWHERE, agent=did))
         assert (failure.code, did in failure.message) == ("E3207", True)
+    # Whoever runs the place, and sees all of it, is told whose a name is.
+    failure = await refusal(lambda: place.service.tokens.issue(by=ROOT, agent="there"))
+    assert (failure.code, f"`there` is of acme: {there}" in failure.message) == ("E3207", True)
+    await place.lock.identities.register(Identity(did=did_of("there-too"), name="there", kind="agent"), by="test")
     # A name is a tenant's own: taking one tells nothing of another tenant, and leads nobody there.
     for caller, tenant in ((ELSEWHERE, "acme"), (ROOT, "local")):
         for name in ("here", "there"):
@@ -250,13 +254,14 @@ async def test_what_is_registered_through_a_door_serves_again_after_a_restart(pl
 async def test_readiness_tells_each_dependency_and_nothing_else(place: Place) -> None:
     assert await place.service.health.ready() == (
         "healthy",
-        {"store": "healthy", "signer": "healthy", "sinks": "healthy", "upstreams": "healthy"},
+        {"store": "healthy", "signer": "healthy", "policy": "healthy", "sinks": "healthy", "upstreams": "healthy"},
     )
     place.lock.home.keys.joinpath("issuer", f"{10**14:015d}.{'k' * 43}.pem").write_bytes(b"damaged")
     # Whoever asks often is told what was found a moment ago.
     assert (await place.service.health.ready())[0] == "healthy"
     place.clock.advance(1)
-    assert await place.service.health.ready() == ("down", {"store": "healthy", "signer": "down"})
+    found = {"store": "healthy", "signer": "down", "policy": "healthy"}
+    assert await place.service.health.ready() == ("down", found)
 
 
 # Strangers

@@ -16,6 +16,7 @@ from interlock.authority.secrets import open_lease
 from interlock.core.connector import Connector, Definition, Discovered, RemoteCall, UpstreamKind
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.telemetry.alerts import Alert
 from interlock.testing import FakeClock
 from interlock.upstreams.manager import Upstreams
 from tests.gateway.test_idempotency import code
@@ -156,6 +157,30 @@ async def test_a_definition_that_changes_is_kept_out_until_a_person_has_looked(t
         assert [one.version for one in report.tools if one.name == "look"] == ["1.1.0"]
         assert (await lock.call("far.look", text="a")).ok
         assert code(await lock.call("far.look@1.0.0", text="a")) == "E3210", "the old promise is not kept any more"
+
+
+async def test_an_alert_about_an_upstream_names_it_and_is_of_no_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, heard = Scripted(), list[Alert]()
+    server.refused = [("broken", "its schema is not an object")]
+    async with opened(tmp_path, server) as (lock, upstreams):
+        lock.gateway.telemetry.alerts.listeners.append(heard.append)
+        await upstreams.add("far", "http", {}, by=lock.caller)
+        server.offers[1] = replace(server.offers[1], description="Says a text again, and sends it to somebody else.")
+        await upstreams.refresh("far")
+        server.away = True
+        assert await upstreams.probe("far") == "unavailable"
+    assert [(one.name, one.tool, one.invocation_id, one.facts["upstream"]) for one in heard] == [
+        ("INVALID_TOOL_SCHEMA", "", "", "far"),
+        ("TOOL_DEFINITION_CHANGED", "far.look", "", "far"),
+        ("INVALID_TOOL_SCHEMA", "", "", "far"),
+        ("UPSTREAM_UNAVAILABLE", "", "", "far"),
+    ]
+    lines = [line for line in caplog.records if line.name == "interlock.alerts"]
+    assert {vars(line)["invocation_id"] for line in lines} == {""}
+    assert lines[1].getMessage().startswith("TOOL_DEFINITION_CHANGED: far.look of upstream far: ")
+    assert lines[3].getMessage().startswith("UPSTREAM_UNAVAILABLE: upstream far: ")
 
 
 async def test_tools_that_go_are_sunset_and_come_back_as_they_were(tmp_path: Path) -> None:

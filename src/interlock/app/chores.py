@@ -14,6 +14,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.gateway import keys
 from interlock.gateway.desk import Desk
+from interlock.gateway.reconcile import block_orphans
 from interlock.registry.retirement import Milestone, sweep
 from interlock.resilience import limits
 from interlock.settings import Settings
@@ -41,7 +42,9 @@ class Chores:
         courier: Courier,
         upstreams: Callable[[], Upstreams],
         announce: Callable[..., None],
+        pay: Callable[[], Awaitable[None]],
         heed: Callable[[], Awaitable[None]],
+        alive: Callable[[str], bool],
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -50,7 +53,9 @@ class Chores:
         self._courier = courier
         self._upstreams = upstreams
         self._announce = announce
+        self._pay = pay
         self._heed = heed
+        self._alive = alive
         chores = (self._keep_house(), self._keep_time(), self._keep_watch()) if settings.housekeeping else ()
         self._tasks = [asyncio.create_task(chore) for chore in chores]
 
@@ -68,7 +73,7 @@ class Chores:
         await self._journal.commit(expire_payloads)
         milestones = await sweep(self._journal, self._clock.now_ms(), by="housekeeping")
         for one in milestones:
-            self._announce(one.event, one.tool, one.tool)
+            self._announce(one.event, "", one.tool)
         return milestones
 
     async def _keep_house(self) -> None:
@@ -83,12 +88,14 @@ class Chores:
     async def _keep_time(self) -> None:
         """Look after tickets: expiry, escalation, telling people, and going on where this process is to do so.
 
-        And after what other processes ask of this one; and after the end of the journal, which is signed with the next
-        write: where none comes, this is it.
+        And after what other processes ask of this one, or left open when they died; after outcomes that could not be
+        recorded; and after the end of the journal, which is signed with the next write: where none comes, this is it.
         """
         while True:
             try:
+                await self._pay()
                 await self._heed()
+                await block_orphans(self._journal, self._alive, self._announce)
                 await self._approvals.sweep()
                 self._courier.wake()
                 if self._settings.resume_approved:

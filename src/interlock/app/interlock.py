@@ -169,7 +169,9 @@ class Interlock:
             courier=self.courier,
             upstreams=lambda: self.upstreams,
             announce=self.gateway.observer.announce,
+            pay=self.gateway.pay,
             heed=lambda: self.elsewhere.heed(self.gateway.execution.cancel),
+            alive=self.instance.alive,
         )
         self._end_demonstration = demonstration.keep_in(home.path)
 
@@ -453,7 +455,7 @@ class Interlock:
         return await self._chores.maintain()
 
     def _alert_upstream(self, name: str, words: str) -> None:
-        self.gateway.observer.announce("tool.alert", name, "", alert="UPSTREAM_FAILED", reason=words)
+        self.gateway.observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", upstream=name, reason=words)
 
     def _connect_upstream(self, name: str) -> Connector:
         return self.upstreams.connect(name)
@@ -511,7 +513,8 @@ class Interlock:
             f"charge:{task}:{key}", part, amount, held, task=task, session=session, tenant=caller.tenant, by=caller.id
         )
         for overrun in await self.journal.commit(unit):
-            self.gateway.observer.announce("tool.alert", task, "", alert="BUDGET_OVERRUN", **overrun.document())
+            facts = {"alert": "BUDGET_OVERRUN", "task": task, **overrun.document()}
+            self.gateway.observer.announce("tool.alert", "", "", **facts)
 
     # Tools
 

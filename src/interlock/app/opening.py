@@ -10,7 +10,7 @@ from interlock.authority import budgets
 from interlock.authority.identities import DidRegistry
 from interlock.authority.policy import make_defaults
 from interlock.core.clock import Clock
-from interlock.gateway import keys, reconcile
+from interlock.gateway import reconcile
 from interlock.settings import load_settings
 from interlock.store.home import Home
 from interlock.store.journal import Transaction, Unit
@@ -57,7 +57,7 @@ class Opening:
             registry=self._registry,
         )
         try:
-            await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+            await reconcile.block_orphans(lock.journal, lock.instance.alive, lock.gateway.observer.announce)
             await lock.journal.commit(reconcile.close_abandoned(lock.instance.alive))
             await lock.journal.commit(budgets.release_orphans(lock.instance.alive))
             await lock.approvals.sweep()

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -38,8 +38,8 @@ from interlock.audit import agreement, layout
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.store.home import APPLICATION_ID, Home
-from interlock.store.journal import GENESIS
+from interlock.store.home import APPLICATION_ID, Home, no_room
+from interlock.store.journal import GENESIS, anchor_line
 from interlock.store.signing import signed_by
 
 MAX_FAULTS = 20
@@ -101,7 +101,9 @@ def verify(
     database_only: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Verdict:
-    """Prove the chain of a home, or say where it is broken. E3804 when there is no readable database of ours.
+    """Prove the chain of a home, or say where it is broken.
+
+    E3804 when there is no readable database of ours, E3803 when a full disk keeps it from being read.
 
     `public_key` is the one the auditor trusts, in place of the one in the home. `known_head` is a head seen earlier;
     the chain must still go through it. `database_only`: the database came without the rest of its home, and the
@@ -235,7 +237,8 @@ def _examine(
             for seq, what in agreement.disagreements(connection, found.purged_through):
                 note(seq, what)
     except _UNREADABLE as error:
-        raise Failure("E3804", f"the database in this home cannot be read: {_said(error)}") from None
+        full = no_room(error) if isinstance(error, sqlite3.Error) else None
+        raise full or Failure("E3804", f"the database in this home cannot be read: {_said(error)}") from None
     return found
 
 
@@ -492,10 +495,15 @@ def _hash_at(connection: sqlite3.Connection, seq: int, found: _Found) -> bytes |
 
 @dataclass(frozen=True, slots=True)
 class _Witness:
-    """The anchors file. `damage`: what of it cannot be read. `missing`: the home has a key and no such file."""
+    """The anchors file.
+
+    `unread`: the lines that hold no signed head, with their numbers; one that did not end as a crash ends a line keeps
+    its newline. `unreadable`: why there is nothing to read. `missing`: the home has a key and no such file.
+    """
 
     heads: tuple[_SignedHead, ...] = ()
-    damage: tuple[str, ...] = ()
+    unread: tuple[tuple[int, bytes], ...] = ()
+    unreadable: str | None = None
     missing: bool = False
 
     @classmethod
@@ -505,10 +513,17 @@ class _Witness:
         except FileNotFoundError:
             return cls(missing=home.keys.exists() and any(home.keys.glob("journal.*")))
         except OSError as error:
-            return cls(damage=(f"the anchors file cannot be read: {error.strerror}",))
-        read = [(number, _line(line)) for number, line in enumerate(lines, 1) if line]
-        damage = [f"line {number} of the anchors file is damaged" for number, head in read if head is None]
-        return cls(tuple(head for _, head in read if head is not None), tuple(damage))
+            return cls(unreadable=f"the anchors file cannot be read: {error.strerror}")
+        heads: list[_SignedHead] = []
+        unread: list[tuple[int, bytes]] = []
+        for number, line in enumerate(lines, 1):
+            if (head := _line(line)) is not None:
+                heads.append(head)
+            elif line:
+                # A whole line has a newline of its own, and the next one another in front.
+                cut = number == len(lines) or lines[number]
+                unread.append((number, line if cut else line + b"\n"))
+        return cls(tuple(heads), tuple(unread))
 
     def wants(self, stored: list[_SignedHead]) -> Iterator[str]:
         """What this file should hold and does not, given the anchors in the database, in their order.
@@ -516,8 +531,12 @@ class _Witness:
         The file is there before the first anchor, and each is noted in it right after it is in the database. A crash
         can keep one from it, or the newest few; nothing but a hand makes a file that begins later or ended long ago.
         """
-        if self.damage:
-            yield from self.damage
+        if self.unreadable is not None:
+            yield self.unreadable
+            return
+        damaged = list(self._damaged(stored))
+        if damaged:
+            yield from (f"line {number} of the anchors file is damaged" for number in damaged)
             return
         held = {head.seq for head in self.heads}
         if self.missing or (len(stored) > 1 and not held):
@@ -528,6 +547,21 @@ class _Witness:
         later = [head.at_ms for head in stored if head.seq > newest]
         if later and max(later) - min(later) > _LOST_AT_ONCE_MS:
             yield f"the anchors file ends with record {newest}: {len(later):,} later anchors are missing in it"
+
+    def _damaged(self, stored: list[_SignedHead]) -> Iterator[int]:
+        """The lines that nothing but a hand can have made.
+
+        A power cut or a full disk can leave the beginning of a line. INVARIANT: it passes only as the beginning of an
+        anchor that the database holds and the rest of the file does not. That one is verified with the others, so
+        nothing is hidden by tearing its line.
+        """
+        if not self.unread:
+            return
+        held = set(self.heads)
+        lost = [anchor_line(*astuple(head)) for head in stored if head not in held]
+        for number, line in self.unread:
+            if not any(whole.startswith(line) for whole in lost):
+                yield number
 
 
 def _line(line: bytes) -> _SignedHead | None:

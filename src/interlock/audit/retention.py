@@ -25,7 +25,7 @@ from interlock.core.errors import Failure
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Home, store_failure
-from interlock.store.journal import Transaction
+from interlock.store.journal import Transaction, anchor_line, note_anchor
 from interlock.store.signing import Signer
 
 MIN_YEARS, MAX_YEARS = 1, 7
@@ -176,7 +176,7 @@ def _remove(
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    _note(home, anchor)
+    note_anchor(home, anchor)
 
 
 def _refuse_if_changed(connection: sqlite3.Connection, segment: Segment) -> None:
@@ -194,19 +194,4 @@ def _anchor(transaction: Transaction, signer: Signer) -> bytes:
         "INSERT INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
         (seq, head, transaction.now_ms, signer.key_id, signature),
     )
-    line = {
-        "seq": seq,
-        "hash": head.hex(),
-        "at_ms": transaction.now_ms,
-        "key_id": signer.key_id,
-        "signature": signature.hex(),
-    }
-    return orjson.dumps(line) + b"\n"
-
-
-def _note(home: Home, line: bytes) -> None:
-    try:
-        with open(home.anchors, "ab") as file:
-            file.write(line)
-    except OSError:
-        pass  # the database holds the same anchor; the copy is a second witness
+    return anchor_line(seq, head, transaction.now_ms, signer.key_id, signature)

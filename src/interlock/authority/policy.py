@@ -10,6 +10,7 @@ broken policy must not open a door. So does a `policy.toml` from before: what it
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from cedarpy import Entities
 
 __all__ = ["Engine", "Explanation", "Policies", "Question", "RuleView"]
+
+_log = logging.getLogger("interlock.policy")
 
 # A changed file is noticed this soon.
 LOOK_EVERY_S = 0.05
@@ -248,8 +251,17 @@ class Policies:
         if seen == self._seen and (self._loaded or self._broken):
             return
         self._seen = seen
+        before = self._broken
+        self._load(former=seen[2] is not None)
+        # Once for each change, not for each call that it refuses.
+        if self._broken is not None and (before is None or before.message != self._broken.message):
+            _log.error("the policy cannot be used: %s", self._broken.message)
+        elif self._broken is None and before is not None:
+            _log.warning("the policy can be used again")
+
+    def _load(self, *, former: bool) -> None:
         self._loaded = self._principals = self._broken = None
-        if seen[2] is not None:
+        if former:
             self._broken = Failure("E3205", "the home has a policy.toml: move its rules to policy.cedar and remove it")
             return
         try:

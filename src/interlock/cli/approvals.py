@@ -51,11 +51,12 @@ def approvals() -> None:
 
 
 async def _found(lock: Interlock, ticket_id: str, token: str | None) -> Ticket:
-    ticket = await lock.approvals.show(ticket_id)
-    if token is not None and not concerns(ticket, await acting(lock, token)):
-        from interlock.core.errors import Failure
+    who = None if token is None else await acting(lock, token)
+    ticket = await lock.approvals.show(ticket_id, by=who)
+    if who is not None and not concerns(ticket, who):
+        from interlock.approvals.tickets import no_ticket
 
-        raise Failure("E3702", f"no ticket has the id `{ticket_id}`; see interlock approvals list")
+        raise no_ticket(ticket_id)
     return ticket
 
 
@@ -143,7 +144,7 @@ async def approve(
     interlock approvals approve 7859c2 --edit '{"to": "desk@example.org"}' --comment 'internally first'
     """
     by = await acting(lock, token)
-    ticket = await decided(lock, ticket_id, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
+    ticket = await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=comment, edit=edit))
     out.answer(document(lock, ticket), lambda page: _show_decision(lock, page, ticket))
     return 0
 
@@ -160,7 +161,7 @@ async def deny(lock: Interlock, out: Output, /, ticket_id: str, comment: str, to
     interlock approvals deny 7859c2 --comment 'not before Monday'
     """
     by = await acting(lock, token)
-    ticket = await decided(lock, ticket_id, lock.approvals.deny(ticket_id, by=by, comment=comment))
+    ticket = await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=comment))
     out.answer(document(lock, ticket), lambda page: _show_decision(lock, page, ticket))
     return 0
 
@@ -242,7 +243,7 @@ async def grant(
         if failure.code != "E3206":
             raise
         approval = contract.manifest.approval or lock.settings.approval
-        raise refusal(lock, failure, tuple(step.group for step in approval.chain)) from None
+        raise refusal(lock, failure, tuple(step.group for step in approval.chain), by) from None
 
     def show(page: Page) -> None:
         from interlock.cli.render import GOOD

@@ -40,7 +40,8 @@ def save(files: Mapping[str, bytes], directory: Path) -> list[Path]:
         raise Failure("E3410", f"`{strange[0]}` leads out of the directory; nothing was written")
     taken = [path for path in files if os.path.lexists(directory / path)]
     if taken:
-        raise Failure("E3410", f"`{directory / taken[0]}` is there already; nothing was written")
+        words = f"`{directory / taken[0]}` is there already; nothing was written"
+        raise Failure("E3410", words, resolution="choose another directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.audit.chain import Verdict
     from interlock.cli.render import Page
-
-Json = dict[str, Any]
 
 
 @click.group()
@@ -115,7 +113,10 @@ async def export(lock: Interlock, out: Output, /, target: Path | None) -> int:
     interlock audit export > journal.jsonl
     interlock audit export --out journal.jsonl
     """
-    upto = await _note_reading(lock, "export", {})
+    from interlock.service.audit import Audit
+
+    require(lock.caller, "audit:read", "reading the audit journal")
+    upto = await Audit(lock).note("export", {}, by=lock.caller, door="cli", everything=True)
     if target is None:
         _export(lock, out.stdout, upto)
         out.stdout.flush()
@@ -127,14 +128,6 @@ async def export(lock: Interlock, out: Output, /, target: Path | None) -> int:
 
     out.answer({"records": count, "out": str(target), "through": upto}, show)
     return 0
-
-
-async def _note_reading(lock: Interlock, what: str, facts: Json) -> int:
-    """Put on record that the journal is read, before anything of it is shown. Returns the record's place."""
-    from interlock.service.audit import Audit
-
-    require(lock.caller, "audit:read", "reading the audit journal")
-    return await Audit(lock).note(what, facts, by=lock.caller, door="cli")
 
 
 def _export_to(lock: Interlock, target: Path, upto: int) -> int:
@@ -178,9 +171,14 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
     """
     from interlock.cli.history import explain as tell
     from interlock.cli.history import find
+    from interlock.service.audit import Audit
 
-    history = find(lock.journal, call_id)
-    await _note_reading(lock, "explain", {"subject": history.call})
+    by = lock.caller
+    if "audit:read" not in by.scopes:
+        require(by, "audit:read", "reading the audit journal")
+    # INVARIANT: whoever is of another tenant learns of its own calls only.
+    history = find(lock.journal, call_id, None if by.tenant == "local" else by.tenant)
+    await Audit(lock).note("explain", {"subject": history.call}, by=by, door="cli")
     sentences = [with_names(lock, sentence) for sentence in tell(history)]
 
     def show(page: Page) -> None:

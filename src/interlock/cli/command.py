@@ -214,14 +214,15 @@ def _failure(error: Exception) -> Failure:
     import sqlite3
 
     from interlock.core.errors import Failure
-    from interlock.store.home import store_failure
+    from interlock.store.home import no_room, store_failure
 
     if isinstance(error, Failure):
         return error
     if isinstance(error, sqlite3.Error):
         return store_failure(error)
     if isinstance(error, OSError):
-        return Failure("E3801", f"the home cannot be used: {error.strerror or type(error).__name__}")
+        words = f"the home cannot be used: {error.strerror or type(error).__name__}"
+        return no_room(error) or Failure("E3801", words)
     return Failure("E3000", f"something went wrong inside Interlock ({type(error).__name__})")
 
 

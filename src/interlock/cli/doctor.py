@@ -7,7 +7,7 @@ import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -442,11 +442,26 @@ def _check_sandbox(_: Home) -> Iterator[Finding]:
     first = next((rung for rung in found if rung.holds), None)
     if first is None:
         yield Finding("sandbox", "attention", "nothing isolates here", "sandboxed tools are refused with E3405")
+    better = found if first is None else found[: found.index(first)]
     for rung in found:
         name = "sandbox" if rung is first else ""
-        tiers = f"tiers {rung.tiers[0]} to {rung.tiers[-1]}"
-        what = f"{rung.backend}: {rung.words}, {tiers}" if rung.holds else f"{rung.backend} is not used: {rung.why_not}"
-        yield Finding(name, "good", what)
+        if rung.holds:
+            yield Finding(name, "good", f"{rung.backend}: {rung.words}, {_tiers(rung.tiers)}")
+            continue
+        missed = rung in better
+        lost = _lost(rung.tiers, first.tiers) if missed and first is not None else ""
+        yield Finding(name, "attention" if missed else "good", f"{rung.backend} is not used: {rung.why_not}", lost)
+
+
+def _lost(tiers: Sequence[int], left: Sequence[int]) -> str:
+    """What the failure of a way of isolating means for tools, where another way is left."""
+    missing = [tier for tier in tiers if tier not in left]
+    refused = f", and tools of {_tiers(missing)} are refused with E3405" if missing else ""
+    return f"calls start more slowly{refused}"
+
+
+def _tiers(tiers: Sequence[int]) -> str:
+    return f"tiers {tiers[0]} to {tiers[-1]}"
 
 
 Check = Callable[["Home"], Iterator[Finding]]

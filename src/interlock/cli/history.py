@@ -137,20 +137,27 @@ def _remarks(record: Json) -> str:
     return edited + comment
 
 
-def find(journal: Journal, name: str) -> History:
-    """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one."""
+def find(journal: Journal, name: str, tenant: str | None = None) -> History:
+    """The call of this id, or the only one whose id begins so; of one tenant, where it is named.
+
+    E3702 when there is none, or more than one.
+    """
     rows = journal.read(_OF_CALL, (name,))
+    if tenant is not None and all(entry.record.get("tenant") != tenant for entry in _entries(rows)):
+        rows = []
     prefix = name.rstrip("….").upper()
     if not rows and len(prefix) < SHORTEST:
         raise too_short(name)
     if not rows:
         found = journal.read(
-            "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? LIMIT 5", (prefix, prefix + "\U0010ffff")
+            "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ?"
+            " AND (? IS NULL OR CAST(body AS TEXT) ->> '$.tenant' = ?) LIMIT 5",
+            (prefix, prefix + "\U0010ffff", tenant, tenant),
         )
         if len(found) > 1:
             raise Failure("E3702", f"`{name}` is the beginning of {', '.join(row[0] for row in found)} and maybe more")
         if found:
-            return find(journal, found[0][0])
+            return find(journal, found[0][0], tenant)
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
     entries = _entries(rows)

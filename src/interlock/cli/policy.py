@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from interlock.authority.policy import Explanation
     from interlock.authority.questions import Question
     from interlock.cli.render import Page
-    from interlock.core.phases import Decision
 
 Json = dict[str, Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -163,9 +162,12 @@ def _cases(file: Path) -> list[Json]:
 
 
 def _try(lock: Interlock, case: Json) -> Json:
+    from interlock.service.policy import asked_all_the_same
+
     who = str(case.get("principal", "me"))
     question = _question(lock, who, str(case["tool"]), case.get("arguments", {}), str(case.get("operation", "invoke")))
-    decision = lock.policy.judge(question)
+    ruled = lock.policy.judge(question)
+    decision = asked_all_the_same(lock, question, ruled) or ruled
     passed = decision.behavior == case["expect"] and case.get("rule") in (None, *decision.rules)
     wanted = case["expect"] + (f" by {case['rule']}" if case.get("rule") else "")
     return {
@@ -197,13 +199,16 @@ async def explain(lock: Interlock, out: Output, /, who: str, tool: str, argument
     interlock policy explain me demo.post '{"account": "cash", "cents": 250}'
     interlock policy explain local:alice demo.mail_statement
     """
+    from interlock.service.policy import asked_all_the_same
+
     given = parse_json(arguments, "ARGUMENTS")
     if not isinstance(given, dict):
         raise click.UsageError("ARGUMENTS: write a JSON object")
     question = _question(lock, who, tool, cast("Json", given), "invoke")
     explanation = lock.policy.explain(question)
     decision = explanation.decision
-    asked = _gate(lock, question, decision)
+    stricter = asked_all_the_same(lock, question, decision)
+    asked = None if stricter is None else stricter.reason
     document = {
         "principal": question.caller.acting,
         "tool": question.contract.ref,
@@ -226,22 +231,6 @@ async def explain(lock: Interlock, out: Output, /, who: str, tool: str, argument
     }
     out.answer(document, lambda page: _show_explanation(page, question, explanation, asked))
     return 0
-
-
-def _gate(lock: Interlock, question: Question, decision: Decision) -> str | None:
-    """Why a person is asked although no rule says so."""
-    from interlock.authority.gate import Gate, gate
-
-    settings = lock.settings
-    thresholds = Gate(
-        environment=settings.environment,
-        theta_auto=settings.theta_auto,
-        sigma_critical=settings.sigma_critical,
-        otherwise=settings.approval_otherwise,
-        ask_all_writes=settings.ask_all_writes,
-    )
-    stricter = gate(decision, question.contract, trust=question.caller.trust, settings=thresholds)
-    return None if stricter is None else stricter.reason
 
 
 def _show_explanation(page: Page, question: Question, explanation: Explanation, asked: str | None) -> None:

@@ -193,11 +193,11 @@ async def _prepare(lock: Interlock, given: dict[str, Any]) -> None:
 
 async def _token(lock: Interlock) -> str:
     """A token for an agent of the local user, which every tool may be called with and nothing administered."""
-    from interlock.cli.identities import somebody
+    from interlock.cli.identities import named_here
     from interlock.core.capability import ToolGrant
 
     user = lock.caller.id.removeprefix("local:")
-    agent, person = await somebody(lock, "my-agent", "agent"), await somebody(lock, user, "human")
+    agent, person = await named_here(lock, "my-agent", "agent"), await named_here(lock, user, "human")
     return await lock.tokens.issue(
         subject=agent.did, user=person.did, scopes=(), tools=[ToolGrant("*")], ttl_s=8 * 3600, by=lock.caller
     )

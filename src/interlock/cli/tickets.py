@@ -216,7 +216,7 @@ def parse_changes(given: Any) -> Json:
     return given  # pyright: ignore[reportUnknownVariableType] - what JSON holds
 
 
-async def decided(lock: Interlock, ticket_id: str, decision: Awaitable[Ticket]) -> Ticket:
+async def decided(lock: Interlock, ticket_id: str, by: Caller, decision: Awaitable[Ticket]) -> Ticket:
     """The ticket as decided; a refusal says who can decide instead."""
     from interlock.core.errors import Failure
 
@@ -225,21 +225,27 @@ async def decided(lock: Interlock, ticket_id: str, decision: Awaitable[Ticket]) 
     except Failure as failure:
         if failure.code != "E3206":
             raise
-        raise refusal(lock, failure, (await lock.approvals.show(ticket_id)).approvers) from None
+        raise refusal(lock, failure, (await lock.approvals.show(ticket_id)).approvers, by) from None
 
 
-def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...]) -> Failure:
+def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by: Caller) -> Failure:
     from interlock.core.errors import Failure
 
-    members = "; ".join(f"in {group}: {', '.join(_members(lock, group)) or 'nobody yet'}" for group in groups)
+    members = "; ".join(f"in {group}: {', '.join(_members(lock, group, by)) or 'nobody yet'}" for group in groups)
     return Failure(failure.code, f"{failure.message} ({members})", details=failure.details)
 
 
-def _members(lock: Interlock, group: str) -> list[str]:
-    """Who is in a group: entries of principals.toml, then people that tokens are issued to."""
+def _members(lock: Interlock, group: str, by: Caller) -> list[str]:
+    """Who is in a group: entries of principals.toml, then people that tokens are issued to.
+
+    Whoever is of another tenant is told the names of that tenant only.
+    """
     from interlock.authority.principals import Principals
 
+    people = [one for one in lock.identities.all() if one.kind == "human" and one.state == "active"]
+    if by.tenant != "local":
+        own = [one.name or one.did for one in people if one.tenant == by.tenant and group in one.groups]
+        return [*own, "whoever runs this place"]
     entries = Principals(lock.home.principals.read_text()).entries if lock.home.principals.exists() else ()
     listed = [entry.id for entry in entries if group in entry.groups and entry.kind in (None, "human")]
-    people = [one for one in lock.identities.all() if one.kind == "human" and one.state == "active"]
     return [*listed, *(one.name or one.did for one in people if group in one.groups)]

@@ -113,8 +113,10 @@ async def issue(
     if (agent is None) == (person is None):
         raise click.UsageError("say who holds it: --agent NAME or --person NAME")
     require(lock.caller, "tokens:issue", "issuing a token")
-    holder = await somebody(lock, agent, "agent") if agent else await somebody(lock, cast("str", person), "human")
-    behalf = None if user is None else await somebody(lock, user, "human")
+    registered: list[str] = []
+    name, kind = (agent, "agent") if agent else (cast("str", person), "human")
+    holder = await somebody(lock, name, kind, registered)
+    behalf = None if user is None else await somebody(lock, user, "human", registered)
     text = await lock.tokens.issue(
         subject=holder.did,
         user=None if behalf is None else behalf.did,
@@ -125,16 +127,19 @@ async def issue(
         ttl_s=ttl_s,
         by=lock.caller,
     )
-    return await _hand_out(lock, out, text)
+    return await _hand_out(lock, out, text, registered)
 
 
-async def _hand_out(lock: Interlock, out: Output, text: str) -> int:
+async def _hand_out(lock: Interlock, out: Output, text: str, registered: list[str]) -> int:
     picture = await lock.tokens.inspect(text, by=lock.caller)
     if not out.as_json:
         click.echo(text)
-        out.page(error=True).line(_summary(picture))
+        page = out.page(error=True)
+        page.line(_summary(picture))
+        for name in registered:
+            page.line(f"{name} was not known and is registered now; see interlock identities list")
         return 0
-    out.write({"token": text, **picture})
+    out.write({"token": text, "registered": registered, **picture})
     return 0
 
 
@@ -181,8 +186,9 @@ async def delegate(
 
     require(lock.caller, "tokens:issue", "passing on a token from here")
     held = _text(parent or "-", "give --token, set INTERLOCK_TOKEN, or send one on stdin")
+    registered: list[str] = []
     narrowing: Json = {
-        "subject": (await somebody(lock, to, "agent")).did,
+        "subject": (await somebody(lock, to, "agent", registered)).did,
         "scopes": given["scopes"] or None,
         "tools": given["tools"],
         "resources": given["resources"] or None,
@@ -193,7 +199,7 @@ async def delegate(
         text = await lock.tokens.delegate(held, by=lock.caller, **narrowing)
     else:
         text = delegate_offline(held, private=load_private(key_file), clock=lock.clock, **narrowing)
-    return await _hand_out(lock, out, text)
+    return await _hand_out(lock, out, text, registered)
 
 
 def _text(given: str, how: str = "give a token, or send one on stdin") -> str:

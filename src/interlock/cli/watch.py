@@ -217,12 +217,13 @@ class _Watch:
 
     async def _approve(self, line: str, edit: Json | None = None) -> None:
         ticket_id = self._current or ""
-        lock = self._lock
-        await decided(lock, ticket_id, lock.approvals.approve(ticket_id, by=self._by, comment=line, edit=edit))
+        lock, by = self._lock, self._by
+        await decided(lock, ticket_id, by, lock.approvals.approve(ticket_id, by=by, comment=line, edit=edit))
 
     async def _edit(self, line: str) -> None:
         await self._approve("", parse_changes(parse_json(line, "edit", or_stdin=False)))
 
     async def _deny(self, line: str) -> None:
         ticket_id = self._current or ""
-        await decided(self._lock, ticket_id, self._lock.approvals.deny(ticket_id, by=self._by, comment=line))
+        lock, by = self._lock, self._by
+        await decided(lock, ticket_id, by, lock.approvals.deny(ticket_id, by=by, comment=line))

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from interlock.core.capability import Capability
 from interlock.core.clock import Deadline
@@ -65,6 +65,24 @@ class Preview:
     effects: tuple[Change, ...] = ()
     preconditions: Mapping[str, bool] = field(default_factory=dict[str, bool])
     impact: str = ""
+
+
+def previewed(answer: Any) -> Preview:
+    """What a tool's preview handler answered. E3401 when it is no preview: that is the tool's fault, not the call's."""
+    if not isinstance(answer, Preview):
+        raise _no_preview(f"the tool's preview returned `{type(answer).__name__}`")
+    effects: Any = answer.effects
+    preconditions: Any = answer.preconditions
+    if not isinstance(effects, tuple | list) or not all(isinstance(one, Change) for one in cast("list[Any]", effects)):
+        raise _no_preview("the `effects` of the tool's preview are no tuple of `Change`")
+    if not isinstance(preconditions, Mapping):
+        raise _no_preview("the `preconditions` of the tool's preview are no mapping")
+    return answer
+
+
+def _no_preview(what: str) -> Failure:
+    shape = "Preview(effects=(Change(...), ...), preconditions={'what holds': True}, impact='in words')"
+    return Failure("E3401", f"{what}; a preview handler returns {shape}", retryable=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ order the calls end in, and a call that is cut short for a sibling's sake still 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -105,7 +106,11 @@ class Batch:
             if decide is None:
                 return tool.contract.manifest.concurrency_safe
             # The tool decides by input, so the input is checked before it is asked.
-            return await self._gateway.check(request) is None and bool(decide(**request.arguments))
+            if await self._gateway.check(request) is not None:
+                return False
+            said = decide(**request.arguments)
+            # INVARIANT: only a plain yes is one, for nearly every answer of another type would count as true.
+            return (await said if inspect.isawaitable(said) else said) is True
         except asyncio.CancelledError:
             raise
         except BaseException:  # noqa: BLE001 - whatever the tool's own judgement raises, the call then runs alone

@@ -38,7 +38,7 @@ from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
 from interlock.store import records
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import Box
 
 _log = logging.getLogger("interlock.gateway")
@@ -251,6 +251,11 @@ class Closer:
                 details={"invocation_id": call.id, "executed": True},
             ) from failure
 
+    @property
+    def owes(self) -> bool:
+        """Whether there are outcomes that could not be recorded yet."""
+        return bool(self._owed)
+
     async def pay(self) -> None:
         """Write the closings that are owed, oldest first, for as long as the journal takes them."""
         async with self._paying:
@@ -262,7 +267,8 @@ class Closer:
                     if failure.code != "E3410":
                         return
                     # Its session has moved on; what else it did stands, and a person must look.
-                    await self._journal.commit(_as_unknown(call))
+                    if await self._journal.commit(_as_unknown(call)):
+                        self._tell_unknown(call)
                 del self._owed[0]
 
     # Replays
@@ -348,10 +354,14 @@ class Closer:
         redact = None if call.tool is None or not changes else self._sink_redactor(call, call.tool)
         mutations = [] if redact is None else [records.mutation(call, now_ms, change, redact) for change in changes]
 
+        ended_before = False
+
         def unit(transaction: Transaction) -> None:
+            nonlocal ended_before
             if call.scope is not None and settlement is not None:
                 # INVARIANT: a success that is on record, or a late outcome, is never overwritten by how the wait ended.
-                if keys.is_open(transaction, call.scope, call.id):
+                ended_before = not keys.is_open(transaction, call.scope, call.id)
+                if not ended_before:
                     keys.settle(transaction, call.scope, call.id, settlement, stored(failure))
                 elif call.recorded:
                     return
@@ -370,6 +380,8 @@ class Closer:
         self._allowances.tell(call, overrun)
         self._allowances.note_limit(call, failure)
         call.move(state)
+        if settlement == "unknown" and not ended_before:
+            self._tell_unknown(call)
         self._observer.closed(call, metadata, source, failure)
         if self._observer.listeners:
             event = _EVENT_OF_STATE.get(state, "failed")
@@ -385,6 +397,9 @@ class Closer:
             error=failure,
             source=source,
         )
+
+    def _tell_unknown(self, call: Call) -> None:
+        self._observer.alert("OUTCOME_UNKNOWN", call, reason=reconcile.advice(call.id))
 
     async def _record_failure(self, call: Call, failure: Failure, unit: Callable[[Transaction], None]) -> Failure:
         """Write a failure down. The failure to tell: this one, or that it could not be written."""
@@ -526,9 +541,13 @@ def _persistence(call_id: str, size: int, *, fits: bool) -> Persistence:
     return Persistence(decision="redact", size=size, reason="private fields were removed")
 
 
-def _as_unknown(call: Call) -> Callable[[Transaction], None]:
-    def unit(transaction: Transaction) -> None:
-        if call.scope is not None and keys.is_open(transaction, call.scope, call.id):
-            keys.settle(transaction, call.scope, call.id, "unknown", None)
+def _as_unknown(call: Call) -> Unit[bool]:
+    """A unit that blocks the key of a call that is still open; whether it was."""
+
+    def unit(transaction: Transaction) -> bool:
+        if call.scope is None or not keys.is_open(transaction, call.scope, call.id):
+            return False
+        keys.settle(transaction, call.scope, call.id, "unknown", None)
+        return True
 
     return unit

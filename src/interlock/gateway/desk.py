@@ -67,9 +67,9 @@ class Desk:
         """What waits for a person, oldest first; or every ticket, newest first."""
         return tickets.listing(self._journal.read, every=every)
 
-    async def show(self, ticket_id: str) -> Ticket:
-        """One ticket, by its id or the beginning of it."""
-        return tickets.load(self._journal.read, ticket_id)
+    async def show(self, ticket_id: str, *, by: Caller | None = None) -> Ticket:
+        """One ticket, by its id or the beginning of it. `by` only bounds what a refusal tells."""
+        return tickets.load(self._journal.read, ticket_id, by)
 
     # Deciding
 
@@ -104,7 +104,7 @@ class Desk:
 
     async def _outside(self, ticket_id: str, by: Caller, edit: Mapping[str, Any]) -> Failure | None:
         """Why a call that waits, as the reviewer would have it, is more than their own token covers."""
-        capability, ticket = by.capability, await self.show(ticket_id)
+        capability, ticket = by.capability, await self.show(ticket_id, by=by)
         if capability is None:
             return None
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from interlock.core.clock import Clock, Deadline
 from interlock.core.connector import Aged, secret_of
-from interlock.core.context import Caller, Change, Context
+from interlock.core.context import Caller, Change, Context, previewed
 from interlock.core.effects import expected, predict
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Granted, Lease, Ran, Request, Requested, Source, Why
@@ -272,6 +272,9 @@ class Execution:
             window_s=window_s,
             intent=records.intent(call, self._clock.now_ms(), self._closer.told(call, predicted)),
         )
+        if self._closer.owes:
+            # The key may be held by a call that has ended and could not be recorded: nobody would ever let go of it.
+            await asyncio.shield(self._closer.pay())
         while True:
             found = await self._committed(call, claim)
             if isinstance(found, keys.Reserved):
@@ -360,10 +363,14 @@ class Execution:
         impact = "from the tool's side-effect manifest; nothing was run"
         if requested.tool.handler("preview") is not None and call.request.operation == "invoke":
             try:
-                preview = await self._bounded(granted, None)
+                answer = await self._bounded(granted, None)
             finally:
                 if call.state == "awaiting_approval":
                     call.launched = call.returned = False  # only a look: the call itself has not begun
+            try:
+                preview = previewed(answer)
+            except Failure as failure:
+                raise self._observer.clean(call, failure) from failure
             effects, preconditions, impact = preview.effects or effects, dict(preview.preconditions), preview.impact
         cost = contract.manifest.estimated_cost
         return {
@@ -521,7 +528,7 @@ class Execution:
     def _note_service(self, service: str, before: str, after: str) -> None:
         if after != "half_open":
             facts = {"alert": "SERVICE_BREAKER", "service": service, "from": before, "to": after}
-            self._observer.announce("tool.alert", service, "", **facts)
+            self._observer.announce("tool.alert", "", "", **facts)
 
     def _note_start(self, call: Call) -> None:
         body = records.started(call, self._clock.now_ms())

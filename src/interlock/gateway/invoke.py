@@ -433,10 +433,15 @@ class Gateway:
             if self._tracer is not None:
                 self._tracer.end(call)
 
+    async def pay(self) -> None:
+        """Write the outcomes that could not be recorded when they came about, as far as the journal takes them now."""
+        # Cut off between the disk and the list of what is owed, one would be written twice.
+        await asyncio.shield(self._closer.pay())
+
     async def close(self) -> None:
         """End what runs, write what is owed."""
         await self.execution.close()
-        await self._closer.pay()
+        await self.pay()
         await self.telemetry.close()
 
 

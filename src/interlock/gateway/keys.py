@@ -181,10 +181,10 @@ def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settle
     )
 
 
-def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[str]]:
-    """A unit that closes the calls of dead processes as failed with unknown outcome. Returns their ids."""
+def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str]]]:
+    """A unit that closes the calls of dead processes as failed with unknown outcome. Returns their ids and tools."""
 
-    def unit(transaction: Transaction) -> list[str]:
+    def unit(transaction: Transaction) -> list[tuple[str, str]]:
         rows = transaction.execute(
             "SELECT scope, call, owner, tool, version, key, caller, input_hash FROM reservation"
             " WHERE state = 'executing'"
@@ -204,7 +204,7 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[str]]:
                 error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",
             )  # fmt: skip
             transaction.append("closed", call, body)
-        return [row[1] for row in orphans]
+        return [(call, f"{tool}@{version}") for _, call, _, tool, version, *_ in orphans]
 
     return unit
 

@@ -188,7 +188,7 @@ class Observer:
         return value
 
     def announce(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
-        """Tell of something an operator should see, which no running call of this process is about."""
+        """Tell of something an operator should see, which no running call of this process is about, if any call is."""
         name = str(data.get("alert", kind))
         self.metrics[name] += 1
         self._alerts.fire(name, tool=tool, invocation_id=invocation_id, facts=data)
@@ -196,7 +196,7 @@ class Observer:
 
     def mention(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
         """Tell of something that happened to a call which no task of this process is running."""
-        event_id = f"{invocation_id}:{next(self._numbers)}"
+        event_id = f"{invocation_id or kind}:{next(self._numbers)}"
         event = Event(
             id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=self._clock.now_ms(), data=data
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """Calls that their process did not live to close.
 
 A write that died between intent and outcome leaves a key that is blocked: whether it took effect cannot be told from
-here. Someone who can look at the world decides. That it happened: the key answers from now on with the result they
-state. That it did not: the key is free, and the same call may run. Either way the decision is on record, under a name.
+here. Whichever process notices first tells of it, once. Someone who can look at the world decides. That it happened:
+the key answers from now on with the result they state. That it did not: the key is free, and the same call may run.
+Either way the decision is on record, under a name.
 
 A read that died left the world as it was, so nobody has to look: whichever process opens the home next closes it as
 failed. Reads that take their time are noted as begun for this, and the note goes in the write that closes them.
@@ -21,6 +22,7 @@ from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
 from interlock.core.schema import Json
+from interlock.gateway import keys
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
@@ -56,6 +58,20 @@ def unknown_calls(journal: Journal) -> list[UnknownCall]:
         UnknownCall(call=call, tool=tool, version=version, key=key, caller=caller, at_ms=at_ms)
         for call, tool, version, key, caller, at_ms in rows
     ]
+
+
+def advice(call_id: str) -> str:
+    """What the alert says of a call whose key is blocked."""
+    return f"whether it took effect is unknown; a person settles it with: interlock calls reconcile {call_id}"
+
+
+async def block_orphans(journal: Journal, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
+    """Block the keys of writes that died with their process, and tell of each. Writes nothing while there are none."""
+    owners = journal.read("SELECT DISTINCT owner FROM reservation WHERE state = 'executing'")
+    if all(alive(owner) for (owner,) in owners):
+        return
+    for call_id, tool in await journal.commit(keys.find_orphans(alive)):
+        announce("tool.alert", call_id, tool, alert="OUTCOME_UNKNOWN", reason=advice(call_id))
 
 
 def require_scope(caller: Caller) -> None:

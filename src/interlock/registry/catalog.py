@@ -230,6 +230,13 @@ class Catalog:
             raise self.unknown(name, capability)
         selectable = {v for v, version in versions.items() if version.row.state in ("active", "deprecated")}
         pool = selectable if spec is None or not _is_exact(spec, versions) else versions.keys()
+        if not pool:
+            states = ", ".join(f"{v} is {version.row.state}" for v, version in versions.items())
+            raise Failure(
+                "E3102",
+                f"no version of `{name}` is in use any more: {states}",
+                resolution="use what has taken its place; if an upstream was removed, add it again",
+            )
         return versions[resolve(spec, pool, deprecated=_deprecated(versions))]
 
     def unknown(self, name: str, capability: Capability | None = None) -> Failure:

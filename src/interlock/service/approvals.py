@@ -10,6 +10,7 @@ import orjson
 from interlock.approvals.notify import undelivered
 from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Ticket
+from interlock.approvals.tickets import no_ticket
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -56,7 +57,7 @@ class Approvals:
     async def _ticket(self, ticket_id: str, by: Caller) -> Ticket:
         ticket = await self._mine(ticket_id, by)
         if not self._shows(ticket, by):
-            raise _no_ticket(ticket_id)
+            raise no_ticket(ticket_id)
         return ticket
 
     def _shows(self, ticket: Ticket, by: Caller) -> bool:
@@ -65,9 +66,9 @@ class Approvals:
 
     async def _mine(self, ticket_id: str, by: Caller) -> Ticket:
         """A ticket of the caller's tenant, by its whole id. Who may decide on it the desk says, and records."""
-        ticket = await self._lock.approvals.show(ticket_id) if ticket_id.startswith("apr_") else None
+        ticket = await self._lock.approvals.show(ticket_id, by=by) if ticket_id.startswith("apr_") else None
         if ticket is None or ticket.id != ticket_id or not same_place(by, ticket.tenant):
-            raise _no_ticket(ticket_id)
+            raise no_ticket(ticket_id)
         return ticket
 
     def standing(self, *, by: Caller) -> list[Json]:
@@ -154,10 +155,6 @@ def told(journal: Journal, ticket: Ticket) -> list[str]:
         "SELECT DISTINCT channel FROM notification WHERE ticket = ? AND state = 'sent' ORDER BY 1", (ticket.id,)
     )
     return [channel for (channel,) in sent]
-
-
-def _no_ticket(ticket_id: str) -> Failure:
-    return Failure("E3702", f"no ticket `{ticket_id}` is yours to see")
 
 
 def _ticket_document(ticket: Ticket) -> Json:

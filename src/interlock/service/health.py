@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 from interlock.approvals.notify import undelivered
 from interlock.core.errors import Failure
+from interlock.store.journal import Transaction
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
 
 READY_WITHIN_S = 2.0
 READY_FOR_S = 1.0
+WRITE_EVERY_S = 3.0
 
 Condition = Literal["healthy", "degraded", "down"]
 
@@ -24,6 +26,8 @@ class Health:
     def __init__(self, lock: Interlock) -> None:
         self._lock = lock
         self._ready: tuple[float, asyncio.Future[tuple[Condition, dict[str, Condition]]]] | None = None
+        self._write_due = float("-inf")
+        self._wrote = False
 
     async def ready(self) -> tuple[Condition, dict[str, Condition]]:
         """How this place is, and each part that it depends on. Says nothing but that, and seldom: anybody may ask."""
@@ -37,6 +41,8 @@ class Health:
             "store": await _holds(self._store_answers()),
             "signer": await _holds(asyncio.to_thread(self._signer_signs)),
         }
+        if self._lock.engine is self._lock.policy:
+            parts["policy"] = self._policy()
         if parts["store"] == "healthy" and self._lock.journal.crowded:
             parts["store"] = "degraded"
         if "down" in parts.values():
@@ -46,11 +52,26 @@ class Health:
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
     async def _store_answers(self) -> None:
-        """An empty write that goes all the way: what cannot be recorded cannot be run."""
-        await self._lock.journal.commit(lambda transaction: transaction.one("SELECT 1"))
+        """What cannot be recorded cannot be run. A full disk is found only by a write, so now and then there is one."""
+        now = self._lock.clock.monotonic()
+        if now >= self._write_due:
+            self._write_due, self._wrote = now + WRITE_EVERY_S, False
+            await self._lock.journal.commit(_write)
+            self._wrote = True
+        elif self._wrote:
+            await self._lock.journal.commit(lambda transaction: transaction.one("SELECT 1"))
+        else:
+            raise Failure("E3803", "the store could not be written a moment ago")
 
     def _signer_signs(self) -> None:
         self._lock.issuer_keys.all()
+
+    def _policy(self) -> Condition:
+        try:
+            _ = self._lock.policy.rules
+        except Failure:
+            return "down"
+        return "healthy"
 
     def _sinks(self) -> Condition:
         return "degraded" if undelivered(self._lock.journal, limit=1) else "healthy"
@@ -58,6 +79,11 @@ class Health:
     def _upstreams(self) -> Condition:
         answering = [one.state == "available" for one in self._lock.upstreams.list()]
         return "healthy" if all(answering) else "degraded" if any(answering) else "down"
+
+
+def _write(transaction: Transaction) -> None:
+    """Replace the one row that is there for this: it is written to disk, and nothing grows."""
+    transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES ('ready_ms', ?)", (str(transaction.now_ms),))
 
 
 async def _holds(attempt: Awaitable[None]) -> Condition:

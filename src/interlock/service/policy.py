@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from interlock.authority.cedar import Fault
     from interlock.authority.questions import Question
     from interlock.core.contract import Contract
+    from interlock.core.phases import Decision
 
 
 class Policy:
@@ -141,6 +142,24 @@ def question_of(lock: Interlock, caller: Caller, tool: str, arguments: Json, ope
         caller, version.contract, version.row.digest, filled, operation, "", door, None, (0, 0),
         lock.clock.now_ms(),
     )  # fmt: skip
+
+
+def asked_all_the_same(lock: Interlock, question: Question, decision: Decision) -> Decision | None:
+    """The decision that takes the place of the rules' own where a person is asked although no rule says so."""
+    from interlock.authority.gate import Gate, gate
+
+    if question.operation == "preview":
+        return None  # to look waits for nobody
+    settings, manifest = lock.settings, question.contract.manifest
+    thresholds = Gate(
+        environment=settings.environment,
+        theta_auto=settings.theta_auto,
+        sigma_critical=settings.sigma_critical,
+        otherwise=settings.approval_otherwise,
+        ask_all_writes=settings.ask_all_writes,
+    )
+    tier = 0 if manifest.sandbox is None else manifest.tier
+    return gate(decision, question.contract, trust=question.caller.trust, settings=thresholds, tier=tier)
 
 
 def _fitting(contract: Contract, arguments: Json) -> Json:

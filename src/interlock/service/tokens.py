@@ -108,7 +108,20 @@ class Tokens:
         # INVARIANT: a token never takes its holder into another tenant.
         if known is not None or is_did(who) or "tokens:issue" not in by.scopes:
             raise Failure("E3207", f"nobody is known as `{who}`; an operator registers identities")
+        if by.tenant == "local":
+            refuse_namesake(self._lock, who)
         return await make_identity(self._lock, by=by, name=who, kind=kind, tenant=by.tenant)
+
+
+def refuse_namesake(lock: Interlock, name: str) -> None:
+    """Refuse (E3207) to make a name of `local` by the way that is borne elsewhere: whoever bears it may be meant.
+
+    INVARIANT: only for callers of `local`, who see everybody; other tenants do not learn which names are taken.
+    """
+    bearers = [one for one in lock.identities.all() if one.name == name and one.state == "active"]
+    if bearers:
+        whose = ", ".join(f"of {one.tenant}: {one.did}" for one in bearers)
+        raise Failure("E3207", f"`{name}` is {whose}; name it by its DID, or register another `{name}` in local first")
 
 
 async def make_identity(lock: Interlock, *, by: Caller, **told: Any) -> Identity:

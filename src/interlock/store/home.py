@@ -8,6 +8,7 @@ newest anchor names; a new one is made only where nothing was ever signed.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -153,7 +154,7 @@ def _head_in(line: bytes) -> tuple[int, bytes] | None:
 
 
 def _unusable(error: OSError) -> Failure:
-    return Failure("E3801", f"the home cannot be used: {error.strerror}")
+    return no_room(error) or Failure("E3801", f"the home cannot be used: {error.strerror}")
 
 
 def _size(path: Path) -> int:
@@ -249,29 +250,48 @@ class Instance:
         if owner == self.id:
             return True
         path = self._home.instances / f"{owner}.lock"
-        if not _INSTANCE.match(owner) or not path.exists():
+        if not _INSTANCE.match(owner):
             return False
-        with open(path) as file:
-            try:
+        try:
+            with open(path) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
+        except (BlockingIOError, PermissionError):
+            return True  # what another user runs cannot be looked at; nobody is taken for dead without proof
+        except FileNotFoundError:
+            pass  # it has closed, maybe just now
+        return False
 
     def close(self) -> None:
         (self._home.instances / f"{self.id}.lock").unlink(missing_ok=True)
         self._file.close()
 
 
-_FULL = ("disk is full", "database is locked", "too many")
+_BUSY = ("database is locked", "too many")
 _FOREIGN = ("not a database", "malformed", "encrypted")
+
+
+def no_room(error: sqlite3.Error | OSError) -> Failure | None:
+    """The failure to tell when an error means that the disk is full; None when it means something else."""
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    else:
+        # Where the index of its log finds no room, SQLite speaks of an I/O error; readers need that index too.
+        code = getattr(error, "sqlite_errorcode", None)
+        full = code == sqlite3.SQLITE_IOERR_SHMSIZE or "disk is full" in str(error)
+    if not full:
+        return None
+    return Failure(
+        "E3803", "the disk that holds this home is full", resolution="make room on the disk, then send the call again"
+    )
 
 
 def store_failure(error: sqlite3.Error) -> Failure:
     """What a database error means to a caller, without the path or the statement."""
+    if (full := no_room(error)) is not None:
+        return full
     text = str(error)
     if any(words in text for words in _FOREIGN):
         return Failure("E3804", "the database in this home is damaged or not a database")
-    if any(words in text for words in _FULL):
+    if any(words in text for words in _BUSY):
         return Failure("E3803", f"the journal cannot be written now: {text}")
     return Failure("E3801", f"the journal cannot be written: {text}")

@@ -34,7 +34,7 @@ import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store.home import Home, connect, store_failure
+from interlock.store.home import Home, connect, no_room, store_failure
 from interlock.store.signing import Signer
 
 T = TypeVar("T")
@@ -392,7 +392,8 @@ class Journal:
             if isinstance(error, sqlite3.Error):
                 raise store_failure(error) from None
             if isinstance(error, OSError):
-                raise Failure("E3801", f"the journal's signing key cannot be used: {error.strerror}") from None
+                words = f"the journal's signing key cannot be used: {error.strerror}"
+                raise no_room(error) or Failure("E3801", words) from None
             raise
         return 0 if head is None else max(head[0] - (0 if anchored is None else anchored[0]), 0)
 
@@ -408,29 +409,21 @@ class Journal:
             return None
         seq, head = transaction.head
         signature = self._signer.sign("head", seq, head, transaction.now_ms)
-        transaction.execute(
+        added = transaction.execute(
             "INSERT OR IGNORE INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
             (seq, head, transaction.now_ms, self._signer.key_id, signature),
         )
+        if not added.rowcount:
+            # Signed already, and noted by whoever did: what was counted since was not written, or not by this process.
+            self._unanchored = 0
+            return None
         return seq, head, transaction.now_ms, signature
 
     def _note_anchor(self, seq: int, head: bytes, at_ms: int, signature: bytes) -> None:
         """Keep the anchor outside the database as well, where an edit of the database does not reach it."""
         self._unanchored = 0
         self._anchored_at = time.monotonic()
-        line = {
-            "seq": seq,
-            "hash": head.hex(),
-            "at_ms": at_ms,
-            "key_id": self._signer.key_id,
-            "signature": signature.hex(),
-        }
-        try:
-            with open(self._home.anchors, "ab") as file:
-                # The newline in front ends a line that a power cut may have left half written.
-                file.write(b"\n" + orjson.dumps(line) + b"\n")
-        except OSError:
-            pass  # the database holds the same anchor; the copy is a second witness
+        note_anchor(self._home, anchor_line(seq, head, at_ms, self._signer.key_id, signature))
 
     def anchor(self) -> None:
         """Sign and anchor the head now."""
@@ -479,6 +472,22 @@ class Journal:
         finally:
             self._connection.close()
             self._reader.close()
+
+
+def anchor_line(seq: int, head: bytes, at_ms: int, key_id: str, signature: bytes) -> bytes:
+    """A signed head as the anchors file holds it. By this form a line that was cut off is told from a changed one."""
+    line = {"seq": seq, "hash": head.hex(), "at_ms": at_ms, "key_id": key_id, "signature": signature.hex()}
+    return orjson.dumps(line)
+
+
+def note_anchor(home: Home, line: bytes) -> None:
+    """Add a line to the anchors file."""
+    try:
+        with open(home.anchors, "ab") as file:
+            # The newline in front ends a line that a power cut or a full disk may have left half written.
+            file.write(b"\n" + line + b"\n")
+    except OSError:
+        pass  # the database holds the same anchor; the copy is a second witness
 
 
 def _fail(batch: list[_Waiting[Any]], failure: Failure) -> None:

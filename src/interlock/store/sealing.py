@@ -41,12 +41,12 @@ _VERSION = b"\x01"
 _KEY, _ID, _NONCE = 32, 8, 12
 _HEADER = len(_VERSION) + _ID
 
-# Every column that holds something sealed.
+# Every column that holds something sealed, or nothing: what is needed no more may be emptied instead of removed.
 _COLUMNS = (
     ("secret", "sealed"), ("ticket", "sealed"), ("ticket", "edited"), ("payload", "body"), ("checkpoint", "body"),
 )  # fmt: skip
 _IN_USE = " UNION ".join(
-    f"SELECT lower(hex(substr({column}, {len(_VERSION) + 1}, {_ID}))) FROM {table} WHERE {column} IS NOT NULL"  # noqa: S608
+    f"SELECT lower(hex(substr({column}, {len(_VERSION) + 1}, {_ID}))) FROM {table} WHERE length({column}) > 0"  # noqa: S608
     for table, column in _COLUMNS
 )
 

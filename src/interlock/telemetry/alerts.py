@@ -38,6 +38,7 @@ SIGNALS: Mapping[str, Severity] = {
     "SANDBOX_VIOLATION": "critical",
     "INVALID_TOOL_SCHEMA": "warning",
     # Something could not be brought to an end.
+    "OUTCOME_UNKNOWN": "critical",
     "RETRY_BUDGET_EXHAUSTED": "warning",
     "ROLLBACK_FAILED": "critical",
     "saga_compensation_failure": "critical",
@@ -97,7 +98,7 @@ class Alerts:
         alert = Alert(
             name=name, severity=severity, tool=tool, invocation_id=invocation_id, trace_id=trace_id, facts=facts
         )
-        about = f"{tool} in call {invocation_id}" if tool and invocation_id else tool or invocation_id
+        about = _about(tool, invocation_id, facts)
         words = ": ".join(filter(None, (name, about, str(facts.get("reason") or ""))))
         extra = {"trace_id": trace_id, "invocation_id": invocation_id, "signal": name, "severity": severity}
         _log.log(_LEVEL[severity], "%s", words, extra=extra)
@@ -128,6 +129,14 @@ class Alerts:
         """How much of each limit is used, as far as its owner can tell."""
         found = ((limit, _ask(used)) for limit, used in self._limits.items())
         return {limit: share for limit, share in found if share is not None}
+
+
+def _about(tool: str, invocation_id: str, facts: Mapping[str, Any]) -> str:
+    """What a signal is about: a tool, a call of it; or, where no call is, the system or the task that it names."""
+    if invocation_id:
+        return f"{tool} in call {invocation_id}" if tool else invocation_id
+    owner = next((f"{kind} {facts[kind]}" for kind in ("upstream", "service", "task") if facts.get(kind)), "")
+    return " of ".join(filter(None, (tool, owner)))
 
 
 def _ask(used: Callable[[], float | None]) -> float | None:

@@ -372,7 +372,8 @@ class Upstreams:
         await self._journal.commit(book.marking(known, state, reason))
         self._refresh(now=True)
         if known.state != state:
-            self._announce("tool.alert", known.name, "", alert=f"UPSTREAM_{state.upper()}", reason=reason)
+            facts = {"alert": f"UPSTREAM_{state.upper()}", "upstream": known.name, "reason": reason}
+            self._announce("tool.alert", "", "", **facts)
 
     def _found(self, name: str, state: str) -> None:
         (self._away.discard if state == "available" else self._away.add)(name)
@@ -451,11 +452,11 @@ class Upstreams:
     def _tell(self, known: Upstream, page: Page, looked: Sequence[Offered]) -> None:
         for one in looked:
             before = page.tools.get(one.name)
+            facts = {"upstream": known.name, "offered": one.name, "reason": one.reason}
             if one.state == "changed" and (before is None or not before.held):
-                facts = {"alert": "TOOL_DEFINITION_CHANGED", "offered": one.name, "reason": one.reason}
-                self._announce("tool.alert", known.name, one.address, **facts)
+                self._announce("tool.alert", "", one.address, alert="TOOL_DEFINITION_CHANGED", **facts)
             if one.state == "refused":
-                self._announce("INVALID_TOOL_SCHEMA", known.name, "", offered=one.name, reason=one.reason)
+                self._announce("INVALID_TOOL_SCHEMA", "", "", **facts)
 
 
 def _alike(name: str) -> str:

@@ -8,6 +8,7 @@ INVARIANT: what the code says about itself can choose between two failures, and 
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -55,7 +56,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mount:
-    """A file or directory of the host that the call may read, and where it finds it."""
+    """A file or directory of the host that the call may read, and where it finds it.
+
+    Links on the way are followed when it is made, and what they lead to then is what the call gets.
+    """
 
     host: Path
     inside: str
@@ -63,6 +67,8 @@ class Mount:
     def __post_init__(self) -> None:
         if not self.inside.startswith("/in/") or ".." in self.inside.split("/"):
             raise Failure("E3308", "an input file is mounted below `/in/`")
+        # INVARIANT: links are followed here, on the host. Where the mount is made, `/` is another place.
+        object.__setattr__(self, "host", Path(os.path.realpath(self.host)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

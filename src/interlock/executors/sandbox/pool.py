@@ -61,17 +61,22 @@ class Host:
     def readable(self) -> list[str]:
         """Directories that are bound into the root: programs, the interpreter's home, modules."""
         home = str(Path(self.python).parent.parent)
-        packages = [path for path in self.paths if path != _source()]
+        # Of a checkout only our own package goes in, for more than modules lies beside it.
+        packages = [path for path in self.paths if path != _source() or path in _installed()]
         return ["/usr", home, *packages, str(Path(_source()) / "interlock")]
 
 
 def _source() -> str:
-    return str(Path(interlock.__file__).parent.parent)
+    return str(Path(interlock.__file__).parent.resolve().parent)
+
+
+def _installed() -> tuple[str, ...]:
+    return tuple(os.path.realpath(sysconfig.get_path(name)) for name in ("platlib", "purelib"))
 
 
 def _import_paths() -> tuple[str, ...]:
-    # Of our own directory only the package goes in: in a checkout, more than modules lies beside it.
-    return tuple(dict.fromkeys((sysconfig.get_path("platlib"), sysconfig.get_path("purelib"), _source())))
+    # INVARIANT: all of these are free of links, which lead nowhere inside, and so are their places there.
+    return tuple(dict.fromkeys((*_installed(), _source())))
 
 
 class Zygote:

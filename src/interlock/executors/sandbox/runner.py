@@ -167,7 +167,10 @@ def _python(request: Json, say: Say, ask: Ask) -> Json:
     return answer
 
 
-def _previewed(preview: Any) -> Json:
+def _previewed(answer: Any) -> Json:
+    from interlock.core.context import previewed
+
+    preview = previewed(answer)
     changes = [
         {"resource": one.resource, "operation": one.operation, "before": one.before, "after": one.after}
         for one in preview.effects

@@ -21,6 +21,7 @@ from interlock.core.contract import Contract
 from interlock.core.manifest import Effect, MutationClass
 from interlock.core.phases import Decision
 from interlock.core.record import record
+from interlock.settings import Settings
 
 Approval = Literal["no", "yes", "policy"]
 
@@ -41,6 +42,17 @@ class Gate:
     sigma_critical: str = "collection"
     otherwise: Approval = "policy"
     ask_all_writes: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> Gate:
+        """The thresholds of a home."""
+        return cls(
+            environment=settings.environment,
+            theta_auto=settings.theta_auto,
+            sigma_critical=settings.sigma_critical,
+            otherwise=settings.approval_otherwise,
+            ask_all_writes=settings.ask_all_writes,
+        )
 
 
 def is_production(environment: str) -> bool:

@@ -151,7 +151,7 @@ def find(journal: Journal, name: str, tenant: str | None = None) -> History:
     if not rows:
         found = journal.read(
             "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ?"
-            " AND (? IS NULL OR CAST(body AS TEXT) ->> '$.tenant' = ?) LIMIT 5",
+            " AND (? IS NULL OR json_extract(CAST(body AS TEXT), '$.tenant') = ?) LIMIT 5",
             (prefix, prefix + "\U0010ffff", tenant, tenant),
         )
         if len(found) > 1:

@@ -54,13 +54,7 @@ class Authorizer:
         self._loops = allowances.loops
         self._observer = observer
         self._environment = settings.environment
-        self._gate = Gate(
-            environment=settings.environment,
-            theta_auto=settings.theta_auto,
-            sigma_critical=settings.sigma_critical,
-            otherwise=settings.approval_otherwise,
-            ask_all_writes=settings.ask_all_writes,
-        )
+        self._gate = Gate.of(settings)
         self._clock = clock
         # Tokens and tools that were found to go together, and whether the token is bound to resources as well.
         self._covered: dict[tuple[str, str], bool] = {}

@@ -150,15 +150,9 @@ def asked_all_the_same(lock: Interlock, question: Question, decision: Decision) 
 
     if question.operation == "preview":
         return None  # to look waits for nobody
-    settings, manifest = lock.settings, question.contract.manifest
-    thresholds = Gate(
-        environment=settings.environment,
-        theta_auto=settings.theta_auto,
-        sigma_critical=settings.sigma_critical,
-        otherwise=settings.approval_otherwise,
-        ask_all_writes=settings.ask_all_writes,
-    )
+    manifest = question.contract.manifest
     tier = 0 if manifest.sandbox is None else manifest.tier
+    thresholds = Gate.of(lock.settings)
     return gate(decision, question.contract, trust=question.caller.trust, settings=thresholds, tier=tier)
 
 

@@ -1,7 +1,8 @@
 """`parts`: where the time of a durable call goes, beside what no governed call can do without.
 
-Each part is measured alone, done as barely as it can be. What is left of the whole call is what its phases take to
-decide, to bound, to count and to tell, and what Python takes to get from one to the next.
+Each part is measured alone, done as barely as it can be, by the quickest library there is for it. What is left of the
+whole call is what it takes to decide, to bound, to count and to tell, and what Python takes to get from one to the
+next. What a goal leaves for that, beside the parts, says how far it can be reached without leaving out one of them.
 """
 
 from __future__ import annotations
@@ -10,31 +11,48 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from bench import ours
+from bench import calls, ours, peers
 from bench.measure import Contender, Plan, compare, number
 from bench.payloads import PAYLOADS, Payload
 from bench.report import Table
 from interlock import Interlock
 from interlock.core.canonical import canonical, encode
 from interlock.core.redact import Redactor
+from interlock.executors.function import bind
 
 WHOLE = "the whole call, durable, 128 callers"
 RECORD = "its record in the journal's chain and on disk, and the wait for it"
 
 
+REST = "everything else: deciding, bounding, counting, telling"
+
+
 async def run(plan: Plan) -> list[Table]:
     found: dict[str, list[float]] = {}
+    goals: list[tuple[str, ...]] = []
     async with ours.opened("durable") as lock:
         for payload in PAYLOADS:
-            figures = await compare(await _contenders(lock, payload), plan)
-            parts = {name: figure.us for name, figure in figures.items()}
-            whole = parts.pop(WHOLE)
-            parts |= {"everything else: the phases themselves": whole - sum(parts.values()), WHOLE: whole}
-            for name, us in parts.items():
-                found.setdefault(name, []).append(us)
+            theirs = [one for one in await peers.contenders(payload) if one.name in (peers.LANGCHAIN, peers.MANAGER)]
+            field = await _contenders(lock, payload)
+            figures = {name: figure.us for name, figure in (await compare([*field, *theirs], plan)).items()}
+            whole, parts = figures[WHOLE], sum(figures[one.name] for one in field) - figures[WHOLE]
+            for one in field[:-1]:
+                found.setdefault(one.name, []).append(figures[one.name])
+            found.setdefault(REST, []).append(whole - parts)
+            found.setdefault(WHOLE, []).append(whole)
+            goals += [_goal(payload, goal, figures, parts) for goal in calls.GOALS if goal.ours == calls.DURABLE_MANY]
     columns = ("CPU µs", *(payload.name for payload in PAYLOADS))
     rows = [(name, *map(number, figures)) for name, figures in found.items()]
-    return [Table("Where the time of a call goes", columns, rows)]
+    return [
+        Table("Where the time of a call goes", columns, rows),
+        Table("What the goals leave beside the parts", ("CPU µs", "payload", "allowed", "parts", "left"), goals),
+    ]
+
+
+def _goal(payload: Payload, goal: calls.Goal, figures: dict[str, float], parts: float) -> tuple[str, ...]:
+    allowed = figures[goal.peer] / goal.at_least
+    words = f"{goal.at_least:g}x cheaper than {goal.peer}" if goal.at_least > 1 else f"as cheap as {goal.peer}"
+    return words, payload.name, number(allowed), number(parts), f"{allowed - parts:.1f}"
 
 
 async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
@@ -49,6 +67,7 @@ async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
         Contender(name="the function", call=lambda: payload.function(**given)),
         _part("the input in its one form, and its digest", lambda: hashlib.sha256(canonical(given)).hexdigest()),
         _part("the input held against its schema", lambda: tool.fits_input(given)),
+        _part("values of the function's own", lambda: bind(tool.bound, given)),
         _part(
             "the output held against its schema, and encoded",
             lambda: (tool.fits_output(given_back), encode(given_back)),

@@ -195,10 +195,19 @@ def test_a_whole_float_of_any_size_is_that_whole_number(number: float) -> None:
 
 @pytest.mark.proves("IDEM-02")
 @given(st.floats(allow_nan=False, allow_infinity=False))
+@example(1e-7)
 def test_how_a_number_is_written_does_not_depend_on_what_stands_beside_it(number: float) -> None:
+    assert canonical([number, 2**70]) == canonical([number])[:-1] + b",%d]" % 2**70
+    assert canonical({"n": {"x": number}, "a": 2**70}) == b'{"a":%d,"n":%s}' % (2**70, canonical({"x": number}))
     assert canonical([number, DECOMPOSED]) == canonical([number, PRECOMPOSED])
     assert canonical([number, 1.0]) == canonical([number, 1])
     assert canonical([number, 10.0**25]) == canonical([number, int(10.0**25)])
+
+
+@pytest.mark.proves("IDEM-02")
+@given(VALUES, TEXT)
+def test_how_a_value_is_written_does_not_depend_on_a_number_beyond_64_bits_beside_it(value: Any, text: str) -> None:
+    assert canonical([value, text, 2**70]) == canonical([value, text])[:-1] + b",%d]" % 2**70
 
 
 @pytest.mark.proves("IDEM-02")

@@ -13,6 +13,7 @@ import pytest_asyncio
 import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from uvicorn.server import ServerState
 
 from interlock.doors import connection
 from interlock.doors.asgi import Message, Receive, Scope, Send, answer, read_body
@@ -378,3 +379,153 @@ async def test_however_requests_are_cut_into_pieces_they_are_the_same(place: Pla
         asyncio.run_coroutine_threadsafe(spoken(cuts), loop).result(30)
 
     await asyncio.to_thread(check)
+
+
+# A head that comes again
+
+
+class Sink(asyncio.Transport):
+    """The other end of a connection that is not there: keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = write_eof = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ("127.0.0.1", 1) if name in ("peername", "sockname") else None
+
+
+class Forgetful(Connection):
+    """A connection that parses every head anew."""
+
+    def _learn(self, data: bytes) -> None:
+        pass
+
+
+# More turns of the loop than it takes to answer all that comes at once; nothing here waits for anything else.
+TURNS = 50
+
+
+async def _spoken(kind: type[Connection], pieces: list[bytes]) -> tuple[bytes, bool, list[object]]:
+    """What a connection wrote, whether it closed, and what its application saw, when it was sent some pieces."""
+    seen: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        told = {name: scope[name] for name in ("method", "path", "raw_path", "query_string", "http_version")}
+        seen.append((told, list(scope["headers"]), dict(scope["state"]), "mine" in scope, body))
+        # What an application does to its scope is its own affair.
+        scope["mine"], scope["path"] = True, "/elsewhere"
+        scope["headers"].clear()
+        scope["state"]["left"] = "behind"
+        await answer(send, 200, body)
+
+    config = uvicorn.Config(app, http=kind, lifespan="off", log_level="critical")
+    config.load()
+    state = ServerState()
+    one, sink = kind(config, state, {}), Sink()
+    one.connection_made(sink)
+    for piece in pieces:
+        if sink.closed:
+            break
+        one.data_received(piece)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+    one.connection_lost(None)
+    await asyncio.gather(*state.tasks, return_exceptions=True)
+    return sink.written, sink.closed, seen
+
+
+LINES = st.sampled_from(
+    [[], ["x-a: 1"], ["X-A:  1 "], ["x-a: 1", "x-a: 2"], ["x-b: a\tb"], ["connection: close"], ["expect: 100-continue"]]
+)  # fmt: skip
+BODIES = st.sampled_from([b"", b"a", b"b", b"\r\n\r\n", b"a\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+TARGETS = st.sampled_from(["POST /echo", "GET /", "POST /a%20b?c=d", "POST http://there/echo"])
+
+
+@st.composite
+def _request(draw: st.DrawFn) -> bytes:
+    body, whole = draw(BODIES), request(draw(TARGETS), b"", *draw(LINES))
+    framing = draw(st.sampled_from([b"", b"chunked", b"length"])) or (b"length" if body else b"")
+    if framing == b"chunked":
+        coded = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+        return whole[:-2] + b"transfer-encoding: chunked\r\n\r\n" + coded
+    whole = whole[:-2] + (b"content-length: %d\r\n" % len(body) if framing else b"") + b"\r\n" + body
+    return whole.replace(b"\r\n", b"\n", 1) if draw(st.integers(0, 9)) == 0 else whole
+
+
+@settings(max_examples=300)
+@given(st.lists(_request(), min_size=1, max_size=3), st.data())
+def test_a_head_that_comes_again_is_understood_as_the_first_time(kinds: list[bytes], data: st.DataObject) -> None:
+    sent = data.draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=8))
+    pieces: list[bytes] = []
+    for one in sent:
+        how = data.draw(st.sampled_from(["whole", "whole", "whole", "split", "joined", "spaced"]))
+        if how == "joined" and pieces:
+            pieces[-1] += one
+        elif how == "spaced":
+            pieces += data.draw(st.sampled_from([[one + b"\r\n"], [b"\r\n" + one]]))
+        elif how == "split":
+            at = data.draw(st.integers(0, len(one)))
+            pieces += [part for part in (one[:at], one[at:]) if part]
+        else:
+            pieces.append(one)
+
+    async def both() -> None:
+        assert await _spoken(Connection, pieces) == await _spoken(Forgetful, pieces)
+
+    asyncio.run(both())
+
+
+async def test_a_head_is_parsed_once_for_all_requests_that_have_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    real = Connection.on_url
+
+    def on_url(self: Connection, url: bytes) -> None:
+        parsed.append(url)
+        real(self, url)
+
+    monkeypatch.setattr(Connection, "on_url", on_url)
+    wire = await place.wire()
+    for word in (b"one", b"two", b"six"):
+        wire.send(request("POST /echo", word))
+        assert (await wire.answer())[1] == word
+    assert parsed == [b"/echo"]
+    wire.send(request("POST /echo", b"three"))
+    assert (await wire.answer())[1] == b"three"
+    assert parsed == [b"/echo", b"/echo"]
+
+
+async def test_a_head_that_comes_again_too_soon_waits_for_its_turn(place: Place) -> None:
+    wire, other = await place.wire(), await place.wire()
+    wire.send(request("GET /wait"))
+    await place.waiting.wait()
+    place.waiting.clear()
+    wire.send(request("GET /wait"))
+    other.send(request("POST /echo", b"other"))
+    await other.answer()
+    assert not place.waiting.is_set()
+    place.gate.set()
+    assert [(await wire.answer())[1] for _ in range(2)] == [b"waited", b"waited"]

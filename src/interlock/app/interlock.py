@@ -18,7 +18,6 @@ from interlock.app import demonstration
 from interlock.app.backends import engine, secret_source
 from interlock.app.chores import Chores
 from interlock.app.opening import Opening
-from interlock.app.scratch import Connect, scratch_home, try_in
 from interlock.approvals.notify import Courier
 from interlock.approvals.tickets import rejection
 from interlock.authority import budgets
@@ -48,10 +47,8 @@ from interlock.gateway.hooks import Hook
 from interlock.gateway.invoke import Gateway
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
-from interlock.registry import admission, quarantine
-from interlock.registry.admission import Evidence, Verdict
+from interlock.registry import quarantine
 from interlock.registry.catalog import Catalog, contract_digest
-from interlock.registry.retirement import Milestone
 from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings
@@ -59,9 +56,12 @@ from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
-from interlock.trials import Trial
 
 if TYPE_CHECKING:
+    from interlock.app.scratch import Connect
+    from interlock.registry.admission import Evidence, Verdict
+    from interlock.registry.retirement import Milestone
+    from interlock.trials import Trial
     from interlock.upstreams.manager import Upstreams
 
 
@@ -439,8 +439,10 @@ class Interlock:
 
     # Watching
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        """Hear of every event as it happens. Returns the way to stop."""
+    def listen(self, listener: Listener, *, call: str | None = None) -> Callable[[], None]:
+        """Hear of every event as it happens, or of those of one call. Returns the way to stop."""
+        if call is not None:
+            return self.gateway.observer.follow(call, listener)
         self.gateway.observer.listeners.append(listener)
         return lambda: self.gateway.observer.listeners.remove(listener)
 
@@ -535,6 +537,8 @@ class Interlock:
 
     async def offer(self, tool: Tool[..., Any], origin: str) -> Admission:
         """Judge a tool and publish it if all eight conditions hold."""
+        from interlock.registry import admission
+
         _require_tool(tool)
         if not self.caller.governs("tools:admin"):
             raise Failure("E3206", "adding tools needs the scope tools:admin")
@@ -544,7 +548,7 @@ class Interlock:
         evidence = self.evidence(digest)
         trial: Trial | None = None
         if evidence is None:
-            before = admission.examine(manifest, digest, published, Evidence(digest, True, "pending", ""))
+            before = admission.examine(manifest, digest, published, admission.Evidence(digest, True, "pending", ""))
             if before.admitted:
                 trial = await self.try_out(tool)
                 evidence = trial.evidence(digest)
@@ -560,12 +564,17 @@ class Interlock:
 
     def evidence(self, digest: str) -> Evidence | None:
         """The contract tests that passed or failed on exactly this content, if they were ever run."""
+        from interlock.registry import admission
+
         rows = self.journal.read("SELECT digest, passed, mode, report FROM evidence WHERE digest = ?", (digest,))
         found = admission.stored_evidence(rows)
         return found if found is not None and found.passed else None
 
     async def try_out(self, tool: Tool[..., Any], *, live: bool = False) -> Trial:
         """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
+        from interlock.app.scratch import scratch_home, try_in
+        from interlock.registry import admission
+
         if live and not self.caller.governs("tools:admin"):
             raise Failure("E3206", "recording evidence needs the scope tools:admin")
         async with scratch_home(Interlock.open, self.settings, self._lent_from, self._connect) as scratch:
@@ -577,6 +586,8 @@ class Interlock:
 
     async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[Evidence]:
         """The contract tests of many tools, in one scratch home."""
+        from interlock.app.scratch import scratch_home, try_in
+
         async with scratch_home(Interlock.open, self.settings, self._lent_from, self._connect) as scratch:
             return [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]
 

@@ -179,7 +179,8 @@ class Policies:
 
     def principal(self, caller_id: str) -> Caller:
         """Who an id stands for: the same object until a file changes; nobody while principals.toml is broken."""
-        self._refresh()
+        if self._monotonic() - self._looked_at >= LOOK_EVERY_S:
+            self._refresh()
         if self._principals is not None:
             return self._principals.caller(caller_id)
         if len(self._nobody) > 1000:

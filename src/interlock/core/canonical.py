@@ -116,17 +116,25 @@ _STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DA
 
 
 def _slow(value: Any) -> bytes:
+    plain = _normal(value, 0)
     try:
-        plain = _normal(value, 0)
-        try:
-            # The fast path's spelling of numbers wherever it can be had: one value, one form.
-            return orjson.dumps(plain, None, _STRICT)
-        except TypeError:  # whole numbers beyond 64 bits, or a lone surrogate
-            return json.dumps(
-                plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False
-            ).encode()
-    except UnicodeEncodeError:
+        return orjson.dumps(plain, None, _STRICT)
+    except TypeError:  # whole numbers beyond 64 bits, or a lone surrogate
+        pass
+    try:
+        return _piece_by_piece(plain)
+    except TypeError:
         raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None
+
+
+def _piece_by_piece(value: Any) -> bytes:
+    """Normal JSON data as orjson writes it, and whole numbers of any size: one value, one form."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return b"{%s}" % b",".join(b"%s:%s" % (orjson.dumps(n), _piece_by_piece(members[n])) for n in sorted(members))
+    if isinstance(value, list):
+        return b"[%s]" % b",".join(map(_piece_by_piece, cast("list[Any]", value)))
+    return b"%d" % value if value.__class__ is int else orjson.dumps(value)
 
 
 def _normal(value: Any, depth: int) -> Any:
@@ -162,7 +170,13 @@ def _normal_object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     return normal
 
 
-_LONG_NUMBER = re.compile(rb"[0-9]{19}").search
+_NINES = bytes.maketrans(b"0123456789", b"9" * 10)
+
+
+def may_hold_long_number(text: bytes) -> bool:
+    """Whether JSON text has a run of digits that could be a whole number beyond 64 bits, which orjson would round."""
+    # To look for a run of one digit is twenty times quicker than to look for a run of digits.
+    return b"9999999999999999999" in text.translate(_NINES)
 
 
 def encode(value: Any) -> bytes:
@@ -175,7 +189,7 @@ def encode(value: Any) -> bytes:
 
 def decode(text: bytes) -> Any:
     """The value of JSON text that `encode` wrote, exactly."""
-    return json.loads(text) if _LONG_NUMBER(text) else orjson.loads(text)
+    return json.loads(text) if may_hold_long_number(text) else orjson.loads(text)
 
 
 def private_copy(value: Any) -> Any:

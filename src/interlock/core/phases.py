@@ -3,7 +3,8 @@
     Request ─► Requested ─► Checked ─► Granted ─► Ran ─► Verified ─► Result
 
 Each can only be made from the one before it. An executor takes `Granted`, whose seal only the Authorize phase holds, so
-there is no way to run a tool that was not validated and authorized.
+there is no way to run a tool that was not validated and authorized. Reads that are plain in every respect take the
+first three steps at once, as a `Read` that bears the seal.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from interlock.core.cost import Meter
 from interlock.core.prepared import Prepared
 from interlock.core.record import record, step
 from interlock.core.schema import Json
-from interlock.core.states import Trail
+from interlock.core.states import State, Trail
 
 Source = Literal["compute", "replay", "preview", "cache", "synthetic"]
 ToolOperation = Literal["invoke", "preview", "compensate"]
@@ -62,6 +63,9 @@ class Mutated(NamedTuple):
     pointer: str
     before: Any
     after: Any
+
+
+PLAINLY: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running")
 
 
 class Call(Trail):
@@ -213,6 +217,48 @@ class Granted:
     decision: Decision
     seal: object
     looking: bool = False
+
+
+class Read:
+    """1 to 3 in one: a plain read on the straight line, from its request to where its function is called.
+
+    Like a grant it can only be sealed by the Authorize phase, which sets `decision` and `seal` together.
+    """
+
+    __slots__ = (
+        "arguments", "caller", "decision", "id", "input_hash", "model_input", "request", "seal", "started",
+        "started_ms", "tool", "trace_id",
+    )  # fmt: skip
+
+    model_input: bytes
+    input_hash: str
+    id: str
+    trace_id: str
+
+    def __init__(
+        self, request: Request, caller: Caller, tool: Prepared, arguments: Json, started_ms: int, started: float
+    ) -> None:
+        self.request = request
+        self.caller = caller
+        self.tool = tool
+        self.arguments = arguments
+        self.started_ms = started_ms
+        self.started = started
+        self.decision: Decision | None = None
+        self.seal: object = None
+
+    def requested(self) -> Requested:
+        """The call as the phases know it, with all that it has been through: it runs."""
+        call = Call(self.id, self.trace_id, self.started_ms, self.started, self.request)
+        call.tool = tool = self.tool
+        call.input = self.arguments
+        call.input_hash = self.input_hash
+        call.decision = self.decision
+        call.phases += ("validate", "authorize", "execute")
+        for state in PLAINLY[1:]:
+            call.move(state)
+        call.launched = True
+        return Requested(call, tool, self.model_input, self.started + tool.contract.timeout.default_s)
 
 
 @step

@@ -43,6 +43,7 @@ class Prepared:
         "service",
         "sink",
         "slow",
+        "straight",
         "tier",
         "writes",
     )
@@ -92,6 +93,12 @@ class Prepared:
         self.slow = contract.timeout.timeout_class in ("long_running", "async")
         # A read that leaves nothing behind but its closing record.
         self.plain = not self.writes and not bound.takes_context
+        # One that may go straight from its request to its result, if its call is as plain: see gateway/straight.py.
+        self.straight = (
+            self.plain and self.quick and bound.is_async and self.dump is None and notice is None
+            and not (self.paged or self.credentials or self.service or self.required_scopes or self.tier)
+            and not (self.has_checks or self.has_verifier or self.key_required)
+        )  # fmt: skip
 
     def handler(self, name: str) -> Callable[..., Any] | None:
         return self.bound.handlers.get(name)

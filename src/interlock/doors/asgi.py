@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
 
-from interlock.core.canonical import encode
+from interlock.core.canonical import encode, may_hold_long_number
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 
@@ -95,7 +94,7 @@ async def _next(receive: Receive) -> Message:
 def document(body: bytes) -> Any:
     """The JSON value of a body. E3004 for what is none: JSON has no NaN, and no text that is not Unicode."""
     try:
-        return _exact(body) if _LONG_NUMBER(body) else orjson.loads(body)
+        return _exact(body) if may_hold_long_number(body) else orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Failure("E3004", f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
     except (ValueError, RecursionError):
@@ -116,9 +115,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(text)
     return number
-
-
-_LONG_NUMBER = re.compile(rb"[0-9]{19}").search
 
 
 def too_large(most: int) -> Failure:

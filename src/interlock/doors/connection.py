@@ -21,7 +21,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import unquote
 
 import httptools
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 MAX_HEAD = 64 << 10
+MAX_KNOWN = 4 << 10
 HEAD_S = 15.0
 BODY_S = 30.0
 LINGER_S = 5.0
@@ -44,6 +45,15 @@ _NEVER = math.inf
 _BAD, _TOO_LONG = b"400 Bad Request", b"431 Request Header Fields Too Large"
 _VERSIONS = frozenset(("1.0", "1.1"))
 _CODING = b"transfer-encoding"
+
+
+class Head(NamedTuple):
+    """The head of a request that was read whole, and what it says."""
+
+    text: bytes
+    size: int  # of the request, with its body
+    scope: Scope
+    keep_alive: bool
 
 
 class Connection(asyncio.Protocol):
@@ -72,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._head = 0
         self._chunk = 0
         self._wrong = _BAD
+        # A client that stays sends the same head again and again. What was understood is not parsed anew.
+        self._known: Head | None = None
         # Whether the parser takes the rest for another protocol; and whether its successor is being told of this one.
         self._upgraded = False
         self._told_again = False
@@ -140,6 +152,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        idle, known = self._answering is None and self._in_head and not self._head, self._known
+        if known is not None and idle and len(data) == known.size and data.startswith(known.text):
+            self._repeat(known, data)
+            return
         self._chunk = len(data)
         if self._in_head:
             self._head += self._chunk
@@ -153,10 +169,38 @@ class Connection(asyncio.Protocol):
             return
         if not self._in_head:
             return
-        if self._head > MAX_HEAD:
+        if idle and not self._head:
+            self._learn(data)
+        elif self._head > MAX_HEAD:
             self._refuse(_TOO_LONG)
         elif self._head and self._when_due != self._late_head:
             self._expect(HEAD_S, self._late_head)
+
+    def _learn(self, data: bytes) -> None:
+        """Keep the head of a request that was one piece of data, from its first byte to its last.
+
+        The head ends where it seems to if it has one line for every header that the parser found; and all that follows
+        is the body, as it is, if it has the length that the head says. (Of several requests, the last is shorter.)
+        """
+        text, end, body = data.partition(b"\r\n\r\n")
+        headers, exchange = self._headers, self._answering
+        said = [value for name, value in headers if name == b"content-length"] or [b"0"]
+        if (
+            exchange is not None and end and text.count(b"\n") == text.count(b"\r\n") == len(headers)
+            and said == [b"%d" % len(body)] and len(text) < MAX_KNOWN
+        ):  # fmt: skip
+            scope = {**exchange.scope, "headers": headers.copy()}  # an application may do to its own what it likes
+            self._known = Head(text + end, len(data), scope, exchange.keep_alive)
+
+    def _repeat(self, known: Head, data: bytes) -> None:
+        """A request whose head is that of an earlier one."""
+        scope: Scope = {**known.scope, "headers": known.scope["headers"].copy(), "state": {}}
+        exchange = Exchange(self, scope, keep_alive=known.keep_alive)
+        if known.size > len(known.text):
+            exchange.feed(data[len(known.text) :])
+        exchange.end()
+        self._answer(exchange)
+        self._due, self._when_due = _NEVER, self._end_idle
 
     def _read_on(self, rest: bytes) -> None:
         """A client may offer to speak another protocol; we speak HTTP, and read on as if it had not.

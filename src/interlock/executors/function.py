@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from interlock.core.context import Context
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.hints import convert
-from interlock.core.phases import Granted
+from interlock.core.phases import Granted, Read
 from interlock.core.schema import Json
 
 THREADS = 64
@@ -28,20 +28,29 @@ class FunctionExecutor:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-tool")
         self._unfinished: dict[str, Future[Any]] = {}
 
-    async def run(self, granted: Granted, context: Context | None) -> Any:
+    def start(self, read: Read) -> Begun:
+        """Begin a plain read on the spot. Most come to their end without waiting for anything."""
+        if read.seal is not self._seal:
+            raise _unsealed()
+        return Begun(read.tool.bound, read.arguments)
+
+    async def run(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
+        """Call the function, or go on with one that has begun."""
         # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
-            raise Failure("E3000", "a tool can only run under a grant")
+            raise _unsealed()
         tool = granted.checked.requested.tool.bound
         call = granted.checked.requested.call
         operation = "preview" if granted.looking else call.request.operation
         function = tool.function if operation == "invoke" else tool.handlers[operation]
         given = granted.checked.call_input
-        arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
-        positional = (context,) if context is not None and _takes_context(tool, operation) else ()
-        if positional and operation == "invoke" and tool.context is not None:
-            arguments, positional = {**arguments, tool.context: context}, ()
         try:
+            if begun is not None:
+                return await begun
+            arguments = convert(function, given) if operation == "compensate" else bind(tool, given)
+            positional = (context,) if context is not None and _takes_context(tool, operation) else ()
+            if positional and operation == "invoke" and tool.context is not None:
+                arguments, positional = {**arguments, tool.context: context}, ()
             if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
                 running = function(*positional, **arguments)
                 return await (running if call.meter is None else call.meter.awaiting(running))
@@ -66,6 +75,48 @@ class FunctionExecutor:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _unsealed() -> Failure:
+    return Failure("E3000", "a tool can only run under a grant")
+
+
+class Begun:
+    """An async function that was started, and how far it came: to its end, to an error, or to what it waits for.
+
+    Whoever awaits it goes on from there, as if they had started it.
+    """
+
+    __slots__ = ("_coroutine", "_error", "_waits_for", "ended", "output")
+
+    def __init__(self, tool: Tool[..., Any], call_input: Json) -> None:
+        self.ended = False
+        self.output: Any = None
+        self._error: BaseException | None = None
+        try:
+            self._coroutine: Coroutine[Any, Any, Any] = tool.function(**bind(tool, call_input))
+            self._waits_for = self._coroutine.send(None)
+        except StopIteration as end:
+            self.ended, self.output = True, end.value
+        except BaseException as error:  # noqa: BLE001 - told to whoever awaits it
+            self._error = error
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if self._error is not None:
+            raise self._error
+        if self.ended:
+            return self.output
+        waits_for = self._waits_for
+        try:
+            while True:
+                try:
+                    answer = yield waits_for
+                except BaseException as error:  # noqa: BLE001 - the function's to hear, above all when it is cancelled
+                    waits_for = self._coroutine.throw(error)
+                else:
+                    waits_for = self._coroutine.send(answer)
+        except StopIteration as end:
+            return end.value
 
 
 def _takes_context(tool: Tool[..., Any], operation: str) -> bool:

@@ -17,7 +17,7 @@ from interlock.core.capability import Capability
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked, Decision, Granted, Mutated
+from interlock.core.phases import Call, Checked, Decision, Granted, Mutated, Read
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Json, pointer
 from interlock.gateway import cover, validate
@@ -88,13 +88,32 @@ class Authorizer:
         decision = Decision(behavior="ask", reason=words, rules=(), policy="", source="approval")
         return Granted(checked, decision, self._seal, looking=True)
 
+    def clear(self, read: Read) -> Decision | None:
+        """Seal a plain read that fits its contract. None, and no seal, where anything has to be looked at closely."""
+        caller, tool = read.caller, read.tool
+        capability = caller.capability
+        if capability is not None:
+            self._tokens.check(capability)
+            if capability.constrained or self._covered.get((capability.digest, tool.digest)) is not False:
+                return None
+        decision = self._engine.plain(caller, tool.digest, read.started, read.started_ms)
+        if decision is None or decision.behavior != "allow" or decision.obligations:
+            return None
+        read.decision, read.seal = decision, self._seal
+        return decision
+
+    def grant(self, read: Read) -> Granted:
+        """The grant of a plain read that turned out not to be so plain."""
+        assert read.decision is not None
+        return Granted(Checked(read.requested(), read.arguments, read.arguments), read.decision, read.seal)
+
     def _plainly(self, checked: Checked, caller: Caller) -> Decision | None:
         """An allow that nothing about this very call can change. Nearly all reads end here."""
         requested = checked.requested
         call, tool = requested.call, requested.tool
         if tool.writes or tool.tier or tool.required_scopes:
             return None
-        if call.decision is not None or self._observer.listeners:
+        if call.decision is not None or self._observer.heard(call):
             return None
         if caller.capability is not None:
             self._check_token(checked, caller.capability)
@@ -130,7 +149,7 @@ class Authorizer:
         if decision.behavior == "passthrough":
             decision = replace(decision, behavior="ask", reason="nobody settled it, so a person must")
         call.decision = decision
-        if self._observer.listeners:
+        if self._observer.heard(call):
             self._observer.emit("tool.permission.decided", call, behavior=decision.behavior, reason=decision.reason)
         if decision.obligations:
             self._fulfil(call, decision)

@@ -105,7 +105,7 @@ class Closer:
             await self._record_success(verified, persistence, now_ms, metadata)
         call.move("succeeded")
         self._observer.closed(call, metadata, ran.source)
-        if self._observer.listeners:
+        if self._observer.heard(call):
             self._tell(call, persistence, verified.redacted)
         # In order of its fields; by name it would take half as long again.
         return Result(
@@ -135,7 +135,8 @@ class Closer:
         changes = self.told(call, (*ran.changes, *(() if session is None else session.changes())))
         if call.promised is not None and ran.context is not None:
             self._compare(call, changes, metadata)
-        if call.scope is not None and ran.context is not None and not changes and request.operation == "invoke":
+        can_tell = ran.context is not None and not requested.tool.remote
+        if call.scope is not None and can_tell and not changes and request.operation == "invoke":
             # Only a tool that can report its changes can be seen to have made none.
             call.warnings.append("WRITE_TOOL_NO_MUTATION")
             metadata["warnings"] = call.warnings
@@ -383,7 +384,7 @@ class Closer:
         if settlement == "unknown" and not ended_before:
             self._tell_unknown(call)
         self._observer.closed(call, metadata, source, failure)
-        if self._observer.listeners:
+        if self._observer.heard(call):
             event = _EVENT_OF_STATE.get(state, "failed")
             self._observer.emit(f"tool.invocation.{event}", call, error_code=failure.code)
             self._observer.emit("tool.result.created", call)

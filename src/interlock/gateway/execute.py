@@ -18,12 +18,12 @@ from interlock.core.connector import Aged, secret_of
 from interlock.core.context import Caller, Change, Context, previewed
 from interlock.core.effects import expected, predict
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Granted, Lease, Ran, Request, Requested, Source, Why
+from interlock.core.phases import Call, Granted, Lease, Ran, Read, Request, Requested, Source, Why
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.effects.locks import Claim, Locks, check_preconditions
 from interlock.effects.session import SessionState
-from interlock.executors.function import FunctionExecutor
+from interlock.executors.function import Begun, FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
@@ -79,7 +79,10 @@ class Execution:
         self._checkpoints = checkpoints
         self.services = Services(journal, clock, listen=self._note_service)
         self._watching = Watching(journal, settings, observer, quarantine)
+        # Whether what calls change is watched, so that calls have to be kept apart from one another.
+        self.watches = self._watching.active
         self._executor = FunctionExecutor(seal)
+        self.start: Callable[[Read], Begun] = self._executor.start
         self._isolated_executor = IsolatedExecutor(
             seal, clock=clock, network=settings.egress, note=self._note_outcome, checkpoints=checkpoints.bounds
         )
@@ -97,6 +100,10 @@ class Execution:
         granted.checked.requested.call.phases.append("execute")
         service = granted.checked.requested.tool.service
         return self._run(granted) if service is None or granted.looking else self._run_at(service, granted)
+
+    async def go_on(self, granted: Granted, begun: Begun) -> Ran:
+        """Go on with a read that has begun and is not done."""
+        return await self._carry_out(granted, None, begun)
 
     async def _run_at(self, service: str, granted: Granted) -> Ran:
         """Run what a service answers. One that keeps failing is left alone (E3501)."""
@@ -143,16 +150,20 @@ class Execution:
         wanted = tool.bound.undo_takes_context if undo else tool.bound.takes_context
         context = self._context(granted) if wanted else None
         call.move("running")
-        if self._observer.listeners:
+        if self._observer.heard(call):
             self._observer.emit("tool.invocation.started", call)
         if call.request.on_progress is not None and not tool.contract.manifest.reports_progress:
             call.warnings.append("PROGRESS_UNSUPPORTED")
         if tool.slow:
             self._observer.progress(call, {"message": "started", "percent": 0})
+        return await self._carry_out(granted, context)
+
+    async def _carry_out(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Ran:
+        call = granted.checked.requested.call
         before = await self._watching.before() if self._watching.active else None
         # INVARIANT: a tool that fails, or is cut off, is held to its word like one that succeeds.
         try:
-            output = await self._bounded(granted, context)
+            output = await self._bounded(granted, context, begun)
         except Failure:
             await self._judge(call, context, before)
             raise
@@ -207,12 +218,12 @@ class Execution:
         names = tuple(secret_of(name, caller) for name in requested.tool.credentials)
         requested.call.lease = await self._lend(names, left_s)
 
-    async def _bounded(self, granted: Granted, context: Context | None) -> Any:
+    async def _bounded(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
         call.deadline = requested.deadline
         call.context = context
-        if call.deadline <= self._clock.monotonic():
+        if begun is None and call.deadline <= self._clock.monotonic():
             raise Failure("E3402", f"{tool.ref} had no time left to start")
         if call.id in self._doomed:
             call.why = self._doomed.pop(call.id)
@@ -225,7 +236,7 @@ class Execution:
             elif tool.remote:
                 output = await run(call, self._remote_executor.run(granted, context))
             else:
-                output = await run(call, self._executor.run(granted, context))
+                output = await run(call, self._executor.run(granted, context, begun))
             call.returned = True
             return output
         except Failure as failure:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +26,14 @@ from interlock.core.canonical import canonical, decode, private_copy
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock, new_id
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked, Lease, Ran, Request, Requested, Verified
+from interlock.core.phases import Call, Checked, Granted, Lease, Ran, Read, Request, Requested, Verified
 from interlock.core.prepared import Prepared
 from interlock.core.redact import Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.core.scrub import scrubbed_at
 from interlock.effects.locks import Locks
+from interlock.executors.function import Begun
 from interlock.executors.remote import Connect, nowhere
 from interlock.gateway import keys, validate, verify
 from interlock.gateway.allowances import Allowances
@@ -45,6 +46,7 @@ from interlock.gateway.execute import Execution
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer, approvals
 from interlock.gateway.paging import Cursors
+from interlock.gateway.straight import Straight
 from interlock.registry.catalog import Catalog, Stranded
 from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
@@ -140,26 +142,66 @@ class Gateway:
             settings=settings,
             clock=clock,
         )
+        self._straight = Straight(
+            # What has to be told of every call, or reckoned with it, has to be made at its pace.
+            barred=self._tracer is not None or allowances.active or self.execution.watches,
+            catalog=catalog,
+            quarantine=self.quarantine,
+            authorizer=self._authorizer,
+            execution=self.execution,
+            hooks=self.hooks,
+            observer=self.observer,
+            journal=journal,
+            clock=clock,
+            loops=allowances.loops,
+            batched=settings.audit == "batched",
+        )
 
     async def invoke(self, request: Request) -> Result:
         """One call, from request to result."""
-        call = self._open(request)
+        taken = self._straight.take(request)
+        if taken is None:
+            call = self._open(request)
+            return await self._answered(call, self._go_through(call))
+        if isinstance(taken, Result):
+            return taken
+        if taken.written is None:
+            granted = self._authorizer.grant(taken.read)
+            return await self._answered(granted.checked.requested.call, self._go_on(granted, taken.begun))
+        try:
+            await taken.written
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told like that of any other call
+            return await self._answered(_recorded(taken.read), _raise(error))
+        return self._straight.tell(taken)
+
+    async def _go_through(self, call: Call) -> Result:
+        """All six phases, one after the other."""
+        checked = await self._validate(self._request(call))
+        granted = await self._authorizer.authorize(checked)
+        if isinstance(granted, Ticket):
+            return self._closer.await_person(call, granted)
+        return await self._finish(await self.execution.run(granted))
+
+    async def _go_on(self, granted: Granted, begun: Begun) -> Result:
+        """The phases that are left of a read that is not as plain as it looked."""
+        return await self._finish(await self.execution.go_on(granted, begun))
+
+    async def _finish(self, ran: Ran) -> Result:
+        try:
+            verified = await self._verify(ran)
+        except Failure as failure:
+            raise await self._roll_back(ran, failure) from failure
+        return await self._closer.succeed(verified)
+
+    async def _answered(self, call: Call, work: Coroutine[Any, Any, Result]) -> Result:
+        """The answer to a call, whatever becomes of the work on it."""
+        request = call.request
         if self._tracer is not None:
             self._tracer.begin(call)
         if request.key is not None or request.id is not None:
             self.execution.enter(call)
         try:
-            requested = self._request(call)
-            checked = await self._validate(requested)
-            granted = await self._authorizer.authorize(checked)
-            if isinstance(granted, Ticket):
-                return self._closer.await_person(call, granted)
-            ran = await self.execution.run(granted)
-            try:
-                verified = await self._verify(ran)
-            except Failure as failure:
-                raise await self._roll_back(ran, failure) from failure
-            return await self._closer.succeed(verified)
+            return await work
         except Failure as failure:
             return await self._refuse(call, self._masked(call, failure))
         except asyncio.CancelledError:
@@ -443,6 +485,18 @@ class Gateway:
         await self.execution.close()
         await self.pay()
         await self.telemetry.close()
+
+
+def _recorded(read: Read) -> Call:
+    """The call of a read whose success is being written."""
+    call = read.requested().call
+    call.phases += ("verify", "return")
+    call.returned = call.recorded = True
+    return call
+
+
+async def _raise(error: BaseException) -> Result:
+    raise error
 
 
 def _refuse_unwritable(names: Sequence[str]) -> None:

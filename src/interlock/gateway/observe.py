@@ -14,6 +14,7 @@ from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
 from interlock.core.phases import Call, Source
+from interlock.core.prepared import Prepared
 from interlock.core.redact import (
     REDACTED,
     Redactor,
@@ -30,6 +31,7 @@ from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording, progress_facts
 
 _log = logging.getLogger("interlock.gateway")
+_LONGEST_REASONS = 8000
 
 
 class Observer:
@@ -40,19 +42,40 @@ class Observer:
         self._redactor = redactor
         self._alerts = telemetry.alerts
         self._count = telemetry.metrics.closed
+        self._count_read = telemetry.metrics.read
         self.listeners: list[Listener] = []
+        # Of one call each, so that whoever follows it takes nothing from the others.
+        self.followers: dict[str, list[Listener]] = {}
         self._numbers = itertools.count(1)
         self._sinks: dict[str, SchemaRedactor] = {}
         self.metrics: Counter[str] = telemetry.metrics.signals
 
     def emit(self, kind: str, call: Call, **data: Any) -> None:
         """Tell of one event."""
-        if not self.listeners:
+        if not self.heard(call):
             return
         event_id = f"{call.id}:{next(self._numbers)}"
         now_ms = self._clock.now_ms()
-        event = Event(id=event_id, type=kind, invocation_id=call.id, tool=call.ref, at_ms=now_ms, data=data)
-        for listener in self.listeners:
+        self._tell_all(Event(id=event_id, type=kind, invocation_id=call.id, tool=call.ref, at_ms=now_ms, data=data))
+
+    def heard(self, call: Call) -> bool:
+        """Whether anybody listens to what happens to a call."""
+        return bool(self.listeners) or call.id in self.followers
+
+    def follow(self, call_id: str, listener: Listener) -> Callable[[], None]:
+        """Have somebody hear of one call. Returns the way to stop."""
+        theirs = self.followers.setdefault(call_id, [])
+        theirs.append(listener)
+
+        def stop() -> None:
+            theirs.remove(listener)
+            if not theirs:
+                self.followers.pop(call_id, None)
+
+        return stop
+
+    def _tell_all(self, event: Event) -> None:
+        for listener in (*self.listeners, *self.followers.get(event.invocation_id, ())):
             self._tell(listener, event)
 
     def _tell(self, listener: Callable[[Any], None], what: Any) -> None:
@@ -79,6 +102,12 @@ class Observer:
             self._alerts.look()
         if call.span is not None and isinstance(call.span, Recording):
             call.span.cost, call.span.source = metadata.get("cost", 0.0), source
+
+    def read(self, tool: Prepared, latency_ms: float, started: float) -> None:
+        """A plain read has ended and is on record: count it."""
+        self._count_read(tool, latency_ms)
+        if started >= self._alerts.due:
+            self._alerts.look()
 
     def hide(self, call: Call, text: str) -> str:
         """A text of a call's making without credentials and personal data, above all those it was called with."""
@@ -140,6 +169,8 @@ class Observer:
             extra = {"trace_id": call.trace_id, "invocation_id": call.id}
             told = self.hide(call, f"{failure.message} {'' if failure.details is None else dict(failure.details)}")
             _log.warning("%s failed in call %s: %s", call.ref, call.id, told, extra=extra)
+        if _log.isEnabledFor(logging.DEBUG):
+            self._log_reasons(call, failure)
         if details == REDACTED:
             details = {"withheld": REDACTED}
         return Failure(
@@ -154,6 +185,20 @@ class Observer:
             resolution=failure.resolution,
             unsettled=failure.unsettled,
         )
+
+    def _log_reasons(self, call: Call, failure: Failure) -> None:
+        """Put what a failure was made of, and what was noted beside it, into the log, if that is to hear everything."""
+        reasons: list[str] = []
+        behind: BaseException | None = failure
+        while isinstance(behind, Failure):
+            reasons += getattr(behind, "__notes__", ())
+            behind = behind.__cause__ or behind.__context__
+        if isinstance(behind, Exception) and behind is not failure.__cause__:  # which was logged
+            reasons += traceback.format_exception_only(behind)
+        if reasons:
+            extra = {"trace_id": call.trace_id, "invocation_id": call.id}
+            told = self.hide(call, "\n".join(reason.rstrip() for reason in reasons))[-_LONGEST_REASONS:]
+            _log.debug("behind the failure of %s in call %s\n%s", call.ref, call.id, told, extra=extra)
 
     def bare(self, call: Call, failure: Failure) -> Failure:
         """A failure of our own making that may quote what a call was given or gave."""
@@ -197,11 +242,8 @@ class Observer:
     def mention(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
         """Tell of something that happened to a call which no task of this process is running."""
         event_id = f"{invocation_id or kind}:{next(self._numbers)}"
-        event = Event(
-            id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=self._clock.now_ms(), data=data
-        )  # fmt: skip
-        for listener in self.listeners:
-            self._tell(listener, event)
+        now_ms = self._clock.now_ms()
+        self._tell_all(Event(id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=now_ms, data=data))
 
     def _hide_all(self, call: Call, value: Any) -> Any:
         if isinstance(value, str):
@@ -224,7 +266,7 @@ class Observer:
         if call.ended or call.why is not None:
             return
         call.progress += 1
-        if call.request.on_progress is None and not self.listeners and not isinstance(call.span, Recording):
+        if call.request.on_progress is None and not self.heard(call) and not isinstance(call.span, Recording):
             return  # nobody hears it
         percent = facts.get("percent")
         shown = cast("Json", self.shown(call, facts))

@@ -129,13 +129,10 @@ _NOBODY: asyncio.Future[None] | None = None
 class _Waiting(Generic[T]):
     """A unit (or a single record) in the queue and who waits for it, if anybody does."""
 
-    __slots__ = ("error", "future", "record", "unit", "value")
+    __slots__ = ("error", "future", "value", "work")
 
-    def __init__(
-        self, unit: Unit[T] | None, future: asyncio.Future[T] | None, record: tuple[str, str, bytes] | None = None
-    ) -> None:
-        self.unit = unit
-        self.record = record
+    def __init__(self, work: Unit[T] | tuple[str, str, bytes], future: asyncio.Future[T] | None) -> None:
+        self.work = work
         self.future = future
         self.value: Any = None
         self.error: BaseException | None = None
@@ -181,12 +178,12 @@ class Journal:
     def append(self, kind: str, call: str, body: bytes) -> asyncio.Future[None]:
         """Make one record durable: await what this returns."""
         future: asyncio.Future[None] = self._loop.create_future()
-        self._enqueue(_Waiting(None, future, (kind, call, body)))
+        self._enqueue(_Waiting((kind, call, body), future))
         return future
 
     def record(self, kind: str, call: str, body: bytes) -> None:
         """Write one record with the next batch, without waiting for the disk."""
-        self._enqueue(_Waiting(None, _NOBODY, (kind, call, body)))
+        self._enqueue(_Waiting((kind, call, body), _NOBODY))
 
     def post(self, unit: Unit[Any]) -> None:
         """Run a unit with the next batch, without waiting for the disk."""
@@ -332,11 +329,9 @@ class Journal:
         row = connection.execute(_HEAD).fetchone() or connection.execute(_PURGED).fetchone() or (0, GENESIS)
         transaction = Transaction(connection, row[0], row[1], self._clock.now_ms())
         for waiting in batch:
-            unit = waiting.unit
-            if unit is None:
-                assert waiting.record is not None
-                transaction.append(*waiting.record)
-                waiting.error = None
+            unit = waiting.work
+            if not callable(unit):
+                transaction.append(*unit)
                 continue
             mark = transaction.mark()
             try:

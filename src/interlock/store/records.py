@@ -14,9 +14,9 @@ import orjson
 
 from interlock.core.canonical import canonical, digest
 from interlock.core.clock import iso
-from interlock.core.context import Change
+from interlock.core.context import Caller, Change
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Verified
+from interlock.core.phases import PLAINLY, Call, Decision, Verified
 from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
@@ -148,17 +148,35 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     always = _ALWAYS.get(key) or _always(call, key)
     states = _PLAIN if call.states == _PLAIN_STATES else _states(tuple(call.states))
     try:
-        native = "" if request.native is None else f'"native":{orjson.dumps(request.native).decode()},'
+        native = _native(request.native)
     except TypeError:  # not JSON, which a Python program may have sent
         return _closed_at_length(call, at_ms, latency_ms, source, verified)
-    size = len(verified.encoded)
-    name = _SCALARS.get(verified.value.__class__)
-    output = f'{{"type":"{name}","bytes":{size}}}' if name is not None else _summary(verified.value, size)
+    value, size, rest = verified.value, len(verified.encoded), native + always
+    return read(call.id, at_ms, call.trace_id, call.input_hash, latency_ms, value, size, rest, source, states)
+
+
+def rest_of_read(decision: Decision, caller: Caller, door: str, native: Mapping[str, Any] | None) -> str | None:
+    """What the record of a plain read says beside its own facts; None before `closed_read` has written one like it."""
+    always = _ALWAYS.get((decision, caller.id, caller.agent, caller.tenant, door))
+    return always if always is None or native is None else _native(native) + always
+
+
+def read(
+    call_id: str, at_ms: int, trace_id: str, input_hash: str, latency_ms: float, value: Any, size: int, rest: str,
+    source: str = "compute", states: str = "",
+) -> bytes:  # fmt: skip
+    """The closing record of a read that succeeded, from its own facts and the rest."""
+    name = _SCALARS.get(value.__class__)
+    output = f'{{"type":"{name}","bytes":{size}}}' if name is not None else _summary(value, size)
     return (
-        f'{{"kind":"closed","call":"{call.id}","timestamp":"{iso(at_ms)}","traceId":"{call.trace_id}",'
-        f'"inputHash":"{call.input_hash}","latencyMs":{latency_ms},"outputSummary":{output},'
-        f'"source":"{source}","states":{states},{native}{always}}}'
+        f'{{"kind":"closed","call":"{call_id}","timestamp":"{iso(at_ms)}","traceId":"{trace_id}",'
+        f'"inputHash":"{input_hash}","latencyMs":{latency_ms},"outputSummary":{output},'
+        f'"source":"{source}","states":{states or _PLAIN},{rest}}}'
     ).encode()
+
+
+def _native(native: Mapping[str, Any] | None) -> str:
+    return "" if native is None else f'"native":{orjson.dumps(native).decode()},'
 
 
 def _closed_at_length(call: Call, at_ms: int, latency_ms: float, source: str, verified: Verified) -> bytes:
@@ -190,8 +208,8 @@ def _summary(value: Any, size: int) -> str:
     return orjson.dumps(summarize(value, size)).decode()
 
 
-_PLAIN_STATES: list[State] = ["planned", "selected", "arguments_ready", "running"]
-_PLAIN = _states(tuple(_PLAIN_STATES))
+_PLAIN_STATES = list(PLAINLY)
+_PLAIN = _states(PLAINLY)
 
 
 def mutation(call: Call, at_ms: int, change: Change, private: Callable[[Any], bool]) -> bytes:

@@ -168,6 +168,15 @@ class Metrics:
         if "cost_parts" in metadata:
             self._charge(series, metadata["cost_parts"])
 
+    def read(self, tool: Prepared, latency_ms: float) -> None:
+        """Count a plain read that has succeeded."""
+        series = self._series.get(tool.ref) or self._of(tool)
+        series.states["succeeded"] += 1
+        series.outputs += 1
+        latency = series.latency
+        latency.counts[bisect_left(LATENCY_MS, latency_ms)] += 1
+        latency.sum += latency_ms
+
     def _charge(self, series: _Series, parts: Mapping[str, float]) -> None:
         for part, amount in parts.items():
             if part != "total":

@@ -13,12 +13,12 @@ other is watched, and kept alive by comments once it takes long, as the SDK does
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, cast
 
 import orjson
 
+from interlock.core.canonical import may_hold_long_number
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -41,10 +41,6 @@ _RESERVED = "io.modelcontextprotocol/"
 _METHODS = {b"tools/call": "tools/call", b"tools/list": "tools/list"}
 # The headers that decide whether a request is ours; those of one client hardly ever differ from request to request.
 _DECIDING = (b"mcp-protocol-version", b"mcp-method", b"content-type", b"accept", b"host", b"origin")
-# Whole numbers of so many digits are read differently by the two parsers.
-_LONG = 19
-_LONG_NUMBER = re.compile(rb"\d{19}")
-_NO_DIGITS = bytes(set(range(256)) - set(b"0123456789"))
 _SSE = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
@@ -164,8 +160,8 @@ class Thin:
             if not message.get("more_body", False):
                 break
         body: bytes = read[0]["body"] if len(read) == 1 else b"".join(one.get("body", b"") for one in read)
-        if len(body.translate(None, _NO_DIGITS)) >= _LONG and _LONG_NUMBER.search(body):
-            raise _NotOurs
+        if may_hold_long_number(body):
+            raise _NotOurs  # the two parsers read such a number differently
         try:
             request: Any = orjson.loads(body)
         except ValueError:

@@ -1,0 +1,151 @@
+"""The straight line: a plain read, from its request to its result, in one go.
+
+Nearly all calls of agents are reads that nothing has to be looked up, asked or waited for. They go through the same
+checks as every call, made by the same parts: the contract holds their input and output, the token and the policy allow
+them, quarantine, loops and redaction are heeded, the same record is written. What they are spared is the steps in
+between, which are there for calls that can stop at any of them.
+
+INVARIANT: the line only ever says yes. Whatever is not plain about a call is left to the phases: before the tool has
+begun by starting over, as nothing has happened; afterwards by going on from there, with the tool as far as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from interlock.core.canonical import canonical, encode
+from interlock.core.clock import Clock, new_id
+from interlock.core.phases import Read, Request
+from interlock.core.record import step
+from interlock.core.results import Result
+from interlock.executors.function import Begun
+from interlock.gateway.authorize import Authorizer
+from interlock.gateway.execute import Execution
+from interlock.gateway.hooks import Hooks
+from interlock.gateway.observe import Observer
+from interlock.registry.catalog import Catalog
+from interlock.registry.quarantine import Quarantine
+from interlock.resilience.limits import LoopWatch
+from interlock.store import records
+from interlock.store.journal import Journal
+
+
+@step
+class Taken:
+    """A plain read that has begun: with its result, to be told once it is `written`, or with a way to go on."""
+
+    read: Read
+    begun: Begun
+    written: asyncio.Future[None] | None = None
+    result: Result | None = None
+
+
+class Straight:
+    """Takes the reads that are plain."""
+
+    def __init__(
+        self,
+        *,
+        barred: bool,
+        catalog: Catalog,
+        quarantine: Quarantine,
+        authorizer: Authorizer,
+        execution: Execution,
+        hooks: Hooks,
+        observer: Observer,
+        journal: Journal,
+        clock: Clock,
+        loops: LoopWatch,
+        batched: bool,
+    ) -> None:
+        self._barred = barred
+        self._catalog = catalog
+        self._quarantine = quarantine
+        self._authorizer = authorizer
+        self._execution = execution
+        self._hooks = hooks
+        self._observer = observer
+        self._journal = journal
+        self._clock = clock
+        self._loops = loops
+        self._batched = batched
+
+    def take(self, request: Request) -> Result | Taken | None:
+        """The result of a plain read, or the read where something is left to do. None: nothing has happened."""
+        caller, given = request.caller, request.arguments
+        if (
+            request.key is not None or request.trace_id is not None or request.dry_run or request.id is not None
+            or request.deadline is not None or request.timeout_s is not None or request.session
+            or request.on_progress is not None or request.task is not None or request.parent is not None
+            or request.hidden or request.operation != "invoke" or caller is None or not isinstance(given, dict)
+            or self._barred or self._hooks.registered or self._observer.listeners
+        ):  # fmt: skip
+            return None
+        clock = self._clock
+        try:
+            tool = self._catalog.prepared(request.tool, request.version, caller.capability)
+            if not tool.straight or tool.sink is None or tool.sink.guarded or not tool.fits_input(given):
+                return None
+            for name, _ in tool.defaults:
+                if name not in given:
+                    return None
+            now_ms, now = clock.now_ms(), clock.monotonic()
+            self._quarantine.check(tool.digest, tool.ref, now)
+            read = Read(request, caller, tool, given, now_ms, now)
+            decision = self._authorizer.clear(read)
+            if decision is None:
+                return None
+            rest = records.rest_of_read(decision, caller, request.door, request.native)
+            if rest is None:
+                return None
+            read.model_input = model_input = canonical(given)
+            read.input_hash = input_hash = hashlib.sha256(model_input).hexdigest()
+            random = clock.random_bytes(24)
+            read.id, read.trace_id = new_id(now_ms, random[:8]), random[8:].hex()
+            odd = self._loops.seen(caller, tool.ref, input_hash, now)
+            if odd is not None:
+                self._observer.alert("RUNAWAY_LOOP", read.requested().call, what=odd)
+            begun = self._execution.start(read)
+        except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
+            return None
+        return self._close(read, begun, rest) if begun.ended else Taken(read, begun)
+
+    def _close(self, read: Read, begun: Begun, rest: str) -> Result | Taken:
+        """Verify what came out, write the record."""
+        tool, value = read.tool, begun.output
+        redactor = tool.redactor
+        written = None
+        try:
+            if redactor is None or not tool.fits_output(value):
+                return Taken(read, begun)
+            if not redactor.trivial:
+                shown = redactor.apply(value, disclose=read.caller.scopes)
+                if shown.paths:
+                    return Taken(read, begun)
+                value = shown.value
+            size = len(encode(value))
+            if tool.max_inline is not None and size > tool.max_inline:
+                return Taken(read, begun)
+            latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000
+            now_ms = self._clock.now_ms()
+            body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, rest)
+            if self._batched and not self._journal.crowded:
+                self._journal.record("closed", read.id, body)
+            else:
+                written = self._journal.append("closed", read.id, body)
+        except Exception:  # noqa: BLE001 - the phases find the same, and do what has to be done about it
+            return Taken(read, begun)
+        assert read.decision is not None
+        metadata = {"latency_ms": latency_ms, "policy_refs": read.decision.rules}
+        result = Result(read.id, tool.ref, "succeeded", now_ms, read.trace_id, metadata, value)
+        if written is not None:
+            return Taken(read, begun, written, result)
+        self._observer.read(tool, latency_ms, read.started)
+        return result
+
+    def tell(self, taken: Taken) -> Result:
+        """The result of a read that is on disk."""
+        assert taken.result is not None
+        self._observer.read(taken.read.tool, taken.result.metadata["latency_ms"], taken.read.started)
+        return taken.result

@@ -1,0 +1,482 @@
+"""The straight line: what goes it, and that nobody can tell from anything that it was gone."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from typing_extensions import TypedDict
+
+import interlock
+from interlock import Caller, Event, Failure, Field, Hook, Interlock, Request, Result, Tool, tool
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant
+from interlock.core.phases import Read
+from interlock.executors.function import FunctionExecutor
+from interlock.registry import quarantine
+from interlock.testing import FakeClock
+from tests.gateway.test_engines import AGENT
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit
+from tests.gateway.test_lifecycle import records
+
+plain = tool(
+    version="1.0.0", mutation_class="read_only", namespace="line", timeout_class="interactive", external_io=False
+)
+Whole = Annotated[int, Field(description="a whole number", examples=[1])]
+Words = Annotated[str, Field(description="any words", examples=["a"])]
+
+
+class Item(TypedDict):
+    name: str
+    prices: list[float]
+
+
+Items = Annotated[list[Item], Field(description="items", examples=[[{"name": "a", "prices": [1.5]}]])]
+
+
+@plain
+async def divide(a: Whole, b: Whole = 2) -> float:
+    """Divide, which fails at times."""
+    return a / b
+
+
+@plain
+async def tell(words: Words) -> str:
+    """Say what was said, addresses and all."""
+    return words
+
+
+@plain
+async def use_up(items: Items) -> int:
+    """Count items, and leave nothing of them."""
+    count = 0
+    while items:
+        items.pop()["prices"].clear()
+        count += 1
+    return count
+
+
+@plain
+async def pause(turns: Whole) -> int:
+    """Wait for a while, or not at all."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return turns
+
+
+class Ways:
+    """How `end` comes to its end."""
+
+    @staticmethod
+    def refuse() -> Any:
+        raise Failure("E3502", "the service has no time, says ann@example.org")
+
+    @staticmethod
+    def leave() -> Any:
+        raise SystemExit(3)
+
+    @staticmethod
+    def give_up() -> Any:
+        raise asyncio.CancelledError
+
+    @staticmethod
+    def lie() -> Any:
+        return "not a number"
+
+    @staticmethod
+    def babble() -> Any:
+        return float("nan")
+
+    @staticmethod
+    def make_no_sense() -> Any:
+        return object()
+
+    @staticmethod
+    def answer() -> Any:
+        return 7
+
+
+WAYS = [name for name in vars(Ways) if not name.startswith("_")]
+
+
+@plain
+async def end(way: Words, turns: Whole) -> int:
+    """End in one way or another, at once or after a while."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return getattr(Ways, way)()
+
+
+LONG = 200
+
+
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="line", timeout_class="interactive", external_io=False,
+    max_inline_chars=LONG, persist_output=True,
+)  # fmt: skip
+async def repeat(words: Words, times: Whole) -> str:
+    """Words, so many times."""
+    return words * times
+
+
+TOOLS: tuple[Tool[..., Any], ...] = (divide, tell, use_up, pause, end, repeat)
+LIGHT: dict[str, dict[str, Any]] = {
+    "divide": {"a": 3, "b": 2}, "tell": {"words": "a"}, "use_up": {"items": []}, "pause": {"turns": 0},
+    "end": {"way": "answer", "turns": 0}, "repeat": {"words": "a", "times": 1},
+}  # fmt: skip
+
+
+@dataclass
+class Taken:
+    """What the line did with each request it was offered."""
+
+    whole: int = 0
+    begun: int = 0
+    left: int = 0
+    kinds: list[str] = field(default_factory=list[str])
+
+
+def watch(lock: Interlock) -> Taken:
+    """Look at the line from outside, without getting in its way."""
+    seen, line = Taken(), lock.gateway._straight  # pyright: ignore[reportPrivateUsage]
+    real = line.take
+
+    def take(request: Request) -> Any:
+        found = real(request)
+        if found is None:
+            seen.left += 1
+        elif isinstance(found, Result) or found.result is not None:
+            seen.whole += 1
+        else:
+            seen.begun += 1
+        return found
+
+    line.take = take
+    return seen
+
+
+async def warm(lock: Interlock, caller: Caller | None = None) -> None:
+    """The first call of a tool by a caller goes through the phases, and prepares the line for the others."""
+    for name, arguments in LIGHT.items():
+        assert (await lock.call(f"line.{name}", arguments, caller=caller)).ok
+
+
+def bystander(lock: Interlock) -> None:
+    """Something that has to be looked for at every call: no call goes the straight line."""
+    lock.hook(Hook(id="bystander", when="pre", tools="nobody.*", run=lambda seen: None))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def line_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("line")
+    async with Interlock.open(home) as lock:
+        await admit(lock, *TOOLS)
+    return home
+
+
+@asynccontextmanager
+async def opened(home: Path, **options: Any) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(home, housekeeping=False, **options) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        yield lock
+
+
+@pytest_asyncio.fixture
+async def lock(line_home: Path, tmp_path: Path) -> AsyncGenerator[Interlock]:
+    async with opened(Path(shutil.copytree(line_home, tmp_path / "home"))) as one:
+        await warm(one)
+        yield one
+
+
+# What goes it
+
+
+@pytest.mark.parametrize("audit", ["durable", "batched"])
+async def test_a_plain_read_goes_the_straight_line_and_its_record_is_that_of_the_phases(
+    line_home: Path, tmp_path: Path, audit: str
+) -> None:
+    async with opened(Path(shutil.copytree(line_home, tmp_path / "home")), audit=audit) as lock:
+        seen = watch(lock)
+        first, second = [await lock.call("line.divide", a=3, b=2) for _ in range(2)]
+        await lock.journal.drain()
+        assert (seen.left, seen.whole, seen.begun) == (1, 1, 0)
+        assert (first.unwrap(), second.unwrap()) == (1.5, 1.5)
+        told = [records(lock, one.invocation_id)[0] for one in (first, second)]
+        own = ("call", "timestamp", "traceId", "latencyMs")
+        assert [{name: fact for name, fact in one.items() if name not in own} for one in told][1:] == [
+            {name: fact for name, fact in told[0].items() if name not in own}
+        ]
+        assert told[1]["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"session": "s"}, {"task": "t"}, {"timeout_s": 5.0}, {"trace_id": "mine"}, {"dry_run": True}, {"key": "k"},
+        {"on_progress": print}, {"deadline": interlock.Deadline(at=1e12)},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+async def test_a_call_with_anything_particular_about_it_goes_through_the_phases(
+    lock: Interlock, options: dict[str, Any]
+) -> None:
+    seen = watch(lock)
+    result = await lock.call("line.divide", {"a": 3, "b": 2}, **options)
+    assert result.ok
+    assert (seen.left, seen.whole) == (1, 0)
+
+
+@pytest.mark.parametrize("arguments", [{"a": 3}, {"a": "3", "b": 2}, {"a": 3, "b": 2, "c": 1}, {"a": float("nan")}])
+async def test_an_input_that_needs_more_than_a_nod_goes_through_the_phases(
+    lock: Interlock, arguments: dict[str, Any]
+) -> None:
+    seen = watch(lock)
+    await lock.call("line.divide", arguments)
+    assert (seen.left, seen.whole) == (1, 0)
+
+
+async def test_budgets_limits_prices_and_traces_keep_every_call_off_the_line(line_home: Path, tmp_path: Path) -> None:
+    for number, settings in enumerate(
+        (
+            {"rate_limits": [{"per": "caller", "limit": 100, "window_s": 60}]},
+            {"budgets": [{"per": "tenant", "limit": 1.0}]},
+            {"trace_ratio": 1.0},
+        )
+    ):
+        async with opened(Path(shutil.copytree(line_home, tmp_path / str(number))), **settings) as lock:
+            seen = watch(lock)
+            for _ in range(3):
+                assert (await lock.call("line.divide", a=3, b=2)).ok
+            assert (seen.left, seen.whole, seen.begun) == (3, 0, 0)
+
+
+# That nobody can tell
+
+
+PRIVATE = ["write to ann@example.org", "key AKIAIOSFODNN7EXAMPLE", "4111111111111111"]
+items = st.fixed_dictionaries({"name": st.text(), "prices": st.lists(st.integers() | st.floats())})
+arguments_of: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "divide": st.fixed_dictionaries(
+        {"a": st.integers() | st.floats() | st.text(max_size=3) | st.none()},
+        optional={"b": st.integers(-1, 1), "c": st.none()},
+    ),
+    "tell": st.fixed_dictionaries({"words": st.text() | st.sampled_from(PRIVATE)}),
+    "use_up": st.fixed_dictionaries({"items": st.lists(items, max_size=3)}),
+    "pause": st.fixed_dictionaries({"turns": st.integers(0, 3)}),
+    "end": st.fixed_dictionaries({"way": st.sampled_from(WAYS), "turns": st.integers(0, 2)}),
+    "repeat": st.fixed_dictionaries({"words": st.text(max_size=4), "times": st.integers(0, 2 * LONG)}),
+}  # fmt: skip
+CALLERS = (None, Caller(id="user:ann", agent="helper", scopes=frozenset({"x"})), Caller(id="user:bob", tenant="other"))
+calls = st.lists(
+    st.sampled_from(sorted(arguments_of)).flatmap(
+        lambda name: st.tuples(st.just(name), arguments_of[name], st.sampled_from(CALLERS))
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+async def _history(home: Path, made: list[tuple[str, dict[str, Any], Caller | None]], *, aside: bool) -> Any:
+    """Everything that some calls leave behind: their results, the journal, the metrics."""
+    clock = FakeClock(seed="line")
+    async with opened(home, clock=clock.clock) as lock:
+        for caller in CALLERS:
+            await warm(lock, caller)
+        if aside:
+            bystander(lock)
+        seen = watch(lock)
+        told: list[Any] = []
+        for name, arguments, caller in made:
+            before = repr(arguments)
+            result = await lock.call(f"line.{name}", arguments, caller=caller)
+            assert repr(arguments) == before
+            told.append(repr(result.document()))
+        await lock.journal.drain()
+        # What the process takes up differs from run to run.
+        metrics = [one for one in lock.gateway.telemetry.metrics.render().splitlines() if b'"memory"' not in one]
+        rows = lock.journal.read("SELECT kind, call, body FROM journal ORDER BY seq", ())
+        alerts = sorted(lock.gateway.telemetry.metrics.signals.items())
+        assert seen.whole + seen.begun == 0 if aside else seen.left + seen.whole + seen.begun == len(made)
+    return told, metrics, rows, alerts
+
+
+@given(calls)
+def test_no_result_record_metric_or_alert_tells_the_line_from_the_phases(
+    line_home: Path, made: list[tuple[str, dict[str, Any], Caller | None]]
+) -> None:
+    async def both() -> None:
+        with TemporaryDirectory() as place:
+            homes = [Path(shutil.copytree(line_home, Path(place) / name)) for name in ("line", "phases")]
+            line = await _history(homes[0], made, aside=False)
+            phases = await _history(homes[1], made, aside=True)
+        for one, other in zip(line, phases, strict=True):
+            assert one == other
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_function_is_called_once_however_it_ends(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, way: str, turns: int
+) -> None:
+    runs: list[str] = []
+    real = getattr(Ways, way)
+
+    def count() -> Any:
+        runs.append(way)
+        return real()
+
+    monkeypatch.setattr(Ways, way, staticmethod(count))
+    seen = watch(lock)
+    result = await lock.call("line.end", way=way, turns=turns)
+    assert runs == [way]
+    assert seen.left == 0
+    assert seen.whole == (way == "answer" and turns == 0)
+    (record,) = records(lock, result.invocation_id)
+    assert record["states"][-1] == result.state
+
+
+# What it stands on
+
+
+async def test_whatever_forbids_a_tool_is_heeded_at_the_next_call(lock: Interlock) -> None:
+    seen = watch(lock)
+    assert (await lock.call("line.tell", words="a")).ok
+    assert seen.whole == 1
+    policy = lock.policy.path
+    rules = policy.read_text()
+    policy.write_text(rules + '\nforbid (principal, action, resource == Tool::"line.tell");\n')
+    lock.policy._looked_at = float("-inf")  # pyright: ignore[reportPrivateUsage] - as when its time has come
+    assert code(await lock.call("line.tell", words="a")) == "E3206"
+    assert seen.whole == 1
+
+
+async def test_content_in_quarantine_is_not_run(lock: Interlock) -> None:
+    seen = watch(lock)
+    prepared = lock.catalog.prepared("line.tell", None)
+    await lock.journal.commit(quarantine.impose(prepared.digest, prepared.ref, "a-call", "it lied"))
+    lock.gateway.quarantine.look()
+    assert code(await lock.call("line.tell", words="a")) == "E3210"
+    assert (await lock.call("line.divide", a=1, b=1)).ok
+    assert (seen.left, seen.whole) == (1, 1)
+
+
+async def test_a_token_that_is_revoked_goes_no_further(lock: Interlock) -> None:
+    lock.issuer_keys.init("EdDSA")
+    await lock.identities.register(Identity(did=AGENT), by="test")
+    token = await lock.tokens.issue(subject=AGENT, by=lock.caller, tools=[ToolGrant("line.tell")])
+    for _ in range(2):
+        assert (await lock.call("line.tell", words="a", token=token)).ok
+    seen = watch(lock)
+    assert (await lock.call("line.tell", words="a", token=token)).ok
+    assert seen.whole == 1
+    assert code(await lock.call("line.divide", a=1, b=1, token=token)) == "E3204"
+    await lock.tokens.revoke(token, reason="lost", by=lock.caller)
+    assert code(await lock.call("line.tell", words="a", token=token)) == "E3201"
+    assert seen.whole == 1
+
+
+async def test_a_hook_or_a_listener_hears_of_every_call_from_then_on(lock: Interlock) -> None:
+    seen = watch(lock)
+    heard: list[Event] = []
+    lock.listen(heard.append)
+    await lock.call("line.tell", words="a")
+    assert {"tool.invocation.started", "tool.invocation.succeeded"} <= {event.type for event in heard}
+    assert (seen.whole, seen.left) == (0, 1)
+
+
+async def test_a_caller_in_a_loop_is_told_of_though_the_line_is_short(lock: Interlock) -> None:
+    seen = watch(lock)
+    for _ in range(lock.settings.loops.identical + 5):
+        assert (await lock.call("line.tell", words="again")).ok
+    assert seen.left == 0
+    assert lock.gateway.telemetry.metrics.signals["RUNAWAY_LOOP"] == 1
+
+
+# The wait for the disk
+
+
+@contextmanager
+def held(lock: Interlock) -> Generator[None]:
+    """The journal in another's hands: nothing is written meanwhile."""
+    other = sqlite3.connect(lock.home.database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
+async def test_a_caller_who_leaves_while_the_record_is_written_leaves_one_record(lock: Interlock, aside: bool) -> None:
+    if aside:
+        bystander(lock)
+    before = len(records(lock))
+    with held(lock):
+        caller = asyncio.create_task(lock.call("line.tell", words="a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await lock.journal.drain()
+    (record,) = records(lock)[before:]
+    assert record["states"][-1] == "succeeded"
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
+async def test_a_read_that_cannot_be_recorded_is_no_success(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
+) -> None:
+    monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.02)
+    if aside:
+        bystander(lock)
+    with held(lock):
+        result = await lock.call("line.tell", words="a")
+    assert (code(result), result.value) == ("E3803", None)
+    assert (await lock.call("line.tell", words="a")).ok
+
+
+# The seal
+
+
+async def test_a_read_that_bears_no_seal_is_not_begun(lock: Interlock) -> None:
+    prepared = lock.catalog.prepared("line.tell", None)
+    read = Read(lock.request("line.tell", {"words": "a"}), lock.caller, prepared, {"words": "a"}, 0, 0.0)
+    for executor in (FunctionExecutor(object()), lock.gateway.execution):
+        with pytest.raises(Failure) as refused:
+            executor.start(read)
+        assert refused.value.code == "E3000"
+
+
+def test_only_the_authorizer_seals_and_only_the_line_begins() -> None:
+    """A static look at the whole package."""
+    package = Path(interlock.__file__).parent
+    sealers: set[str] = set()
+    beginners: set[str] = set()
+    for path in package.rglob("*.py"):
+        name = str(path.relative_to(package))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "seal" and isinstance(node.ctx, ast.Store):
+                sealers.add(name)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Begun":
+                beginners.add(name)
+    assert sealers == {"core/phases.py", "gateway/authorize.py"}  # the former with nothing
+    assert beginners == {"executors/function.py"}

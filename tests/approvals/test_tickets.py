@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -80,6 +85,37 @@ def test_a_standing_approval_covers_what_it_names_and_nothing_else(
     in_bounds = caller == ANN and version != "2.0.0" and used < 2 and now_ms < 10
     assert standing.fits(caller, "demo.mail", version, arguments, now_ms) == (spoken_of and complete and in_bounds)
     assert not standing.fits(caller, "demo.send", version, arguments, now_ms)
+
+
+HOLDS: dict[str, Callable[[Fraction, Fraction], bool]] = {
+    "minimum": operator.ge, "maximum": operator.le, "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt,
+}  # fmt: skip
+NUMBERS = st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from([2**70, -(2**70), 0.1, 1e-7])
+
+
+@pytest.mark.proves("HITL-09")
+@given(
+    pattern=st.dictionaries(st.sampled_from(sorted(HOLDS)), NUMBERS, min_size=1),
+    value=NUMBERS | st.sampled_from([True, None, "1", "", float("nan")]) | st.lists(NUMBERS, max_size=1),
+)
+def test_bounds_of_a_number_cover_the_numbers_within_them_and_nothing_of_another_type(
+    pattern: dict[str, float], value: object
+) -> None:
+    standing = Standing(
+        id="sta_1", tenant="local", tool="demo.mail", versions="1.0.0", arguments={"x": pattern}, caller=ANN, uses=2,
+        expires_ms=10, granted_by=BEN.id,
+    )  # fmt: skip
+    within = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and not math.isnan(value)
+        and all(HOLDS[word](Fraction(value), Fraction(bound)) for word, bound in pattern.items())
+    )
+    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0) == within
+    assert not standing.fits(ANN, "demo.mail", "1.0.0", {"x": pattern}, 0)
+    assert not standing.fits(ANN, "demo.mail", "1.0.0", {}, 0)
+    spoilt = replace(standing, arguments={"x": {**pattern, "minimum": "0"}})
+    assert not spoilt.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0)
 
 
 async def test_a_ticket_is_found_by_the_beginning_of_its_id_if_there_is_only_one(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ async def test_a_purge_that_fails_half_way_leaves_everything_as_it_was(
     def full(*_: Any) -> bytes:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(retention, "_anchor", full)
+    monkeypatch.setattr(retention, "anchor_head", full)
     with pytest.raises(Failure) as caught:
         purge(home, SETTINGS, now_ms=ms(2040), by=BY)
     assert caught.value.code in ("E3801", "E3803")

@@ -118,6 +118,30 @@ async def test_an_estimate_above_a_budget_is_refused_by_name_and_leaves_nothing(
 
 
 @BEFORE_THE_GATEWAY
+async def test_a_refusal_says_when_there_is_room_again_exactly_where_waiting_helps(
+    journal: Journal, clock: FakeClock
+) -> None:
+    minute, hour = Budget(per="tenant", limit=1.0, period_s=60), Budget(per="caller", limit=1.0, period_s=3600)
+    clock.advance(3600 - clock.now_ms / 1000 % 3600 + 15)
+
+    async def wait_ms(*rules: Budget, amount: int = UNIT) -> int | None:
+        failure = await hold(journal, "next", covering(*rules, now_ms=clock.now_ms), amount)
+        assert failure is not None
+        assert failure.code == "E3210"
+        return failure.retry_after_ms
+
+    lasting = Budget(per="session", limit=1.0)
+    assert await hold(journal, "first", covering(minute, hour, lasting, now_ms=clock.now_ms), UNIT) is None
+    assert await wait_ms(minute) == 45_000
+    assert await wait_ms(minute, hour) == await wait_ms(hour, minute) == 3_585_000
+    assert await wait_ms(minute, amount=2 * UNIT) is None
+    assert await wait_ms(minute, lasting) is None
+    assert await wait_ms(Budget(per="task", limit=0, period_s=60), amount=0) is None
+    clock.advance(45)
+    assert await hold(journal, "again", covering(minute, now_ms=clock.now_ms), UNIT) is None
+
+
+@BEFORE_THE_GATEWAY
 async def test_a_call_may_cost_more_than_it_held_and_then_the_next_is_refused(journal: Journal) -> None:
     allowances = covering(Budget(per="task", limit=1.0))
     assert await hold(journal, "one", allowances, UNIT // 2) is None

@@ -183,6 +183,18 @@ def refusal(ended: Ended) -> tuple[str, str]:
     return ended.json["error"]["error_code"], ended.json["error"]["message"]
 
 
+async def test_whoever_agrees_while_others_run_on_the_home_hears_that_a_server_goes_on_by_itself(
+    desk: Cli, cast: Cast
+) -> None:
+    ticket = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]
+    async with Interlock.open(desk.home):
+        approved = await asyncio.to_thread(holding(desk, cast.bob), "approvals", "approve", ticket)
+        shown = await asyncio.to_thread(desk, "approvals", "show", ticket)
+    for said in (approved, shown):
+        assert "a server on this home goes on with it by itself" in said.out
+        assert f"interlock calls resume {ticket}" in said.out
+
+
 # The story
 
 
@@ -209,6 +221,7 @@ def test_what_an_agent_asks_for_runs_once_after_a_person_has_seen_it_and_agreed(
     approved = bob("approvals", "approve", ticket, "--comment", "as agreed")
     assert approved.code == 0
     assert f"interlock calls resume {ticket}" in approved.out
+    assert "a server" not in approved.out
     ran = agent.ask(*MAIL)
     assert (ran["status"], ran["invocation_id"]) == ("succeeded", asked["invocation_id"])
     assert agent.ask(*MAIL)["metadata"]["replayed"] is True
@@ -417,6 +430,49 @@ def test_what_has_no_bounds_cannot_be_agreed_to(desk: Cli, words: tuple[str, ...
     refused = desk("approvals", "grant", "demo.mail_statement", *words, "--uses", "1", "--expires", "1d", "--json")
     assert refusal(refused)[0] == code
     assert said in refusal(refused)[1]
+
+
+def test_numbers_can_be_agreed_to_within_bounds_and_beyond_them_a_person_is_asked(desk: Cli, cast: Cast) -> None:
+    (desk.home / "settings.toml").write_text("ask_all_writes = true\n")
+    agent = holding(desk, cast.agent)
+    words = ("approvals", "grant", "demo.post", "--caller", "research-7", "--arg", "account=cash", "--uses", "5")
+    within = ("--where", "cents>0", "--where", "cents <= 250")
+    given = desk.ask(*words, *within, "--expires", "1d")
+    assert given["arguments"] == {"account": "cash", "cents": {"exclusiveMinimum": 0, "maximum": 250}}
+    assert "account=cash, cents>0, cents<=250" in desk("approvals", "standing").out
+    outcomes = {
+        cents: agent.call("demo.post", {"account": "cash", "cents": cents}, "--key", f"k{cents}")["status"]
+        for cents in (250, 251, -1, 1)
+    }
+    waits = "awaiting_approval"
+    assert outcomes == {250: "succeeded", 251: waits, -1: waits, 1: "succeeded"}
+    assert desk.ask("approvals", "standing")["standing"][0]["used"] == 2
+    assert desk("audit", "verify").code == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        (("cents~3",), 2, "write NAME<=NUMBER"),
+        (("cents<=much",), 2, "write NAME<=NUMBER"),
+        (("cents<=true",), 2, "write NAME<=NUMBER"),
+        (("cents<=1", "cents<=2"), 2, "`cents<=` is said twice"),
+        (("account<=1",), 2, "`account` is bounded twice"),
+        (("amount<=1",), 1, "takes no `amount`"),
+        (("cents>=3", "cents<=2"), 1, "no number is within the bounds of `cents`"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(desk: Cli, where: tuple[str, ...], code: int, said: str) -> None:
+    given = [word for one in where for word in ("--where", one)]
+    words = ("--caller", "research-7", "--arg", "account=cash", "--uses", "1", "--expires", "1d")
+    refused = desk("approvals", "grant", "demo.post", *words, *given)
+    assert (refused.code, said in refused.err) == (code, True), refused.err
+
+
+def test_a_text_has_no_bounds_of_a_number(desk: Cli) -> None:
+    words = ("--caller", "research-7", "--where", "to<=3", "--arg", "account=cash", "--uses", "1", "--expires", "1d")
+    refused = refusal(desk("approvals", "grant", "demo.mail_statement", *words, "--json"))
+    assert refused == ("E3004", "`to` is not a number, so it has no least and no most")
 
 
 def test_an_agent_cannot_agree_in_advance(desk: Cli, cast: Cast) -> None:

@@ -714,6 +714,9 @@ def test_a_killed_call_is_listed_blocks_its_key_and_is_settled_with_its_result(c
     misfit = cli("calls", "reconcile", call, "--happened", "--result", '{"entry": "one"}')
     assert misfit.code == 1
     assert "could not have returned that" in misfit.err
+    assert "balance: missing; send a whole number" in misfit.err
+    assert "entry: `one` is not a whole number" in misfit.err
+    assert "interlock tools show demo.post" in misfit.err
     unsaid = cli("calls", "reconcile", call, "--happened")
     assert unsaid.code == 2
     assert "returns something; say what it was, as its key will answer with it: --result JSON" in unsaid.err

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from interlock import Failure
+from interlock import Failure, Interlock
 from interlock.cli.doctor import Finding, examine
+from interlock.core.clock import Clock
 from interlock.executors.sandbox.ladder import Rung
 from interlock.gateway import isolation
 from interlock.settings import load_settings
 from interlock.store.home import Home
-from tests.cli.conftest import Cli
-from tests.docs.test_docs import ROOT, blocks_of
+from interlock.testing import FakeClock
+from tests.cli.conftest import INTERLOCK, Cli
 
 POST = {"account": "cash", "cents": 250}
 FORBIDDING = '@id("reads")\npermit (principal, action == Action::"demo.balance", resource);\n'
@@ -196,17 +195,29 @@ def test_a_way_of_isolating_that_failed_is_a_warning_with_what_is_lost(
     assert (gvisor.status, gvisor.advice) == ("good", "")
 
 
-def test_a_backup_by_the_script_of_the_page_is_its_owners_alone(cli: Cli) -> None:
-    script, copy = blocks_of(ROOT / "docs" / "how-to" / "backup.md")[0], cli.path / "backups" / "home"
-    names: dict[str, Any] = {}
-    exec(script.text, names)
-    before = os.umask(0o022)
-    try:
-        names["back_up"](cli.home, copy)
-    finally:
-        os.umask(before)
-    found = {path.relative_to(copy): path.stat().st_mode & 0o777 for path in (copy, *copy.rglob("*"))}
-    assert (found[Path()], found[Path("interlock.db")]) == (0o700, 0o600)
-    assert {path: (cli.home / path).stat().st_mode & 0o777 for path in found} == found
-    findings = Cli(cli.path, {"INTERLOCK_HOME": str(copy)}).ask("doctor")["findings"]
-    assert [one for one in findings if "others on this machine" in one["what"]] == []
+async def test_a_clock_that_is_behind_what_was_written_is_told(cli: Cli) -> None:
+    assert of(cli, "clock", "good").advice == ""
+    ahead = FakeClock(Clock().now_ms() + 7_200_000)
+    async with Interlock.open(cli.home, clock=ahead.clock, housekeeping=False) as lock:
+        await lock.call("demo.balance", account="cash")
+    told = of(cli, "clock", "attention")
+    assert "1 h 59 min behind the newest signed head" in told.what
+    assert "set the clock" in told.advice
+    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
+        database.execute("DROP TRIGGER anchor_stays")
+        database.execute("DELETE FROM anchor")
+        database.commit()
+    assert "behind the newest record" in of(cli, "clock", "attention").what
+
+
+def test_a_full_disk_is_told_as_such_and_once(cli: Cli) -> None:
+    (cli.home / "interlock.db-wal").touch()
+    # The index of the database's log finds no room, as on a full disk; nor would bytecode.
+    limited = ["/bin/sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *INTERLOCK, "doctor", "--json"]
+    environment = {**cli.environment, "PYTHONDONTWRITEBYTECODE": "1", "PATH": ""}
+    done = subprocess.run(limited, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "disk I/O error" not in done.stdout
+    (told,) = [one for one in json.loads(done.stdout)["findings"] if "E3803" in one["what"]]
+    assert "the disk that holds this home is full" in told["what"]
+    assert "make room" in told["advice"]

@@ -53,6 +53,42 @@ def test_keys_rotate_and_retire_and_show_their_public_halves(fresh: Cli) -> None
     assert (key["kid"], key["alg"], "d" in key) == (second, "ES256", False)
 
 
+def test_a_lost_issuer_key_is_told_and_never_replaced_in_silence(fresh: Cli) -> None:
+    """A backup that forgot keys/issuer: whoever issues, looks or asks the doctor learns it, and says how to go on."""
+    issue = ("token", "issue", "--agent", "bot")
+    older = fresh.ask("keys", "init", "--alg", "EdDSA")["kid"]
+    lost = fresh.ask("keys", "rotate")["kid"]
+    assert fresh(*issue).code == 0
+    issuer = fresh.home / "keys" / "issuer"
+    (old_file, lost_file) = sorted(issuer.glob("*.pem"))
+    for gone in (lost_file, old_file):
+        gone.rename(fresh.path / gone.name)
+        refused = fresh(*issue)
+        assert (refused.code, refused.out) == (1, "")
+        assert "E3804" in refused.err
+        assert lost in refused.err
+        assert "interlock keys rotate" in refused.err
+    for words in (("keys", "init"), ("keys", "list"), ("doctor",)):
+        told = fresh(*words)
+        assert told.code != 0
+        assert "E3804" in told.out + told.err
+    assert list(issuer.glob("*.pem")) == []
+
+    (fresh.path / lost_file.name).rename(lost_file)
+    assert fresh(*issue).code == 0
+    lost_file.unlink()
+    replaced = fresh.ask("keys", "rotate")["kid"]
+    assert replaced not in (older, lost)
+    assert fresh(*issue).code == 0
+
+
+def test_a_key_that_was_retired_is_not_taken_for_lost(fresh: Cli) -> None:
+    first = fresh.ask("keys", "init", "--alg", "EdDSA")["kid"]
+    assert fresh("token", "issue", "--agent", "bot").code == 0
+    assert fresh("token", "revoke", first, "--reason", "it leaked").code == 0
+    assert fresh("token", "issue", "--agent", "bot").code == 0
+
+
 def test_what_makes_no_sense_is_a_usage_error(fresh: Cli) -> None:
     assert fresh("token", "issue").code == 2
     assert fresh("token", "issue", "--agent", "a", "--ttl", "soon").code == 2

@@ -77,6 +77,9 @@ def test_a_server_is_looked_at_added_called_probed_and_let_go(fresh: Cli) -> Non
     assert (shown["kind"], states(shown)) == ("mcp", {"search": "admitted", "note": "admitted"})
     assert "2 admitted" in fresh("upstream", "list").out
     assert add(fresh)["error"]["error_code"] == "E3103"
+    taken = fresh("upstream", "add", "mcp", "notes", "--", *NOTES).err
+    assert "another version" not in taken
+    assert "interlock upstream refresh notes" in taken
     assert fresh.ask("upstream", "remove", "notes")["state"] == "removed"
     gone = fresh("upstream", "show", "notes")
     assert (gone.code, "there is no upstream `notes`" in gone.err) == (1, True)

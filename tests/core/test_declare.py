@@ -393,6 +393,14 @@ MISUSES: dict[str, tuple[str, list[str]]] = {
         find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", effects=Effect("a", "UPDATE"))'),
         ["`effects` is a list: write effects=[Effect("],
     ),
+    "an effect that is a dictionary": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", effects=[{"resource": "a"}])'),
+        ["`effects` is a list of Effect(…), and `{'resource': 'a'}` is none: write effects=[Effect("],
+    ),
+    "other things in a list": (
+        find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", examples=["x"])'),
+        ["`examples` is a list of objects, and `x` is none: write examples=["],
+    ),
     "an unknown operation": (
         find("x: Number", by='@tool(version="1.0.0", mutation_class="read_only", effects=[Effect("x", "FROB")])'),
         ["Effect(…)", "operation", "'CREATE', 'UPDATE' or 'DELETE'"],

@@ -714,11 +714,26 @@ async def test_a_call_that_was_denied_says_so(world: World) -> None:
 # The server
 
 
-def _by_reflection(port: int, token: str) -> tuple[list[str], str]:
+@dataclass(frozen=True)
+class Asking:
+    """A channel to one version of reflection: they differ in nothing but their names."""
+
+    channel: Any
+    version: str
+
+    def stream_stream(self, method: str, **options: Any) -> Any:
+        return self.channel.stream_stream(method.replace("v1alpha", self.version), **options)
+
+
+def _by_reflection(port: int, token: str, version: str) -> tuple[list[str], str]:
     """What a client does that knows the address and nothing else: read the contract, make a call by it."""
     with cast("Any", grpc).insecure_channel(f"127.0.0.1:{port}") as channel:
-        database: Any = ProtoReflectionDescriptorDatabase(channel)
+        database: Any = ProtoReflectionDescriptorDatabase(cast("Any", Asking(channel, version)))
         services = sorted(database.get_services())
+        for name in services:
+            assert database.FindFileContainingSymbol(name).service
+        with pytest.raises(KeyError):
+            database.FindFileContainingSymbol("google.protobuf.FileDescriptorProto")
         method = DescriptorPool(database).FindServiceByName("interlock.v1.Gateway").FindMethodByName("Invoke")
         sent = message_factory.GetMessageClass(method.input_type)
         got = message_factory.GetMessageClass(method.output_type)
@@ -732,9 +747,13 @@ def _by_reflection(port: int, token: str) -> tuple[list[str], str]:
         return services, json_format.MessageToDict(answer)["valueJson"]
 
 
-async def test_a_client_can_learn_the_contract_from_the_server(world: World) -> None:
-    services, value = await asyncio.to_thread(_by_reflection, world.port, world.token)
-    assert services == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "interlock.v1.Gateway"]
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_a_client_can_learn_the_contract_from_the_server(world: World, version: str) -> None:
+    services, value = await asyncio.to_thread(_by_reflection, world.port, world.token, version)
+    assert services == [
+        "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
+        "interlock.v1.Gateway",
+    ]  # fmt: skip
     assert value == "OQ=="  # 9 in base64
 
 

@@ -231,15 +231,15 @@ async def test_a_request_behind_a_stream_ends_the_stream(here: Place) -> None:
         here, "/v1/tools/invoke", '{"tool_id": "demo.stepwise", "parameters": {"steps": 1}, "execution_mode": "async"}'
     )
     call = answer.json()["invocation_id"]
-    listeners = here.lock.gateway.observer.listeners
+    listeners = here.lock.gateway.observer.followers
     before = len(listeners)
     peer = await here.raw(head(here, f"GET /v1/calls/{call}/events"))
     await until(lambda: len(listeners) == before + 1)
     peer.writer.write(head(here, "GET /health"))
     async with asyncio.timeout(20):
         assert b"healthy" not in await peer.answer()
-    await until(lambda: len(listeners) == before)
     sample.world.gate.set()
+    await until(lambda: len(listeners) == before)
 
 
 # Other people's calls

@@ -193,7 +193,8 @@ async def test_a_call_of_another_process_is_followed_to_its_end(home: Path) -> N
         assert sample.world.gate is not None
         sample.world.gate.set()
         async with asyncio.timeout(10):
-            assert (await ended)["status"] == "succeeded"
+            number, event = await ended
+            assert (number, event["status"]) == (1, "succeeded")
         await stream.aclose()
 
 

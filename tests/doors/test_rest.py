@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Context, Field, Interlock, tool
+from interlock.audit.exported import verify_export
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
 from interlock.core.errors import CODES, Failure
@@ -355,6 +356,7 @@ async def test_a_write_is_undone_by_whoever_made_it_and_nobody_else(world: World
 async def test_failures_of_tools_and_gateway_say_nothing_of_what_is_inside(world: World) -> None:
     response = await world.invoke("demo.broken", {"text": "hunter2"})
     refused(response, 500, "E3401")
+    assert response.json()["tool_result"]["summary"] == "demo.broken@1.0.0 failed: RuntimeError"
     assert "secret" not in response.text
     assert "hunter2" not in response.text
     world.service.tools.page = None  # type: ignore[assignment] # what nobody foresaw
@@ -549,6 +551,21 @@ async def test_a_person_agrees_in_advance_and_takes_it_back(world: World) -> Non
     assert (await world.ask("DELETE", path, "boss")).json()["revoked"] is True
 
 
+async def test_a_number_is_agreed_to_in_advance_within_bounds(world: World) -> None:
+    def grant(**arguments: Any) -> Json:
+        return {"tool": "demo.increment", "caller": "scout", "arguments": arguments, "uses": 2, "expires_in_s": 60}
+
+    path = "/v1/approvals/standing"
+    for wrong in ({"maximum": "5"}, {"maximum": True}, {"minimum": 3, "exclusiveMaximum": 2}):
+        refused(await world.post(path, grant(name="a", by=wrong), "boss"), 400, "E3004")
+    refused(await world.post(path, grant(name={"maximum": 5}, by=1), "boss"), 400, "E3004")
+    made = await world.post(path, grant(name="a", by={"minimum": 1, "maximum": 2**70}), "boss")
+    assert (made.status_code, made.json()["arguments"]["by"]) == (201, {"minimum": 1, "maximum": 2**70})
+    # Whose token is bound to resources agrees to what is written in full, and to no range.
+    bound = await world.token("boss", resources=["counter:a"])
+    refused(await world.post(path, grant(name="a", by={"maximum": 5}), bound), 403, "E3206")
+
+
 # Tokens, policy, audit
 
 
@@ -563,11 +580,12 @@ async def test_tokens_are_issued_below_ones_own_passed_on_looked_at_and_revoked(
     )
     token = issued.json()["token"]
     assert (issued.status_code, [one["name"] for one in issued.json()["chain"]]) == (201, ["root", "alice", "newcomer"])
+    assert issued.json()["registered"] == ["newcomer"]
     assert (await world.invoke("demo.add", {"a": 1}, token)).status_code == 200
 
     # Holding a token is the right to pass it on, narrower, to somebody who is known.
     passed = await world.post("/v1/tokens/delegate", {"to": "scout", "tools": ["demo.add@^1.0.0"], "ttl_s": 60}, token)
-    assert passed.status_code == 201, passed.text
+    assert (passed.status_code, passed.json()["registered"]) == (201, []), passed.text
     narrow = passed.json()["token"]
     assert (await world.invoke("demo.add", {"a": 1}, narrow)).status_code == 200
     refused(await world.invoke("demo.shout", {"text": "x"}, narrow), 403, "E3204")
@@ -589,6 +607,19 @@ async def test_a_manifest_that_says_one_thing_twice_is_refused_with_its_line(wor
     assert "line 2: `mutation_class` is said twice" in envelope["message"]
 
 
+async def test_an_explanation_says_when_a_person_is_asked_although_no_rule_says_so(world: World) -> None:
+    everybody = '@id("all")\npermit (principal, action, resource);\n'
+    assert (await world.ask("PUT", "/v1/policy", "root", json={"text": everybody})).status_code == 200
+    world.clock.advance(5)
+    question = {"principal": "scout", "tool": "demo.send", "arguments": {"to": "x"}}
+    explained = (await world.post("/v1/policy/explain", question, "root")).json()
+    assert explained["behavior"] == "allow"
+    assert "needs a person" in explained["gate"]
+    assert (await world.invoke("demo.send", {"to": "x"}, idempotency_key="k")).status_code == 202
+    looked = await world.post("/v1/policy/explain", question | {"operation": "preview"}, "root")
+    assert looked.json()["gate"] is None
+
+
 async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -> None:
     refused(await world.get("/v1/policy"), 403, "E3206")
     shown = (await world.get("/v1/policy", "root")).json()
@@ -596,7 +627,9 @@ async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -
     checked = await world.post("/v1/policy/check", {"text": "permit (principal"}, "root")
     assert checked.json()["usable"] is False
     question = {"principal": "scout", "tool": "demo.send", "arguments": {"to": "x"}}
-    assert (await world.post("/v1/policy/explain", question, "root")).json()["behavior"] == "ask"
+    explained = (await world.post("/v1/policy/explain", question, "root")).json()
+    assert (explained["behavior"], explained["gate"]) == ("ask", None)
+    assert explained["considered"][0].keys() == {"id", "effect", "line", "holds", "holds_when_approved"}
 
     nobody = '@id("nobody")\nforbid (principal, action, resource);\n'
     refused(await world.ask("PUT", "/v1/policy", json={"text": nobody}), 403, "E3206")
@@ -624,7 +657,9 @@ async def test_the_journal_is_read_by_those_who_may_and_that_is_on_record(world:
     assert (read["by"], read["door"], read["sought"]) == (did("root"), "rest", {"call": call})
     verdict = (await world.get("/v1/audit/verify", "root")).json()
     assert (verdict["intact"], verdict["faults"]) == (True, [])
-    lines = (await world.get("/v1/audit/export", "root")).content.splitlines()
+    exported = (await world.get("/v1/audit/export", "root")).content
+    assert verify_export(exported.splitlines(keepends=True)).intact
+    lines = exported.splitlines()
     head = bytes(32)
     for line in lines:
         entry: Json = orjson.loads(line)

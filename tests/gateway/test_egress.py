@@ -14,7 +14,7 @@ import pytest_asyncio
 from interlock import Interlock, Sandboxing, tool
 from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.manifest import NetworkPolicy
-from interlock.executors import isolated
+from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_idempotency import code
@@ -50,7 +50,7 @@ async def test_only_what_operator_and_manifest_both_list_is_reached(
     tmp_path: Path, upstream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The one thing a test on one machine cannot have: a public address. Everything else is as it is.
-    monkeypatch.setattr(isolated, "EgressPolicy", partial(EgressPolicy, allow_private=True))
+    monkeypatch.setattr(egress, "EgressPolicy", partial(EgressPolicy, allow_private=True))
     listed = {"allowed_domains": ["localhost"], "allowed_ports": [upstream]}
     async with Interlock.open(tmp_path / "home", housekeeping=False, egress=listed) as lock:
         network = NetworkPolicy(allowed_domains=("localhost", "elsewhere.test"), allowed_ports=(upstream,))  # pyright: ignore[reportCallIssue] - defaults

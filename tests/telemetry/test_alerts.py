@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock import Caller, Interlock
+from interlock import Caller, Interlock, tool
 from interlock.core.errors import Failure
 from interlock.doors import connection
 from interlock.doors.server import Listening, serving
@@ -101,6 +101,38 @@ async def test_what_calls_and_people_do_reaches_the_sink(lock: Interlock) -> Non
     )
     assert [(one.name, one.severity) for one in heard] == [("approval.denied", "info")]
     assert lock.gateway.observer.metrics["approval.denied"] == 1
+
+
+class Maps:
+    """A service that is there, or is not."""
+
+    there = True
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="far", external_service="maps")
+def route(text: sample.Text) -> str:
+    """Ask a service that others run for the way."""
+    if not Maps.there:
+        raise Failure("E3502", "nobody answers")
+    return text
+
+
+async def test_a_breaker_that_opens_reads_otherwise_than_one_that_closes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    time = FakeClock()
+    caplog.set_level("INFO", "interlock.alerts")
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
+        await lock.add(route)
+        for there, calls in ((False, 5), (True, 3)):
+            Maps.there = there
+            for _ in range(calls):
+                assert (await lock.call("far.route", text="b")).ok is there
+            time.advance(61)
+    assert [line.getMessage() for line in caplog.records if line.name == "interlock.alerts"] == [
+        "SERVICE_BREAKER: service maps: was closed, is open",
+        "SERVICE_BREAKER: service maps: was half_open, is closed",
+    ]
 
 
 # Limits

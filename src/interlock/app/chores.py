@@ -15,12 +15,12 @@ from interlock.core.errors import Failure
 from interlock.gateway import keys
 from interlock.gateway.desk import Desk
 from interlock.gateway.reconcile import block_orphans
-from interlock.registry.retirement import Milestone, sweep
 from interlock.resilience import limits
 from interlock.settings import Settings
 from interlock.store.journal import Journal, Transaction
 
 if TYPE_CHECKING:
+    from interlock.registry.retirement import Milestone
     from interlock.upstreams.manager import Upstreams
 
 _log = logging.getLogger("interlock.app")
@@ -71,6 +71,8 @@ class Chores:
             while await self._journal.commit(evict) == at_once:
                 pass
         await self._journal.commit(expire_payloads)
+        from interlock.registry.retirement import sweep
+
         milestones = await sweep(self._journal, self._clock.now_ms(), by="housekeeping")
         for one in milestones:
             self._announce(one.event, "", one.tool)

@@ -57,6 +57,7 @@ class Opening:
             registry=self._registry,
         )
         try:
+            self._home.still_known()
             await reconcile.block_orphans(lock.journal, lock.instance.alive, lock.gateway.observer.announce)
             await lock.journal.commit(reconcile.close_abandoned(lock.instance.alive))
             await lock.journal.commit(budgets.release_orphans(lock.instance.alive))

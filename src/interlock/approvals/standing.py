@@ -4,6 +4,9 @@ A standing approval names one tool and a range of its versions, one caller of on
 a number of uses and an end. A call that fits uses one up, in the transaction that makes its intent durable, and cites
 its id. A call that does not fit asks for a ticket like any other.
 
+A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
+"maximum": 100}`, or any other value as it must be.
+
 As with tickets, a row is not believed alone: the last record of it in the journal must say that it was given or used,
 with these bounds and so many times.
 """
@@ -11,14 +14,14 @@ with these bounds and so many times.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import orjson
+from typing import Any, TypeGuard, cast
 
 from interlock.approvals.reviewers import is_person, signature, speaks_for
-from interlock.core.canonical import digest
+from interlock.core.canonical import decode, digest, encode
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -87,7 +90,50 @@ def _in_range(version: str, versions: str) -> bool:
 def _matches(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, str) and isinstance(value, str):
         return fnmatch.fnmatchcase(value, pattern)
+    if is_range(pattern):
+        # INVARIANT: whatever is not a number, there or in the bounds, is within none of them.
+        return _is_number(value) and all(
+            _is_number(bound) and _WITHIN[word](value, bound) for word, bound in pattern.items()
+        )
     return type(pattern) is type(value) and pattern == value
+
+
+def is_range(pattern: Any) -> TypeGuard[Json]:
+    """Whether a pattern is the bounds of a number."""
+    return isinstance(pattern, dict) and cast("Json", pattern) != {} and cast("Json", pattern).keys() <= _WITHIN.keys()
+
+
+def range_faults(arguments: Mapping[str, Any], part: Callable[[list[Any]], Json]) -> Iterator[str]:
+    """What is wrong with the bounds of numbers; `part` gives the schema of an argument."""
+    for name, pattern in arguments.items():
+        if not is_range(pattern):
+            continue
+        if not _is_numeric(part([name])):
+            yield f"`{name}` is not a number, so it has no least and no most"
+        elif not all(map(_is_number, pattern.values())):
+            yield f"`{name}` is bounded by something else than numbers"
+        elif max((pattern[word] for word in _LEAST if word in pattern), default=-math.inf) > min(
+            (pattern[word] for word in _MOST if word in pattern), default=math.inf
+        ):
+            yield f"no number is within the bounds of `{name}`"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _is_numeric(schema: Json) -> bool:
+    """Whether a schema takes numbers, and nothing else but null."""
+    branches: list[Json] = schema.get("anyOf") or [schema]
+    stated: list[Any] = [branch.get("type") for branch in branches]
+    kinds = {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
+    return kinds - {"null"} != set() and kinds <= {"integer", "number", "null"}
+
+
+_LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_WITHIN: Mapping[str, Callable[[Any, Any], bool]] = {
+    "minimum": operator.ge, "exclusiveMinimum": operator.gt, "maximum": operator.le, "exclusiveMaximum": operator.lt,
+}  # fmt: skip
 
 
 def _is_open(pattern: Any) -> bool:
@@ -121,7 +167,7 @@ def grant(
         for claim in claims:
             claim(transaction)
         values = (
-            wish.id, wish.tenant, wish.tool, wish.versions, orjson.dumps(dict(wish.arguments)).decode(), wish.caller,
+            wish.id, wish.tenant, wish.tool, wish.versions, encode(dict(wish.arguments)).decode(), wish.caller,
             wish.uses, 0, transaction.now_ms, wish.expires_ms, by.acting, None,
         )  # fmt: skip
         transaction.execute(f"INSERT INTO standing ({_COLUMNS}) VALUES ({', '.join('?' * 12)})", values)  # noqa: S608 - constant
@@ -208,7 +254,7 @@ def _load(transaction: Transaction, standing_id: str) -> Standing:
 
 def _standing(row: Sequence[Any]) -> Standing:
     values: Json = dict(zip(_COLUMNS.split(", "), row, strict=True))
-    return Standing(**{**values, "arguments": orjson.loads(values["arguments"])})
+    return Standing(**{**values, "arguments": decode(values["arguments"].encode())})
 
 
 def _told(wish: Standing) -> Json:

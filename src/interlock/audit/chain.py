@@ -138,7 +138,7 @@ def verify(
 
 
 @dataclass(frozen=True, slots=True)
-class _SignedHead:
+class SignedHead:
     seq: int
     hash: bytes
     at_ms: int
@@ -158,7 +158,7 @@ class _Faults:
 
 
 @dataclass(slots=True)
-class _Found:
+class Found:
     """What an examination gathers."""
 
     in_segments: _Faults = field(default_factory=_Faults)
@@ -171,7 +171,7 @@ class _Found:
     seq: int = 0
     head: bytes = GENESIS
     anchors: int = 0
-    newest: _SignedHead | None = None
+    newest: SignedHead | None = None
     anchors_file: bool = True
 
     def verdict(self, seconds: float) -> Verdict:
@@ -217,14 +217,14 @@ def _examine(
     progress: Callable[[int], None] | None,
     *,
     immutable: bool,
-) -> _Found:
-    found = _Found(anchors_file=witness is not None)
+) -> Found:
+    found = Found(anchors_file=witness is not None)
     note = found.elsewhere.note
     try:
         with closing(_open(home.database, immutable=immutable)) as connection:
             connection.execute("BEGIN")
             _refuse_foreign(connection)
-            signatures = _Signatures(home, public_key, found.elsewhere)
+            signatures = Signatures(public_key, partial(_key_of, home, found.elsewhere))
             for what in layout.departures(connection):
                 note(0, what)
             _check_segments(connection, signatures, found)
@@ -271,11 +271,11 @@ def _refuse_foreign(connection: sqlite3.Connection) -> None:
 # Records
 
 
-def _check_records(connection: sqlite3.Connection, found: _Found, progress: Callable[[int], None] | None) -> None:
+def _check_records(connection: sqlite3.Connection, found: Found, progress: Callable[[int], None] | None) -> None:
     """Follow the chain from the last purged record to the end."""
     faults = found.in_records
     records = connection.execute(_RECORDS)
-    check = _Follower(found)
+    check = Follower(found)
     try:
         while rows := records.fetchmany(_AT_A_TIME):
             check.follow(rows)
@@ -288,14 +288,14 @@ def _check_records(connection: sqlite3.Connection, found: _Found, progress: Call
         progress(found.records)
 
 
-class _Follower:
+class Follower:
     """The inner loop. Where a link is broken it notes so and goes on from what the row says.
 
     Whether a row's columns repeat what its record says could be told by parsing the record, which costs more than all
     other checks together. The records of plain calls begin with the two names, and what they begin with is their own.
     """
 
-    def __init__(self, found: _Found) -> None:
+    def __init__(self, found: Found) -> None:
         self._found = found
 
     def follow(self, rows: Iterable[Any]) -> None:
@@ -336,7 +336,7 @@ class _Follower:
             return seq, head
         gap = at != seq + 1
         if gap:
-            note(seq + 1, f"{_records(seq + 1, at - 1)} missing")
+            note(seq + 1, f"{records_words(seq + 1, at - 1)} missing")
         if type(body) is not bytes or type(stored) is not bytes:
             note(at, "the record is not stored as bytes")
             return at, stored if type(stored) is bytes else head
@@ -364,22 +364,21 @@ def _names_agree(kind: Any, call: Any, body: bytes) -> bool:
 # Signed heads
 
 
-class _Signatures:
-    """Checks signatures with the auditor's key or the home's; without either, says so once."""
+class Signatures:
+    """Checks signatures with the auditor's key, or with another one that is looked for when it is first needed."""
 
-    def __init__(self, home: Home, public_key: bytes | None, faults: _Faults) -> None:
-        self._path = home.keys / "journal.pub"
-        self.given = public_key
-        self._faults = faults
+    def __init__(self, given: bytes | None, look: Callable[[], bytes | None]) -> None:
+        self.given = given
+        self._look = look
         self._loaded = False
         self._key: bytes | None = None
         self._key_id = ""
 
-    def fault(self, kind: str, head: _SignedHead) -> str | None:
+    def fault(self, kind: str, head: SignedHead) -> str | None:
         """What is wrong with a signed head; None when nothing is, or when there is no key to tell."""
         if not self._loaded:
             self._loaded = True
-            self._key = self.given or self._from_home()
+            self._key = self.given or self._look()
             self._key_id = hashlib.sha256(self._key or b"").hexdigest()[:16]
         if self._key is None:
             return None
@@ -389,30 +388,32 @@ class _Signatures:
             return "its signature does not verify"
         return None
 
-    def _from_home(self) -> bytes | None:
-        try:
-            key = bytes.fromhex(self._path.read_text(encoding="ascii").strip())
-        except FileNotFoundError:
-            self._faults.note(0, "the public key journal.pub is missing; signatures cannot be checked")
-            return None
-        except (OSError, ValueError):
-            key = b""
-        if len(key) != 32:
-            self._faults.note(0, "the public key journal.pub is damaged; signatures cannot be checked")
-            return None
-        return key
+
+def _key_of(home: Home, faults: _Faults) -> bytes | None:
+    """The public key of a home; what keeps it from being read is a fault."""
+    try:
+        key = bytes.fromhex((home.keys / "journal.pub").read_text(encoding="ascii").strip())
+    except FileNotFoundError:
+        faults.note(0, "the public key journal.pub is missing; signatures cannot be checked")
+        return None
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != 32:
+        faults.note(0, "the public key journal.pub is damaged; signatures cannot be checked")
+        return None
+    return key
 
 
-def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) -> _SignedHead | None:
+def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) -> SignedHead | None:
     """A row as a signed head, or None when a column does not hold what it should."""
     if type(seq) is not int or type(at_ms) is not int or type(key_id) is not bytearray:
         return None
     if type(hash_) is not bytes or type(signature) is not bytes:
         return None
-    return _SignedHead(seq, hash_, at_ms, key_id.decode("utf-8", "replace"), signature)
+    return SignedHead(seq, hash_, at_ms, key_id.decode("utf-8", "replace"), signature)
 
 
-def _check_segments(connection: sqlite3.Connection, signatures: _Signatures, found: _Found) -> None:
+def _check_segments(connection: sqlite3.Connection, signatures: Signatures, found: Found) -> None:
     """What retention removed: signed heads, each beginning where the one before ended."""
     for *row, first_seq in connection.execute(_SEGMENTS):
         head, last_seq = _signed_head(*row), row[0]
@@ -429,11 +430,11 @@ def _check_segments(connection: sqlite3.Connection, signatures: _Signatures, fou
 
 
 def _check_anchors(
-    connection: sqlite3.Connection, signatures: _Signatures, witness: _Witness | None, found: _Found
+    connection: sqlite3.Connection, signatures: Signatures, witness: _Witness | None, found: Found
 ) -> None:
     """Every anchor, in the database and in the file: signed, and in agreement with the record it names."""
-    stored: dict[int, _SignedHead] = {}
-    heads: list[_SignedHead] = []
+    stored: dict[int, SignedHead] = {}
+    heads: list[SignedHead] = []
     for row in connection.execute(_ANCHORS):
         head = _signed_head(*row)
         if head is None:
@@ -469,21 +470,21 @@ def _check_anchors(
         if (hash_ := _hash_at(connection, head.seq, found)) is not None and hash_ != head.hash:
             found.in_anchors.note(head.seq, "the record is not the one that was anchored")
     if found.newest is not None and found.newest.seq > found.seq:
-        gone = _records(found.seq + 1, found.newest.seq)
+        gone = records_words(found.seq + 1, found.newest.seq)
         found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: a signed anchor names the last"))
 
 
-def _check_known_head(connection: sqlite3.Connection, known: tuple[int, bytes], found: _Found) -> None:
+def _check_known_head(connection: sqlite3.Connection, known: tuple[int, bytes], found: Found) -> None:
     """The head an auditor took away earlier; what has been purged since is vouched for by its signed segment."""
     seq, known_hash = known
     if seq > found.seq:
-        gone = _records(found.seq + 1, seq)
+        gone = records_words(found.seq + 1, seq)
         found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: the known head names the last"))
     elif (hash_ := _hash_at(connection, seq, found)) is not None and hash_ != known_hash:
         found.in_anchors.found.insert(0, ChainFault(seq, "the record is not the one of the known head"))
 
 
-def _hash_at(connection: sqlite3.Connection, seq: int, found: _Found) -> bytes | None:
+def _hash_at(connection: sqlite3.Connection, seq: int, found: Found) -> bytes | None:
     """The hash a record must have; None when it was purged (or is missing, which the chain itself shows)."""
     if seq in found.segment_heads:
         return found.segment_heads[seq]
@@ -501,7 +502,7 @@ class _Witness:
     its newline. `unreadable`: why there is nothing to read. `missing`: the home has a key and no such file.
     """
 
-    heads: tuple[_SignedHead, ...] = ()
+    heads: tuple[SignedHead, ...] = ()
     unread: tuple[tuple[int, bytes], ...] = ()
     unreadable: str | None = None
     missing: bool = False
@@ -514,7 +515,7 @@ class _Witness:
             return cls(missing=home.keys.exists() and any(home.keys.glob("journal.*")))
         except OSError as error:
             return cls(unreadable=f"the anchors file cannot be read: {error.strerror}")
-        heads: list[_SignedHead] = []
+        heads: list[SignedHead] = []
         unread: list[tuple[int, bytes]] = []
         for number, line in enumerate(lines, 1):
             if (head := _line(line)) is not None:
@@ -525,7 +526,7 @@ class _Witness:
                 unread.append((number, line if cut else line + b"\n"))
         return cls(tuple(heads), tuple(unread))
 
-    def wants(self, stored: list[_SignedHead]) -> Iterator[str]:
+    def wants(self, stored: list[SignedHead]) -> Iterator[str]:
         """What this file should hold and does not, given the anchors in the database, in their order.
 
         The file is there before the first anchor, and each is noted in it right after it is in the database. A crash
@@ -548,7 +549,7 @@ class _Witness:
         if later and max(later) - min(later) > _LOST_AT_ONCE_MS:
             yield f"the anchors file ends with record {newest}: {len(later):,} later anchors are missing in it"
 
-    def _damaged(self, stored: list[_SignedHead]) -> Iterator[int]:
+    def _damaged(self, stored: list[SignedHead]) -> Iterator[int]:
         """The lines that nothing but a hand can have made.
 
         A power cut or a full disk can leave the beginning of a line. INVARIANT: it passes only as the beginning of an
@@ -564,7 +565,7 @@ class _Witness:
                 yield number
 
 
-def _line(line: bytes) -> _SignedHead | None:
+def _line(line: bytes) -> SignedHead | None:
     try:
         fields = cast("dict[str, Any]", orjson.loads(line))
         hash_, signature = bytes.fromhex(fields["hash"]), bytes.fromhex(fields["signature"])
@@ -573,5 +574,5 @@ def _line(line: bytes) -> _SignedHead | None:
         return None
 
 
-def _records(first: int, last: int) -> str:
+def records_words(first: int, last: int) -> str:
     return f"record {first} is" if first == last else f"records {first} to {last} are"

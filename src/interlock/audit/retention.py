@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 
 import orjson
 
-from interlock.audit.chain import verify
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.settings import Settings
@@ -71,6 +70,8 @@ def purge(home: Home, settings: Settings, *, now_ms: int, by: str, through: int 
     `through` asks for everything up to a record, and is refused (E3411) when something there is still in its term.
     A chain that does not verify is not purged (E3804): that would remove the evidence. Blocks; run it in a thread.
     """
+    from interlock.audit.chain import verify
+
     verdict = verify(home)
     if not verdict.intact:
         fault = verdict.faults[0]
@@ -170,7 +171,7 @@ def _remove(
         connection.executemany(
             "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows
         )
-        anchor = _anchor(transaction, signer)
+        anchor = anchor_head(transaction, signer)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -186,7 +187,7 @@ def _refuse_if_changed(connection: sqlite3.Connection, segment: Segment) -> None
         raise Failure("E3410", "another purge ran meanwhile; what it removed is on record", retry_after_ms=100)
 
 
-def _anchor(transaction: Transaction, signer: Signer) -> bytes:
+def anchor_head(transaction: Transaction, signer: Signer) -> bytes:
     """Sign the head; returns the line that the anchors file gets once this is on disk."""
     seq, head = transaction.head
     signature = signer.sign("head", seq, head, transaction.now_ms)

@@ -26,7 +26,7 @@ from interlock.core.allowances import MAX_AMOUNT, MILLION, Budget, millionths
 from interlock.core.context import Caller
 from interlock.core.cost import TASK_PARTS, Cost
 from interlock.core.errors import Failure
-from interlock.core.words import quantity
+from interlock.core.words import quantity, wait
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
 
@@ -38,12 +38,16 @@ Read = Callable[[str, Sequence[Any]], list[Any]]
 
 
 class Allowance(NamedTuple):
-    """A budget as it applies to one call. A limit per call needs no row, so it has no key."""
+    """A budget as it applies to one call. A limit per call needs no row, so it has no key.
+
+    `until_ms` is when its row may go, `renews_ms` when nothing of it is spent again; None where that never is.
+    """
 
     key: str | None
     limit: int
     until_ms: int | None
     name: str
+    renews_ms: int | None = None
 
 
 class Overrun(NamedTuple):
@@ -55,6 +59,14 @@ class Overrun(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         return {"budget": self.name, "limit": self.limit / MILLION, "spent": self.spent / MILLION}
+
+
+class Use(NamedTuple):
+    """What is used of a budget by one of those that it is for, who are named from the tenant on."""
+
+    subject: tuple[str, ...]
+    spent: int
+    held: int
 
 
 def budget_keys(
@@ -78,7 +90,8 @@ def budget_keys(
         key = orjson.dumps([budget.per, budget.tools, budget.period_s, start_ms, *subject]).decode()
         limit = millionths(budget.limit)
         if key not in found or limit < found[key].limit:
-            found[key] = Allowance(key if subject else None, limit, until_ms, budget.name)
+            renews_ms = None if budget.period_s is None else until_ms
+            found[key] = Allowance(key if subject else None, limit, until_ms, budget.name, renews_ms)
     return tuple(found.values())
 
 
@@ -90,8 +103,27 @@ def _period(budget: Budget, now_ms: int) -> tuple[int, int | None]:
     return 0, now_ms + IDLE_MS if budget.per in ("task", "session") else None
 
 
+def ends_ms(budget: Budget, now_ms: int) -> int | None:
+    """When the present period of a budget ends; None where it has none."""
+    return None if budget.period_s is None else _period(budget, now_ms)[1]
+
+
+def uses(read: Read, budget: Budget, *, now_ms: int, within: Sequence[str] = (), most: int) -> list[Use]:
+    """What is used of a budget now, where most is used first; only of those whose names begin with `within`."""
+    start_ms, _ = _period(budget, now_ms)
+    beginning = orjson.dumps([budget.per, budget.tools, budget.period_s, start_ms]).decode().removesuffix("]")
+    first = ",".join((beginning, orjson.dumps(list(within)).decode()[1:-1]))
+    rows = read(
+        "SELECT budget, spent, held FROM spend WHERE budget >= ? AND budget < ?"
+        " ORDER BY spent + held DESC, budget LIMIT ?",
+        (first, f"{first}\U0010ffff", most),
+    )
+    return [Use(tuple(orjson.loads(key)[4:]), spent, held) for key, spent, held in rows]
+
+
 def check(transaction: Transaction, allowances: Sequence[Allowance], amount: int) -> None:
     """Refuse (E3210) what would exceed a budget, and everything once one is used up. Writes nothing."""
+    full: list[tuple[Allowance, int, int]] = []
     for allowance in allowances:
         spent, held = 0, 0
         if allowance.key is not None:
@@ -99,7 +131,18 @@ def check(transaction: Transaction, allowances: Sequence[Allowance], amount: int
             spent, held = row or (0, 0)
         left = allowance.limit - spent - held
         if amount > left or left <= 0:
-            raise _exceeded(allowance, spent, held, amount)
+            full.append((allowance, spent, held))
+    if full:
+        renews_ms = _renewed(tuple(allowance for allowance, _, _ in full), amount)
+        wait_ms = None if renews_ms is None else max(renews_ms - transaction.now_ms, 1)
+        raise _exceeded(*full[0], amount, wait_ms)
+
+
+def _renewed(full: Sequence[Allowance], amount: int) -> int | None:
+    """When the last of these budgets has room for an amount again; None where one of them never has."""
+    # What exceeds a whole period's budget exceeds the next one's, and a budget of nought is always used up.
+    times = [one.renews_ms if max(amount, 1) <= one.limit else None for one in full]
+    return None if None in times else max(time for time in times if time is not None)
 
 
 def hold(transaction: Transaction, call_id: str, owner: str, allowances: Sequence[Allowance], amount: int) -> None:
@@ -107,7 +150,7 @@ def hold(transaction: Transaction, call_id: str, owner: str, allowances: Sequenc
     check(transaction, allowances, amount)
     if not amount:
         return
-    for key, _, until_ms, _ in allowances:
+    for key, _, until_ms, *_ in allowances:
         if key is None:
             continue
         _book(transaction, key, 0, amount, until_ms)
@@ -245,7 +288,7 @@ def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: 
     overrun: list[Overrun] = []
     if not amount and not held:
         return ()
-    for key, limit, until_ms, name in allowances:
+    for key, limit, until_ms, name, _ in allowances:
         spent = amount
         if key is not None:
             _book(tx, key, amount, -held, until_ms)
@@ -255,7 +298,7 @@ def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: 
     return tuple(overrun)
 
 
-def _exceeded(allowance: Allowance, spent: int, held: int, amount: int) -> Failure:
+def _exceeded(allowance: Allowance, spent: int, held: int, amount: int, wait_ms: int | None) -> Failure:
     limit = allowance.limit / MILLION
     facts = {"limit": limit, "spent": spent / MILLION, "held": held / MILLION, "needed": amount / MILLION}
     so_far = f"{quantity(facts['spent'])} is spent and {quantity(facts['held'])} set aside"
@@ -269,4 +312,6 @@ def _exceeded(allowance: Allowance, spent: int, held: int, amount: int) -> Failu
         "E3210",
         f"the budget of {allowance.name} does not allow it: {words}",
         details={"budget": allowance.name, **facts},
+        retry_after_ms=wait_ms,
+        resolution=None if wait_ms is None else f"there is room again in {wait(wait_ms)}; an operator can allow more",
     )

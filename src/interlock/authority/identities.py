@@ -88,7 +88,9 @@ class LocalIdentities:
 
         def unit(transaction: Transaction) -> Identity:
             if transaction.one("SELECT 1 FROM identity WHERE did = ?", (identity.did,)) is not None:
-                raise Failure("E3103", f"`{identity.did}` is registered already, or was and is revoked")
+                words = f"`{identity.did}` is registered already, or was and is revoked"
+                advice = "use it as it is; in place of a revoked one, register another DID"
+                raise Failure("E3103", words, resolution=advice)
             transaction.execute(
                 f"INSERT INTO identity ({_COLUMNS}, registered_ms) VALUES (?, ?, ?, ?, ?, ?, 'active', ?)",  # noqa: S608 - a constant
                 (*_row(identity), transaction.now_ms),

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -260,6 +260,17 @@ class IssuerKeys:
         if kid != thumbprint(private.public_key()):
             raise _unfit(f"the key `{name}` is not the key that its name says")
         return SigningKey(kid, algorithm_of(private), private, int(made))
+
+    def check(self, signed_by: str | None, retired: Container[str]) -> None:
+        """Refuse (E3804) where the key that has signed until now is gone, and was not retired; makes nothing."""
+        held = [name.split(".")[1] for name in self.names()]
+        if signed_by is None or signed_by in held or (held and signed_by in retired):
+            return
+        advice = (
+            "restore keys/issuer from a backup; or, knowing that every token it signed is void then,"
+            " put a new key in its place: interlock keys rotate"
+        )
+        raise Failure("E3804", f"the key `{signed_by}` that signs this home's tokens is missing", resolution=advice)
 
     def active(self) -> SigningKey:
         """The key that signs; the first one is made when it is first needed."""

@@ -70,6 +70,10 @@ REMEMBER_S = 60.0
 REMEMBERED = 10_000
 ISSUE_SCOPE = "tokens:issue"
 
+# Which key signed last, beside the keys themselves, so that their loss is noticed.
+SIGNED_BY = "SELECT value FROM fact WHERE name = 'issuer_key'"
+_SIGNS = "INSERT OR REPLACE INTO fact (name, value) VALUES ('issuer_key', ?)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Proven:
@@ -378,6 +382,7 @@ class Tokens:
         """The token of a chain, after the same checks that verifying it will make, and on record."""
         check_new(links, self._max_ttl_s)
         await self._identities(links)
+        self.check_signer()
         key = self._keys.active()
         leaf = links[-1]
         claims = {"iss": self._issuer, "aud": self._audience, "iat": leaf.not_before, **chain_claims(links)}
@@ -402,9 +407,16 @@ class Tokens:
                 key=key.kid,
             )
             transaction.append("authority", leaf.jti, body)
+            transaction.execute(_SIGNS, (key.kid,))
 
         await self._journal.commit(unit)
         return token
+
+    def check_signer(self) -> None:
+        """Refuse (E3804) where the key that has signed until now is lost: another is made only by who means it."""
+        rows = self._journal.read(SIGNED_BY)
+        self._look()
+        self._keys.check(rows[0][0] if rows else None, self._void_keys)
 
     def _new_id(self) -> str:
         return new_id(self._clock.now_ms(), self._clock.random_bytes(8))
@@ -490,6 +502,8 @@ class Tokens:
     async def rotate_key(self, algorithm: Algorithm | None = None, *, by: Caller, first: bool = False) -> SigningKey:
         """A new key that signs from now on; with `first`, only if there is none yet. Needs the scope `tokens:issue`."""
         _require(by)
+        if first:
+            self.check_signer()
         key = self._keys.init(algorithm or "RS256") if first else self._keys.rotate(algorithm)
 
         def unit(transaction: Transaction) -> None:
@@ -497,6 +511,7 @@ class Tokens:
                 "authority", key.kid, transaction.now_ms, act="key.made", by=by.id, algorithm=key.algorithm
             )
             transaction.append("authority", key.kid, body)
+            transaction.execute(_SIGNS, (key.kid,))
 
         await self._journal.commit(unit)
         self._look()

@@ -46,7 +46,10 @@ class LazyGroup(click.Group):
         "identities": "identities:identities",
         "policy": "policy:policy",
         "secrets": "secrets:secrets",
+        "budgets": "budgets:budgets",
         "audit": "audit:audit",
+        "backup": "backup:backup",
+        "restore": "backup:restore",
         "doctor": "doctor:doctor",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -58,7 +61,7 @@ class LazyGroup(click.Group):
     type=click.Path(file_okay=False),
     help="Where tools, journal and keys live [env: INTERLOCK_HOME; default: your data directory].",
 )
-@click.option("--verbose", is_flag=True, help="Log what happens inside, with stack traces, on stderr.")
+@click.option("--verbose", is_flag=True, help="Log what happens inside, and why what failed did, on stderr.")
 @click.version_option(__version__, message="interlock %(version)s")
 @click.pass_context
 def root(context: click.Context, home: str | None, verbose: bool) -> None:

@@ -7,6 +7,7 @@ one's own affair: those one asked for, and those one's groups were asked about.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from interlock.cli.tickets import (
     decided,
     document,
     effects,
+    onward,
     parse_changes,
     refusal,
     show_edit,
@@ -178,8 +180,8 @@ def _show_decision(lock: Interlock, page: Page, ticket: Ticket) -> None:
     if ticket.state == "APPROVED":
         from interlock.core.words import span
 
-        left = span(ticket.expires_ms - lock.clock.now_ms())
-        page.facts([("next", f"the same call again within {left}, or: interlock calls resume {ticket.id}")])
+        within = f" within {span(ticket.expires_ms - lock.clock.now_ms())}"
+        page.facts([("next", onward(lock, ticket, within))])
 
 
 # In advance
@@ -193,12 +195,37 @@ def _patterns(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     return {name: pattern for name, _equals, pattern in pairs}
 
 
+def _ranges(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for value in values:
+        told = _RANGE.fullmatch(value)
+        try:
+            number: Any = None if told is None else parse_json(told[3], "where", or_stdin=False)
+        except click.UsageError:
+            number = None
+        if told is None or type(number) not in (int, float):
+            raise click.BadParameter("write NAME<=NUMBER, or with >=, < or >")
+        bounds, word = found.setdefault(told[1], {}), _WORDS[told[2]]
+        if word in bounds:
+            raise click.BadParameter(f"`{told[1]}{told[2]}` is said twice")
+        bounds[word] = number
+    return found
+
+
+_RANGE = re.compile(r"\s*([^\s<>=]+)\s*(<=|>=|<|>)\s*([^\s<>=]+)\s*")
+_WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
+
+
 @approvals.command()
 @click.argument("tool")
 @click.option("--caller", required=True, metavar="WHO", help="Whose calls: a name, a DID or an id such as local:bob.")
 @click.option(
     "--arg", "patterns", multiple=True, callback=_patterns, metavar="NAME=PATTERN",
     help="What an argument may be; * and ? match in texts. An argument that is not named is not covered.",
+)  # fmt: skip
+@click.option(
+    "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",
+    help="How large or small a number may be: <=, >=, < or >. Repeat it for both ends.",
 )  # fmt: skip
 @click.option("--uses", type=click.IntRange(1), required=True, help="How many calls.")
 @click.option("--expires", "lifetime_ms", required=True, callback=parse_span, metavar="SPAN", help="7d, 12h, 30m.")
@@ -212,6 +239,7 @@ async def grant(
     tool: str,
     caller: str,
     patterns: dict[str, str],
+    ranges: dict[str, Json],
     uses: int,
     lifetime_ms: int,
     versions: str | None,
@@ -222,9 +250,13 @@ async def grant(
     \b
     interlock approvals grant demo.mail_statement --caller research-7 \\
         --arg account=cash --arg 'to=*@example.org' --uses 5 --expires 7d
+    interlock approvals grant demo.post --caller research-7 --arg account=cash \\
+        --where 'cents>=1' --where 'cents<=500' --uses 20 --expires 1d
     """
     from interlock.core.errors import Failure
 
+    if twice := patterns.keys() & ranges.keys():
+        raise click.UsageError(f"`{min(twice)}` is bounded twice: with --arg and with --where")
     by = await acting(lock, token)
     contract = lock.catalog.resolve(tool, versions).contract
     who, tenant = _caller_meant(lock, caller, by)
@@ -234,7 +266,7 @@ async def grant(
             by=by,
             caller=who,
             tenant=tenant,
-            arguments=_arguments(contract.input.document, patterns, contract.ref),
+            arguments=_arguments(contract.input.document, patterns, ranges, contract.ref),
             uses=uses,
             expires_ms=lock.clock.now_ms() + lifetime_ms,
             versions=versions,
@@ -267,25 +299,25 @@ def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
         raise Failure(failure.code, f"{failure.message}; see interlock identities list{hint}") from None
 
 
-def _arguments(schema: Json, patterns: dict[str, str], tool: str) -> Json:
-    """Patterns as the tool's schema means them: text for text, JSON for everything else."""
+def _arguments(schema: Json, patterns: dict[str, str], ranges: dict[str, Json], tool: str) -> Json:
+    """Patterns as the tool's schema means them: text for text, JSON for everything else; and the bounds of numbers."""
     from interlock.core.errors import Failure
 
     properties: dict[str, Any] = schema.get("properties") or {}
-    unknown = [name for name in patterns if name not in properties]
+    unknown = [name for name in (*patterns, *ranges) if name not in properties]
     if unknown:
         raise Failure("E3004", f"{tool} takes no `{unknown[0]}`; it takes {', '.join(properties) or 'no arguments'}")
-    return {
+    told = {
         name: text if properties[name].get("type") == "string" else parse_json(text, name, or_stdin=False)
         for name, text in patterns.items()
     }
+    return {**told, **ranges}
 
 
 def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
-    from interlock.cli.render import value_text
     from interlock.core.words import span
 
-    within = ", ".join(f"{name}={value_text(pattern)}" for name, pattern in standing.arguments.items())
+    within = ", ".join(told for name, pattern in standing.arguments.items() for told in _pattern(name, pattern))
     return [
         ("tool", f"{standing.tool} {standing.versions}"),
         ("caller", name_of(lock, standing.caller)),
@@ -294,6 +326,16 @@ def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
         ("until", f"{span(standing.expires_ms - lock.clock.now_ms())} from now"),
         ("given by", name_of(lock, standing.granted_by)),
     ]
+
+
+def _pattern(name: str, pattern: Any) -> list[str]:
+    """What an argument may be, as it was written."""
+    from interlock.approvals.standing import is_range
+    from interlock.cli.render import value_text
+
+    if not is_range(pattern):
+        return [f"{name}={value_text(pattern)}"]
+    return [f"{name}{sign}{pattern[word]}" for sign, word in _WORDS.items() if word in pattern]
 
 
 def _outcome(lock: Interlock, standing: Standing) -> str:

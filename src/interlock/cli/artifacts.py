@@ -53,6 +53,23 @@ def save(files: Mapping[str, bytes], directory: Path) -> list[Path]:
     return [directory / path for path in files]
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Write one file where there is none (E3410); nothing is left of one that cannot be written whole."""
+    try:
+        descriptor = os.open(path, _NEW, 0o666)
+    except FileExistsError:
+        words = f"`{path}` is there already; nothing was written"
+        raise Failure("E3410", words, resolution="choose another name") from None
+    except OSError as error:
+        raise Failure("E3410", f"`{path}` cannot be written: {error.strerror}") from None
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise Failure("E3410", f"`{path}` cannot be written: {error.strerror}") from None
+
+
 def _write(top: int, parts: list[str], content: bytes) -> None:
     with ExitStack() as stack:
         at = top

@@ -56,8 +56,18 @@ def _head(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
     "--known-head", metavar="SEQ:HASH", callback=_head, help="A head you noted earlier; it must still be there."
 )
 @click.option("--database-only", is_flag=True, help="The database came without its home: do without the anchors file.")
+@click.option(
+    "--export", "exported", type=click.File("rb"), help="A file that `audit export` wrote, instead of a home."
+)
 @without_home
-def verify(out: Output, /, public_key: bytes | None, known_head: tuple[int, bytes] | None, database_only: bool) -> int:
+def verify(
+    out: Output,
+    /,
+    public_key: bytes | None,
+    known_head: tuple[int, bytes] | None,
+    database_only: bool,
+    exported: IO[bytes] | None,
+) -> int:
     """Recompute the whole chain and check it against its signed heads. Exits 1 if a record was touched, and says which.
 
     The layout of the ledger, its indexes and the tables that authority is read from are held against the record too.
@@ -66,16 +76,39 @@ def verify(out: Output, /, public_key: bytes | None, known_head: tuple[int, byte
     interlock audit verify
     interlock audit verify --json
     interlock --home copy audit verify --database-only --public-key 7d32…
+    interlock audit verify --export journal.jsonl --public-key 7d32…
     """
     from interlock.audit.chain import verify as check
+    from interlock.audit.exported import verify_export
     from interlock.store.home import Home
 
-    verdict = check(Home(out.session.path), public_key=public_key, known_head=known_head, database_only=database_only)
-    out.answer(verdict.document(), lambda page: _show_verdict(page, verdict))
+    if exported is not None and database_only:
+        raise click.UsageError("--export and --database-only exclude each other: say which of them to verify")
+
+    def tell(done: int) -> None:
+        out.progress(f"verifying: {done:,} records")
+
+    try:
+        if exported is not None:
+            verdict = verify_export(exported, public_key=public_key, known_head=known_head, progress=tell)
+        else:
+            home = Home(out.session.path)
+            verdict = check(
+                home, public_key=public_key, known_head=known_head, database_only=database_only, progress=tell
+            )
+    finally:
+        out.progress("")
+
+    def show(page: Page) -> None:
+        _show_verdict(page, verdict, "database" if exported is None else "export")
+        if exported is not None and public_key is None and verdict.intact:
+            page.line("  by the key that the export itself names; hold it against one you noted: --public-key HEX")
+
+    out.answer(verdict.document(), show)
     return 0 if verdict.intact else 1
 
 
-def _show_verdict(page: Page, verdict: Verdict) -> None:
+def _show_verdict(page: Page, verdict: Verdict, of: str) -> None:
     from interlock.cli.render import BAD, GOOD, Text, clock_time
     from interlock.core.clock import iso
 
@@ -91,9 +124,10 @@ def _show_verdict(page: Page, verdict: Verdict) -> None:
     if verdict.intact and unsigned > 0:
         page.line(f"  the last {unsigned:,} are chained but not signed yet; interlock doctor tells if they should be")
     if not verdict.anchors_file:
-        page.line("  of the database alone: that its end was cut back to an earlier anchor would not show")
+        page.line(f"  of the {of} alone: that its end was cut back to an earlier anchor would not show")
     shown = verdict.faults[:50]
-    page.table([(f"  at record {fault.seq}" if fault.seq else "  the home", fault.what) for fault in shown])
+    whole = "  the export" if of == "export" else "  the home"
+    page.table([(f"  at record {fault.seq}" if fault.seq else whole, fault.what) for fault in shown])
     if len(verdict.faults) > len(shown):
         page.line(f"  and {len(verdict.faults) - len(shown):,} more; --json lists them all")
 
@@ -103,20 +137,23 @@ def _show_verdict(page: Page, verdict: Verdict) -> None:
 
 @audit.command()
 @click.option("--out", "target", type=click.Path(dir_okay=False, path_type=Path), help="A file instead of stdout.")
+@click.option("--replace", is_flag=True, help="Write over that file if it is there.")
 @over_home
-async def export(lock: Interlock, out: Output, /, target: Path | None) -> int:
-    """Every record as JSON lines: {"seq", "hash", "record"}. That it was read is itself on record.
+async def export(lock: Interlock, out: Output, /, target: Path | None, replace: bool) -> int:
+    """Every record as JSON lines: {"seq", "hash", "record"}. That it was read is itself on record, and signed.
 
     Each hash is sha256(previous hash, seq as 8 bytes, canonical record), so a copy can be checked anywhere.
 
     \b
-    interlock audit export > journal.jsonl
     interlock audit export --out journal.jsonl
+    interlock audit verify --export journal.jsonl
     """
     from interlock.service.audit import Audit
 
     require(lock.caller, "audit:read", "reading the audit journal")
-    upto = await Audit(lock).note("export", {}, by=lock.caller, door="cli", everything=True)
+    if target is not None and not replace:
+        _refuse_taken(target)
+    upto = await Audit(lock).begin_export(by=lock.caller, door="cli")
     if target is None:
         _export(lock, out.stdout, upto)
         out.stdout.flush()
@@ -128,6 +165,14 @@ async def export(lock: Interlock, out: Output, /, target: Path | None) -> int:
 
     out.answer({"records": count, "out": str(target), "through": upto}, show)
     return 0
+
+
+def _refuse_taken(target: Path) -> None:
+    from interlock.core.errors import Failure
+
+    if os.path.lexists(target):
+        words = f"`{target}` is there already; nothing was written"
+        raise Failure("E3411", words, resolution="choose another name, or write over it: --replace")
 
 
 def _export_to(lock: Interlock, target: Path, upto: int) -> int:
@@ -151,7 +196,7 @@ def _export(lock: Interlock, file: IO[bytes], upto: int) -> int:
     from interlock.service.audit import lines_of
 
     count = 0
-    for records, lines in lines_of(lock.journal, upto):
+    for records, lines in lines_of(lock, upto):
         file.write(lines)
         count += records
     return count

@@ -17,6 +17,7 @@ from interlock.cli.command import (
     refuse_token,
     with_names,
 )
+from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def calls() -> None:
     interlock calls list
     interlock calls show 01JC…
     interlock calls save 01JC… reports
+    interlock calls payload 01JC…
     interlock calls resume
     interlock calls reconcile
     """
@@ -173,11 +175,16 @@ def calls() -> None:
 async def list_calls(lock: Interlock, out: Output, /, limit: int) -> int:
     """The latest calls, newest first; those that run or wait for a person count from when they began.
 
+    A read is on record once it has run for a quarter of a second, or has ended: until then it is not listed.
+
     \b
     interlock calls list --limit 50
     """
-    known = [*_running(lock), *_waiting(lock), *_ended(lock, limit)]
-    documents = sorted(known, key=lambda one: one["at"], reverse=True)[:limit]
+    # Where a call has ended meanwhile, its end is what counts.
+    known = {
+        one["invocation_id"]: one for one in (*_reading(lock), *_running(lock), *_waiting(lock), *_ended(lock, limit))
+    }
+    documents = sorted(known.values(), key=lambda one: one["at"], reverse=True)[:limit]
 
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time, duration
@@ -214,6 +221,25 @@ def _running(lock: Interlock) -> list[Json]:
         _line(call, iso(at_ms), f"{tool}@{version}", caller, key, "running")
         for call, tool, version, caller, key, at_ms in rows
     ]
+
+
+def _reading(lock: Interlock) -> list[Json]:
+    """Reads that run: without a key, only the record of their start tells of them."""
+    import orjson
+
+    from interlock.gateway.reconcile import BEGUN
+
+    rows = lock.journal.read(
+        "SELECT journal.body FROM fact JOIN journal ON journal.call = substr(fact.name, ?) AND journal.kind = 'started'"
+        " WHERE fact.name >= ? AND fact.name < ?",
+        (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff"),
+    )
+    begun: list[Json] = [orjson.loads(body) for (body,) in rows]
+    return [
+        _line(one["call"], one["timestamp"], f"{one['toolId']}@{one['version']}", one["callerId"],
+              one.get("idempotencyKey"), "running")
+        for one in begun
+    ]  # fmt: skip
 
 
 def _waiting(lock: Interlock) -> list[Json]:
@@ -478,4 +504,5 @@ async def resume(lock: Interlock, out: Output, /, ticket_id: str | None) -> int:
     return 0 if all(result.ok for result in results) else 1
 
 
+calls.add_command(payload)
 calls.add_command(reconcile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import sys
@@ -59,6 +60,12 @@ class Output:
         from interlock.cli.render import Page
 
         return Page(sys.stderr if error else sys.stdout)
+
+    def progress(self, words: str) -> None:
+        """Say on a terminal how far long work has come; the next words take the place of these, none clear the line."""
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{words}")
+            sys.stderr.flush()
 
     def write(self, document: Any) -> None:
         """One JSON document: on one line for programs, indented for people."""
@@ -188,8 +195,11 @@ def without_home(body: Callable[..., int]) -> Callable[..., None]:
 @contextlib.asynccontextmanager
 async def opened(session: Session) -> AsyncGenerator[Interlock]:
     """The home, open. Modules in the working directory can be added as tools, after everything that is installed."""
-    from interlock.app import Interlock
-
+    gc.disable()  # what is loaded stays: to look for garbage in it would take a twentieth of the time
+    try:
+        from interlock.app import Interlock
+    finally:
+        gc.enable()
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     async with Interlock.open(session.path) as lock:
@@ -230,8 +240,18 @@ def _log(session: Session) -> None:
     import logging
 
     logger = logging.getLogger("interlock")
-    logger.addHandler(logging.StreamHandler(sys.stderr) if session.verbose else logging.NullHandler())
     logger.propagate = False
+    if not session.verbose:
+        logger.addHandler(logging.NullHandler())
+        return
+    from interlock.core.redact import RedactionRules, Redactor, safe_log
+    from interlock.telemetry.logs import TextLines
+
+    redactor = Redactor(RedactionRules())
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextLines(lambda text: safe_log(redactor, text)))
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
 
 
 def _leave(code: int) -> NoReturn:

@@ -28,6 +28,8 @@ LITTLE_DISK = 100 * 2**20
 NO_DISK = 10 * 2**20
 # A process that lives signs what it wrote within seconds.
 UNSIGNED_MS = 60_000
+# Clocks of processes and machines differ by moments.
+BEHIND_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def examine(home: Home, *, machine: bool = True) -> list[Finding]:
 
 def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
+    from interlock.store.home import no_room
 
     name = check.__name__.removeprefix("_check_").replace("_", " ")
     try:
@@ -93,6 +96,9 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
     except Failure as failure:
         yield Finding(name, "broken", f"{failure.code} {failure.message}", failure.resolution)
     except (OSError, sqlite3.Error) as error:
+        if (full := no_room(error)) is not None:
+            yield Finding(name, "broken", f"{full.code} {full.message}", full.resolution)
+            return
         yield Finding(name, "broken", f"cannot be read: {error}", "make the home readable, or choose another one")
 
 
@@ -138,7 +144,7 @@ def _check_disk(home: Home) -> Iterator[Finding]:
 def _opened(home: Home) -> Generator[sqlite3.Connection]:
     """The database, for reading only; refuses what is not ours or cannot be read."""
     from interlock.core.errors import Failure
-    from interlock.store.home import APPLICATION_ID
+    from interlock.store.home import APPLICATION_ID, no_room
 
     try:
         connection = sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
@@ -151,6 +157,8 @@ def _opened(home: Home) -> Generator[sqlite3.Connection]:
     except sqlite3.DatabaseError as error:
         if "not a database" in str(error) or "malformed" in str(error):
             raise Failure("E3804", "the database in this home is damaged or not a database") from None
+        if (full := no_room(error)) is not None:
+            raise full from None
         raise
     finally:
         connection.close()
@@ -169,6 +177,13 @@ def _if_usable(home: Home) -> Generator[sqlite3.Connection | None]:
         yield connection
 
 
+def _at_head(connection: sqlite3.Connection) -> bool:
+    """Whether the database has the tables that this program knows."""
+    from interlock.store.home import SCHEMA_HEAD
+
+    return connection.execute("SELECT version_num FROM alembic_version").fetchone() == (SCHEMA_HEAD,)
+
+
 def _check_journal(home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
     from interlock.store.home import SCHEMA_HEAD, refuse_behind
@@ -181,17 +196,29 @@ def _check_journal(home: Home) -> Iterator[Finding]:
         schema = str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
         if schema > SCHEMA_HEAD:
             raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
-        later = "" if schema == SCHEMA_HEAD else f", brought to {SCHEMA_HEAD} at the next start"
-        yield Finding("schema", "good", f"{schema}{later}")
+        yield _schema(home, schema)
         rows = connection.execute("SELECT COUNT(*) FROM journal NOT INDEXED").fetchone()[0]
         tools = connection.execute("SELECT COUNT(DISTINCT address) FROM tool_version").fetchone()[0]
         refuse_behind(connection, anchored)
         yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
         yield from _layout(connection, rows)
         yield from _unsigned(home, connection)
+        yield _clock(connection)
         yield from _open_calls(connection)
         if schema == SCHEMA_HEAD:
             yield from _tickets(connection)
+
+
+def _schema(home: Home, found: str) -> Finding:
+    from interlock.store.home import SCHEMA_HEAD
+
+    if found == SCHEMA_HEAD:
+        return Finding("schema", "good", found)
+    what = f"{found}, brought to {SCHEMA_HEAD} at the next start"
+    if not (alive := home.alive()):
+        return Finding("schema", "good", what)
+    advice = f"stop {'it' if alive == 1 else 'them'} first: a home is not changed under a process that runs on it"
+    return Finding("schema", "attention", f"{what}; running on this home now: {alive}", advice)
 
 
 def _layout(connection: sqlite3.Connection, rows: int) -> Iterator[Finding]:
@@ -222,6 +249,36 @@ def _unsigned(home: Home, connection: sqlite3.Connection) -> Iterator[Finding]:
     if str(orjson.loads(body).get("timestamp", "")) < iso(Clock().now_ms() - UNSIGNED_MS):
         advice = "the next process signs what is there: run interlock tools list, then interlock audit verify"
         yield Finding("journal", "attention", f"not signed from record {first} on, {count:,} in all", advice)
+
+
+def _clock(connection: sqlite3.Connection) -> Finding:
+    """Whether this machine's time is behind what was written. Which of the two was wrong, nobody can tell."""
+    from interlock.core.clock import Clock, iso
+    from interlock.core.words import span
+
+    now = Clock().now_ms()
+    (signed,) = connection.execute("SELECT MAX(at_ms) FROM anchor").fetchone()
+    (body,) = connection.execute("SELECT body FROM journal ORDER BY seq DESC LIMIT 1").fetchone() or (b"",)
+    newest, what = max((signed or 0, "signed head"), (_made_ms(body), "record"))
+    if newest - now <= BEHIND_MS:
+        return Finding("clock", "good", iso(now))
+    advice = (
+        "set the clock of this machine: while it is behind, tokens and approvals are good for longer than they should"
+        " be. If it is right, it was ahead before, and nothing is to be done"
+    )
+    return Finding("clock", "attention", f"{span(newest - now)} behind the newest {what}, of {iso(newest)}", advice)
+
+
+def _made_ms(body: bytes) -> int:
+    """When a record was made, 0 for one that does not say so."""
+    from datetime import datetime
+
+    import orjson
+
+    try:
+        return round(datetime.fromisoformat(orjson.loads(body)["timestamp"]).timestamp() * 1000)
+    except (ValueError, TypeError, KeyError):
+        return 0
 
 
 def _open_calls(connection: sqlite3.Connection) -> Iterator[Finding]:
@@ -383,27 +440,37 @@ def _check_key(home: Home) -> Iterator[Finding]:
 
 def _check_issuer(home: Home) -> Iterator[Finding]:
     from interlock.authority.keys import IssuerKeys
+    from interlock.authority.tokens import SIGNED_BY
     from interlock.core.clock import Clock
+    from interlock.core.errors import Failure
 
     issuer = IssuerKeys(home.keys / "issuer", clock=Clock())
     names = issuer.names()
     paths = sorted((home.keys / "issuer").glob("*.pem"))
-    if not paths:
-        yield Finding("issuer keys", "good", "none yet, made with the first token")
+    signed_by, retired = None, set[str]()
+    with _if_usable(home) as connection:
+        if connection is not None and _at_head(connection):
+            signed_by = next((str(kid) for (kid,) in connection.execute(SIGNED_BY)), None)
+            retired = {kid for (kid,) in connection.execute("SELECT ref FROM revocation WHERE kind = 'key'")}
+    try:
+        issuer.check(signed_by, retired)
+        if not paths:
+            yield Finding("issuer keys", "good", "none yet, made with the first token")
+    except Failure as failure:
+        yield Finding("issuer keys", "broken", f"{failure.code} {failure.message}", failure.resolution)
     for path in paths:
         yield from _key("issuer keys", path, partial(issuer.load, path.name) if path.name in names else None)
 
 
 def _check_secrets(home: Home) -> Iterator[Finding]:
     from interlock.settings import load_settings
-    from interlock.store.home import SCHEMA_HEAD
     from interlock.store.sealing import Box, keys_in_use
 
     where = load_settings(home.settings).secrets_key
     key = home.keys / f"secrets.{'key' if where == 'file' else 'keyring'}"
-    in_use, schema = set[str](), "SELECT version_num FROM alembic_version"
+    in_use = set[str]()
     with _if_usable(home) as connection:
-        if connection is not None and connection.execute(schema).fetchone() == (SCHEMA_HEAD,):
+        if connection is not None and _at_head(connection):
             in_use = keys_in_use(connection)
 
     def check() -> None:

@@ -11,7 +11,6 @@ from interlock.cli.command import UNSAID, Output, json_value, over_home
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.cli.render import Cell, Page
-    from interlock.core.errors import Failure
     from interlock.gateway.reconcile import UnknownCall
 
 
@@ -96,7 +95,7 @@ def _check_result(lock: Interlock, one: UnknownCall, value: Any, *, stated: bool
     """The result will be replayed as the tool's own, so it must be one the tool could have given."""
     from interlock.cli.history import find
     from interlock.core.errors import Failure
-    from interlock.core.explain import output_faults
+    from interlock.core.explain import input_faults
 
     if not stated and find(lock.journal, one.call).facts.get("operation") == "compensate":
         return  # an undoing returns nothing
@@ -104,18 +103,18 @@ def _check_result(lock: Interlock, one: UnknownCall, value: Any, *, stated: bool
         schema = lock.catalog.versions(one.tool)[one.version].contract.output
     except (KeyError, Failure):
         return  # the version is gone from the registry; the person's word stands
-    faults = output_faults(schema, value)
+    faults = input_faults(schema, value, "field of the result")
     if faults and not stated:
         words = f"{one.tool}@{one.version} returns something; say what it was, as its key will answer with it"
         raise click.UsageError(f"{words}: --result JSON")
     if faults:
-        raise _misfit(one, [f"{fault.pointer or '/'} {fault.message}" for fault in faults])
-
-
-def _misfit(one: UnknownCall, faults: list[str]) -> Failure:
-    from interlock.core.errors import Failure
-
-    return Failure("E3004", f"{one.tool}@{one.version} could not have returned that: {'; '.join(faults[:5])}")
+        listing = "; ".join(f"{fault.pointer.lstrip('/') or 'result'}: {fault.message}" for fault in faults[:5])
+        raise Failure(
+            "E3004",
+            f"{one.tool}@{one.version} could not have returned that: {listing}",
+            details={"faults": [fault.document() for fault in faults]},
+            resolution=f"write the result as the tool would have given it: interlock tools show {one.tool}",
+        )
 
 
 def _show_unknown(page: Page, waiting: list[UnknownCall]) -> None:

@@ -129,6 +129,8 @@ class Page:
         self.line(GOOD, " ", Text(result.tool, "bold"), *shown, right=right)
         if rest:
             self.console.print(Text(textwrap.indent(clean(rest), "  ")))
+        if result.persistence.ref is not None:
+            self.facts([("all of it", f"interlock calls payload {result.persistence.ref}")])
         if result.artifacts:
             self.artifacts(result.artifacts)
         self._warnings(result)
@@ -187,7 +189,9 @@ def retry_words(failure: Failure) -> str:
     if not failure.retryable:
         return "not retryable"
     later = "" if failure.retry_after_ms is None else f" after {wait(failure.retry_after_ms)}"
-    return _AGAIN.get(failure.code, "retryable") + later
+    # A failure with an advice of its own says there what has to change first.
+    usual = failure.resolution == failure.row.resolution
+    return (_AGAIN.get(failure.code, "retryable") if usual else "retryable") + later
 
 
 # Where sending the very same call again would only meet the same refusal.

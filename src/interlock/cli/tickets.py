@@ -164,7 +164,16 @@ def _people(lock: Interlock, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
         yield "decide", f"interlock approvals approve {ticket.id}"
         yield "", f"interlock approvals deny {ticket.id} --comment 'why'"
     elif ticket.state == "APPROVED":
-        yield "next", f"the same call again, or: interlock calls resume {ticket.id}"
+        yield "next", onward(lock, ticket)
+
+
+def onward(lock: Interlock, ticket: Ticket, within: str = "") -> str:
+    """How a call goes on that was agreed to."""
+    others = (path.stem for path in lock.home.instances.glob("*.lock") if path.stem != lock.instance.id)
+    if any(lock.instance.alive(other) for other in others):
+        by_itself = "a server on this home goes on with it by itself; the same call then answers with the result"
+        return f"{by_itself}. Without a server: interlock calls resume {ticket.id}"
+    return f"the same call again{within}, or: interlock calls resume {ticket.id}"
 
 
 def _sent(lock: Interlock, ticket: Ticket) -> list[str]:

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from interlock.core.context import Context
 from interlock.core.errors import Failure
+from interlock.core.explain import brief
 from interlock.core.hints import PARAMETERS, Annotations, hints_of, read_annotations
 from interlock.core.manifest import (
     Approval,
@@ -327,8 +328,10 @@ def _facts(
     def listed(option: str, kind: type = object) -> list[Any]:
         value = said[option]
         items = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple | set | frozenset) else None
-        if items is None or not all(isinstance(one, kind) for one in items):
-            faults.append(Fault(f"/{option}", f"`{option}` is a list: write {_LISTS[option]}"))
+        others = [one for one in items or () if not isinstance(one, kind)]
+        if items is None or others:
+            of = f" of {_ITEMS[option]}, and `{brief(others[0])}` is none" if others else ""
+            faults.append(Fault(f"/{option}", f"`{option}` is a list{of}: write {_LISTS[option]}"))
             return []
         return items
 
@@ -398,6 +401,7 @@ _LISTS = {
     "preconditions": 'preconditions=[Precondition("account:{account}", "{version}")]',
     "checkpoints": 'checkpoints=["half_done"]',
 }
+_ITEMS = {"effects": "Effect(…)", "examples": "objects", "preconditions": "Precondition(…)"}
 # The parts of a manifest that come from an option of another name.
 _OPTION_OF = {
     "name": "title", "required_permissions": "permissions", "required_scopes": "scopes", "timeout_default": "timeout_s",

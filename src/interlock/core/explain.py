@@ -22,9 +22,9 @@ _TYPES = {
 }
 
 
-def input_faults(schema: Schema, value: Any) -> list[Fault]:
-    """Everything wrong with an input, one actionable entry per fault."""
-    return sorted({fault for error in schema.errors(value) for fault in _explain(schema, error)})
+def input_faults(schema: Schema, value: Any, noun: str = "parameter") -> list[Fault]:
+    """Everything wrong with what somebody wrote, one actionable entry per fault. A `noun` is one of its members."""
+    return sorted({fault for error in schema.errors(value) for fault in _explain(schema, error, noun)})
 
 
 def output_faults(schema: Schema, value: Any) -> list[Fault]:
@@ -32,7 +32,7 @@ def output_faults(schema: Schema, value: Any) -> list[Fault]:
     return sorted({Fault(pointer(error.instance_path), _rule(error) + _kind(error)) for error in schema.errors(value)})
 
 
-def _explain(schema: Schema, error: Any) -> Iterator[Fault]:
+def _explain(schema: Schema, error: Any, noun: str) -> Iterator[Fault]:
     where: list[Any] = list(error.instance_path)
     kind: str = error.kind.name
     part = schema.part(where)
@@ -40,7 +40,7 @@ def _explain(schema: Schema, error: Any) -> Iterator[Fault]:
     shown = MASK if secret else f"`{brief(error.instance)}`"
     if kind in {"additionalProperties", "unevaluatedProperties"}:
         for name in error.kind.unexpected:
-            yield Fault(pointer([*where, name]), _unknown(schema, part, name))
+            yield Fault(pointer([*where, name]), _unknown(schema, part, name, noun))
     elif kind == "falseSchema" and where:
         # Not named: callers are not told which fields the runtime keeps to itself.
         yield Fault(pointer(where[:-1]), "a field that callers may not set was sent")
@@ -56,13 +56,14 @@ def _explain(schema: Schema, error: Any) -> Iterator[Fault]:
         yield Fault(pointer(where), "; ".join(filter(None, [f"{shown} {_rule(error)}", _example(part)])))
 
 
-def _unknown(schema: Schema, part: Json, name: str) -> str:
+def _unknown(schema: Schema, part: Json, name: str, noun: str) -> str:
     known = [known for known in properties_of(part) if known not in schema.internal]
     near = difflib.get_close_matches(name, known, n=1)
     if near:
-        return f"`{brief(name)}` is not a parameter; did you mean `{near[0]}`?"
-    listing = "there are " + ", ".join(f"`{known}`" for known in known) if known else "the tool takes none"
-    return f"`{brief(name)}` is not a parameter; {listing}"
+        return f"`{brief(name)}` is not a {noun}; did you mean `{near[0]}`?"
+    none = "the tool takes none" if noun == "parameter" else "there is none"
+    listing = "there are " + ", ".join(f"`{known}`" for known in known) if known else none
+    return f"`{brief(name)}` is not a {noun}; {listing}"
 
 
 def _rule(error: Any) -> str:

@@ -139,7 +139,8 @@ class Result:
     def summary(self) -> str:
         """One line for people."""
         if self.error is not None:
-            return f"{self.tool} {self.state}: {self.error.message}"
+            message = self.error.message
+            return message if message.startswith(f"{self.tool} ") else f"{self.tool} {self.state}: {message}"
         how = {"replay": " (replayed)", "preview": " (preview)", "synthetic": " (synthetic)"}.get(self.source, "")
         return f"{self.tool} {self.state}{how}"
 

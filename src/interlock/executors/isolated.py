@@ -16,7 +16,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -31,15 +31,26 @@ from interlock.core.errors import Failure
 from interlock.core.manifest import Execution, NetworkPolicy, Sandboxing
 from interlock.core.phases import Call, Granted
 from interlock.core.schema import Json
-from interlock.executors.egress import Egress, EgressPolicy, Refusal, Seen, violation
 from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
-from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.telemetry.w3c import unrecorded
+
+if TYPE_CHECKING:
+    from interlock.executors.egress import Refusal, Seen
+    from interlock.executors.sandbox.supervisor import Sandbox
 
 MIN_WALL_S = 0.05
 # How much of what a program complained about is told to its caller.
 LAST_LINES, LINE_LENGTH = 5, 200
+# And how much to a log that hears everything.
+LOGGED_LINES = 20
 Note = Callable[[Call, Outcome], None]
+
+
+# What the sandbox and its way out are made of is loaded with them: most processes never need either.
+async def _open() -> Sandbox:
+    from interlock.executors.sandbox.supervisor import Sandbox
+
+    return await Sandbox.open()
 
 
 class IsolatedExecutor:
@@ -53,7 +64,7 @@ class IsolatedExecutor:
         network: NetworkPolicy,
         note: Note,
         checkpoints: Bounds | None = None,
-        opener: Callable[[], Awaitable[Sandbox]] = Sandbox.open,
+        opener: Callable[[], Awaitable[Sandbox]] = _open,
     ) -> None:
         self._seal = seal
         self._clock = clock
@@ -80,15 +91,20 @@ class IsolatedExecutor:
         )
         self._note(call, outcome)
         if refused:
+            from interlock.executors.egress import violation
+
             # INVARIANT: whoever reached for a host it may not reach has failed, whatever it made of the refusal.
             raise violation(refused)
         program = _program_of(tool.contract)
         if program is not None:
             call.mappings = (*call.mappings, _mapping(program, granted, outcome))
             call.files = outcome.files
-            return _printed(program, outcome, tool.ref)
+            try:
+                return _printed(program, outcome, tool.ref)
+            except Failure as failure:
+                raise _with_last_words(failure, outcome) from None
         if outcome.status != "ok":
-            raise failure_of(outcome, tool.ref)
+            raise _with_last_words(failure_of(outcome, tool.ref), outcome)
         if granted.looking:
             return _preview(outcome.value)
         if context is not None:
@@ -149,6 +165,8 @@ class IsolatedExecutor:
         return {"TRACEPARENT": trace, **program.env}
 
     def _egress(self, call: Call, contract: Contract, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
+        from interlock.executors.egress import Egress, EgressPolicy, Refusal
+
         token = None if call.request.caller is None else call.request.caller.capability
         policy = EgressPolicy(agent=self._network, manifest=contract.manifest.network_policy, token=token)
 
@@ -217,7 +235,8 @@ def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
 def _printed(program: Execution, outcome: Outcome, ref: str) -> Any:
     """What a program printed, as its manifest says to read it; or the failure as which it ended."""
     if outcome.status == "error" and outcome.exit_code:
-        details = {"exit_code": outcome.exit_code, "stderr": _last_lines(outcome.stderr)}
+        complaint = [line[:LINE_LENGTH] for line in _last_lines(outcome.stderr, LAST_LINES)]
+        details = {"exit_code": outcome.exit_code, "stderr": complaint}
         raise Failure("E3401", f"{ref} failed with exit code {outcome.exit_code}", details=details)
     if outcome.status == "error" and (outcome.error or {}).get("type") in _NOT_THERE:
         raise Failure("E3108", f"{ref} cannot be started: `{program.target}` or its directory is not in the sandbox")
@@ -239,10 +258,21 @@ _NOT_THERE = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def _last_lines(stderr: bytes) -> list[str]:
+def _last_lines(stderr: bytes, most: int) -> list[str]:
     """The end of what a program complained about, with nothing in it that could steer a terminal."""
     lines = _CONTROL.sub("", stderr.decode(errors="replace")).splitlines()
-    return [line[:LINE_LENGTH] for line in lines if line.strip()][-LAST_LINES:]
+    return [line for line in lines if line.strip()][-most:]
+
+
+def _with_last_words(failure: Failure, outcome: Outcome) -> Failure:
+    """The failure, with the end of what was written to stderr as a note: for the log, not for whoever called.
+
+    Lines stay whole: what is private in them is found by whoever logs them.
+    """
+    lines = _last_lines(outcome.stderr, LOGGED_LINES)
+    if lines:
+        failure.add_note("\n".join(("its last words on stderr:", *lines)))
+    return failure
 
 
 def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float, files: int) -> Limits:

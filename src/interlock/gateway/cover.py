@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from interlock.approvals.standing import is_range
 from interlock.authority.facts import facts
 from interlock.core.capability import CLASSES, Capability, ToolGrant, widenings
 from interlock.core.contract import Contract
@@ -72,7 +73,7 @@ def check_in_advance(
     if (bound or by_class) and versions != contract.version:
         # What another version is and touches, nobody knows.
         raise Failure("E3206", f"the token bounds what a tool may be, so name one version: {contract.version}")
-    if bound and any(isinstance(one, str) and _WILD.intersection(one) for one in patterns.values()):
+    if bound and any(is_range(one) or (isinstance(one, str) and _WILD.intersection(one)) for one in patterns.values()):
         raise Failure("E3206", "the token is bound to resources, so every argument must be written in full")
     if bound:
         check_resources(capability, contract, patterns)

@@ -159,6 +159,8 @@ class Desk:
         """
         version = self._catalog.resolve(tool, versions)
         contract = version.contract
+        for fault in standing.range_faults(arguments, contract.input.part):
+            raise Failure("E3004", fault)
         now_ms = self._clock.now_ms()
         wish = Standing(
             id=f"sta_{new_id(now_ms, self._clock.random_bytes(8))}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from interlock.core.context import Change, Context
@@ -17,8 +17,6 @@ from interlock.core.errors import Failure
 from interlock.core.phases import Call
 from interlock.core.prepared import Prepared
 from interlock.effects import watch
-from interlock.effects.databases import PostgresWatcher, SqliteWatcher, connect_postgres
-from interlock.effects.files import FileWatcher
 from interlock.effects.locks import Claim
 from interlock.effects.session import SessionState
 from interlock.effects.watch import Verdict, Watcher
@@ -28,6 +26,9 @@ from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
 from interlock.store.journal import Journal
 
+if TYPE_CHECKING:
+    from interlock.effects.databases import PostgresWatcher, SqliteWatcher
+
 
 class Watching:
     """The watchers of one gateway, and what follows from what they see."""
@@ -36,11 +37,8 @@ class Watching:
         self._journal = journal
         self._observer = observer
         self._kept_out = kept_out
-        self._watchers: list[Watcher] = []
-        if settings.watched_files:
-            self._watchers.append(FileWatcher(settings.watched_files, keep=True))
-        self._watchers.extend(SqliteWatcher(path, keep=True) for path in settings.watched_databases)
-        self._watchers.extend(_postgres(address) for address in settings.watched_postgres)
+        self._databases = _databases(settings)
+        self._watchers: list[Watcher] = [*_files(settings), *self._databases]
         self.active = bool(self._watchers)
         # Whoever is watched must be alone there: otherwise it is blamed for what its neighbours do.
         self.claims = tuple(Claim(resource) for watcher in self._watchers for resource in watcher.resources)
@@ -87,16 +85,34 @@ class Watching:
         )
 
     def close(self) -> None:
-        for watcher in self._watchers:
-            if isinstance(watcher, SqliteWatcher | PostgresWatcher):
-                watcher.close()
+        for watcher in self._databases:
+            watcher.close()
 
 
-def _postgres(address: str) -> PostgresWatcher:
-    """A watcher of one database, named in claims and findings without how it is reached."""
-    parts = urlsplit(address)
-    place = f"postgres:{parts.hostname or 'local'}{parts.path or '/'}"
-    return PostgresWatcher(partial(connect_postgres, address), resource=place)
+# Most homes watch nothing, so what watches is loaded when something is to be watched.
+
+
+def _files(settings: Settings) -> list[Watcher]:
+    if not settings.watched_files:
+        return []
+    from interlock.effects.files import FileWatcher
+
+    return [FileWatcher(settings.watched_files, keep=True)]
+
+
+def _databases(settings: Settings) -> list[SqliteWatcher | PostgresWatcher]:
+    if not settings.watched_databases and not settings.watched_postgres:
+        return []
+    from interlock.effects.databases import PostgresWatcher, SqliteWatcher, connect_postgres
+
+    def postgres(address: str) -> PostgresWatcher:
+        """A watcher of one database, named in claims and findings without how it is reached."""
+        parts = urlsplit(address)
+        place = f"postgres:{parts.hostname or 'local'}{parts.path or '/'}"
+        return PostgresWatcher(partial(connect_postgres, address), resource=place)
+
+    sqlite = (SqliteWatcher(path, keep=True) for path in settings.watched_databases)
+    return [*sqlite, *map(postgres, settings.watched_postgres)]
 
 
 def _unseen(reported: Sequence[Change], detected: Sequence[Change]) -> list[Change]:

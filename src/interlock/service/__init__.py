@@ -8,6 +8,7 @@ gives back is a document that every wire can carry. The functions beside these c
 has them too, for whoever owns the home.
 
     calls, tools, providers               for agents: make calls and follow them, see the tools there are
+    budgets                               for agents and auditors: what calls may still cost
     approvals                             for people who decide on calls
     registration, upstreams, tokens       for operators: what there is to call, and who may
     policy, audit, health                 for those who govern, look and keep it running
@@ -22,6 +23,7 @@ from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.service.approvals import Approvals
 from interlock.service.audit import Audit
+from interlock.service.budgets import Budgets
 from interlock.service.calls import Ask, Calls, native_id
 from interlock.service.health import Health
 from interlock.service.policy import Policy
@@ -51,6 +53,7 @@ class Service:
         self.tokens = Tokens(lock)
         self.policy = Policy(lock)
         self.audit = Audit(lock)
+        self.budgets = Budgets(lock, self.audit)
         self.upstreams = Upstreams(lock)
         self.health = Health(lock)
         self.refusals = Refusals(lock.gateway.telemetry)

@@ -15,10 +15,12 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.service.rights import require, same_place
 from interlock.store import records
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal, Transaction, Unit, note_anchor
+from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
+    from interlock.audit.chain import SignedHead
 
 PAGE = 100
 # How many records one page looks through at most, and at a time: a filter that fits nothing must not hold up calls.
@@ -97,15 +99,35 @@ class Audit:
 
     async def export(self, *, by: Caller, door: str) -> AsyncGenerator[bytes]:
         """Every record as JSON lines, byte for byte as it is chained: {"seq", "hash", "record"}."""
-        upto = await self.note("export", {}, by=by, door=door, everything=True)
+        upto = await self.begin_export(by=by, door=door)
         return self._stream(upto)
 
     async def _stream(self, upto: int) -> AsyncGenerator[bytes]:
-        for _, lines in lines_of(self._lock.journal, upto):
+        for _, lines in lines_of(self._lock, upto):
             yield lines
+
+    async def begin_export(self, *, by: Caller, door: str) -> int:
+        """Put on record that the whole journal is handed out, and sign that record: an export ends with a signed head.
+
+        Returns its place.
+        """
+        from interlock.audit.retention import anchor_head
+
+        note, signer = self._noting("export", {}, by=by, door=door, everything=True), Signer(self._lock.home.keys)
+
+        def unit(transaction: Transaction) -> tuple[int, bytes]:
+            return note(transaction), anchor_head(transaction, signer)
+
+        place, anchor = await self._lock.journal.commit(unit)
+        note_anchor(self._lock.home, anchor)
+        return place
 
     async def note(self, what: str, facts: Json, *, by: Caller, door: str, everything: bool = False) -> int:
         """Put on record that the journal is read, before anything of it is shown. Returns the record's place."""
+        return await self._lock.journal.commit(self._noting(what, facts, by=by, door=door, everything=everything))
+
+    def _noting(self, what: str, facts: Json, *, by: Caller, door: str, everything: bool) -> Unit[int]:
+        """The unit that puts a reading on record; E3206 for whoever may not read so much."""
         require(by, "audit:read", "reading the audit journal")
         if everything and by.tenant != "local":
             raise Failure("E3206", "the whole journal is for callers of the tenant `local`; ask for records")
@@ -117,25 +139,41 @@ class Audit:
             transaction.append("audit.read", ref, body)
             return transaction.head[0]
 
-        return await self._lock.journal.commit(unit)
+        return unit
 
 
-def lines_of(journal: Journal, upto: int) -> Generator[tuple[int, bytes]]:
-    """The journal up to a record, some lines at a time, and how many."""
+def lines_of(lock: Interlock, upto: int) -> Generator[tuple[int, bytes]]:
+    """The journal up to a record, some lines at a time, and how many. The body goes out byte for byte."""
+    from interlock.audit.chain import SignedHead
+    from interlock.audit.exported import line_of
+
     after = -1
     while True:
-        rows = journal.read(
-            "SELECT seq, hash, body FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+        rows = lock.journal.read(
+            "SELECT j.seq, j.hash, j.body, a.at_ms, a.key_id, a.signature FROM journal j LEFT JOIN anchor a USING (seq)"
+            " WHERE j.seq > ? AND j.seq <= ? ORDER BY j.seq LIMIT ?",
             (after, upto, AT_A_TIME),
         )
         if not rows:
             return
-        # The body goes out byte for byte: its hash must still fit.
-        lines = [
-            b'{"seq":%d,"hash":"%b","record":%b}\n' % (seq, digest.hex().encode(), body) for seq, digest, body in rows
-        ]
+        lines: list[bytes] = []
+        for seq, digest, body, *signature in rows:
+            signed = None if signature[0] is None else SignedHead(seq, digest, *signature)
+            if after < 0 and not lines:
+                key = Signer(lock.home.keys).public
+                lines.append(line_of(seq, digest, body, signed, public_key=key, after=_purged(lock.journal, seq - 1)))
+            else:
+                lines.append(line_of(seq, digest, body, signed))
         yield len(lines), b"".join(lines)
         after = rows[-1][0]
+
+
+def _purged(journal: Journal, seq: int) -> SignedHead | None:
+    """The signed head of what retention removed up to a record, if it did."""
+    from interlock.audit.chain import SignedHead
+
+    query = "SELECT last_seq, hash, at_ms, key_id, signature FROM segment WHERE last_seq = ?"
+    return next((SignedHead(*row) for row in journal.read(query, (seq,))), None)
 
 
 def _tools_named(record: Json) -> set[str]:

@@ -18,6 +18,7 @@ from interlock.core.record import step
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.gateway.ownership import facts_in
+from interlock.service.trails import Trails
 from interlock.store import records
 from interlock.telemetry.w3c import joined
 
@@ -72,6 +73,7 @@ class Calls:
         self._lock = lock
         self._running: dict[str, tuple[Caller, Ask, asyncio.Task[Result]]] = {}
         self._kept: OrderedDict[str, tuple[Owner, Result]] = OrderedDict()
+        self._trails = Trails(lock.listen)
 
     # Making
 
@@ -207,37 +209,41 @@ class Calls:
         body = records.plain("audit.read", ref, clock.now_ms(), by=caller.acting, what="call", sought=sought)
         self._lock.journal.record("audit.read", ref, body)
 
-    async def follow(self, call_id: str, caller: Caller) -> AsyncGenerator[Json]:
-        """Events of a call as they happen, then its status. Ends when the call does.
+    async def follow(
+        self, call_id: str, caller: Caller, *, after: int | None = None
+    ) -> AsyncGenerator[tuple[int | None, Json]]:
+        """Events of a call as they happen, each with its number, then its status. Ends when the call does.
 
-        Of a call that another process on this home runs, only the status is heard.
+        With `after` it goes on behind that event. Where those that came next are kept no longer, that is told instead,
+        by what has no number. Of a call that another process on this home runs, only the status is heard.
         """
-        events: asyncio.Queue[Json] = asyncio.Queue(1000)
-
-        def hear(event: Any) -> None:
-            if event.invocation_id == call_id and not events.full():
-                events.put_nowait(event.document())
-
-        running = self._running.get(call_id)
+        _, _, task = self._running.get(call_id, (None, None, None))
         status = self.status(call_id, caller)  # also: whether it is theirs
-        stop = self._lock.listen(hear)
-        try:
-            if running is not None:
-                _, _, task = running
-                while not task.done() or not events.empty():
-                    heard = asyncio.ensure_future(events.get())
-                    await asyncio.wait({heard, task}, return_when=asyncio.FIRST_COMPLETED)
-                    if heard.done():
-                        yield heard.result()
-                    else:
-                        heard.cancel()
-                status = self.status(call_id, caller)
+        at = after or 0
+        with self._trails.followed(call_id, task, count=at) as (trail, anew):
+            if anew and after is not None:
+                yield None, _missed(call_id, None)
+            if trail is not None:
+                # Without a place to go on from, it is heard from now on.
+                at = trail.count if after is None else min(at, trail.count)
+                while True:
+                    before, events = trail.behind(at)
+                    if before > at:
+                        yield None, _missed(call_id, before - at)
+                    for number, event in enumerate(events, before + 1):
+                        yield number, event
+                    at = before + len(events)
+                    if at < trail.count:
+                        continue
+                    if task is None or task.done():
+                        break
+                    await trail.news(task)
             elif self._lock.elsewhere.runs(call_id) is not None:
                 await self._lock.elsewhere.ended(call_id)
                 status = self.status(call_id, caller)
-        finally:
-            stop()
-        yield {"event_class": "tool.invocation.status", **status}
+        if task is not None:
+            status = self.status(call_id, caller)
+        yield at + 1, {"event_class": "tool.invocation.status", **status}
 
     # Ending
 
@@ -264,12 +270,18 @@ class Calls:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        self._trails.close()
 
 
 def _refuse_long(ask: Ask) -> None:
     """Refuse (E3004) names that would fill the journal, where each call leaves them."""
     if len(ask.session) > LONGEST_NAME or (ask.task is not None and len(ask.task) > LONGEST_NAME):
         raise Failure("E3004", f"sessions and tasks have names of at most {LONGEST_NAME} characters")
+
+
+def _missed(call_id: str, count: int | None) -> Json:
+    """Tells a follower of events that are kept no longer; of None, nobody knows how many."""
+    return {"event_class": "tool.invocation.events_missed", "invocation_id": call_id, "missed": count}
 
 
 def _owner(caller: Caller) -> Owner:

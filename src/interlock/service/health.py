@@ -65,6 +65,7 @@ class Health:
 
     def _signer_signs(self) -> None:
         self._lock.issuer_keys.all()
+        self._lock.tokens.check_signer()
 
     def _policy(self) -> Condition:
         try:

@@ -56,6 +56,7 @@ class Policy:
         question = question_of(self._lock, somebody(self._lock, principal), tool, arguments, operation, door)
         found = self._lock.policy.explain(question)
         decision = found.decision
+        stricter = asked_all_the_same(self._lock, question, decision)
         return {
             "principal": question.caller.acting,
             "tool": question.contract.ref,
@@ -64,8 +65,15 @@ class Policy:
             "rules": list(decision.rules),
             "policy": decision.policy,
             "would_have_to_change": list(found.advice),
+            "gate": None if stricter is None else stricter.reason,
             "considered": [
-                {"id": view.rule.id, "effect": view.rule.effect, "line": view.rule.line, "holds": view.holds}
+                {
+                    "id": view.rule.id,
+                    "effect": view.rule.effect,
+                    "line": view.rule.line,
+                    "holds": view.holds,
+                    "holds_when_approved": view.holds_approved,
+                }
                 for view in found.rules
             ],
         }

@@ -41,8 +41,9 @@ class Tokens:
             raise Failure("E3004", "say who holds the token: `agent` or `person`, and not both")
         if person is not None and by.capability is not None:
             raise Failure("E3206", "a token cannot be passed on to a person; the operator issues theirs")
-        holder = await self._somebody(agent or person or "", "human" if agent is None else "agent", by)
-        behalf = None if user is None else await self._somebody(user, "human", by)
+        registered: list[str] = []
+        holder = await self._somebody(agent or person or "", "human" if agent is None else "agent", by, registered)
+        behalf = None if user is None else await self._somebody(user, "human", by, registered)
         text = await self._lock.tokens.issue(
             subject=holder.did,
             user=None if behalf is None else behalf.did,
@@ -53,7 +54,7 @@ class Tokens:
             ttl_s=ttl_s,
             by=by,
         )
-        return {"token": text, **await self._lock.tokens.inspect(text, by=by)}
+        return {"token": text, "registered": registered, **await self._lock.tokens.inspect(text, by=by)}
 
     async def delegate(
         self,
@@ -68,7 +69,8 @@ class Tokens:
         ttl_s: int | None = None,
     ) -> Json:
         """Pass a token on, narrowed. Holding it is the right to; only a new name needs the right to issue."""
-        holder = await self._somebody(to, "agent", by)
+        registered: list[str] = []
+        holder = await self._somebody(to, "agent", by, registered)
         text = await self._lock.tokens.delegate(
             token,
             subject=holder.did,
@@ -79,7 +81,7 @@ class Tokens:
             constraints=constraints,
             ttl_s=ttl_s,
         )
-        return {"token": text, **await self._lock.tokens.inspect(text, by=by)}
+        return {"token": text, "registered": registered, **await self._lock.tokens.inspect(text, by=by)}
 
     async def inspect(self, token: str, *, by: Caller) -> Json:
         """Whether a token holds, and why not; who gave it to whom, and what each of them may do."""
@@ -97,10 +99,10 @@ class Tokens:
         ref = ref if known is None else known.did
         return {"revoked": await self._lock.tokens.revoke(ref, reason=reason, by=by, unseen=foreign)}
 
-    async def _somebody(self, who: str, kind: CallerKind, by: Caller) -> Identity:
+    async def _somebody(self, who: str, kind: CallerKind, by: Caller, registered: list[str]) -> Identity:
         """An identity by its DID or its name in the caller's tenant.
 
-        A new name gets a did:key of its own, which needs the right to issue tokens.
+        A new name gets a did:key of its own, which needs the right to issue tokens, and is added to `registered`.
         """
         known = self._lock.identities.find(who, by.tenant)
         if known is not None and same_place(by, known.tenant):
@@ -110,6 +112,7 @@ class Tokens:
             raise Failure("E3207", f"nobody is known as `{who}`; an operator registers identities")
         if by.tenant == "local":
             refuse_namesake(self._lock, who)
+        registered.append(who)
         return await make_identity(self._lock, by=by, name=who, kind=kind, tenant=by.tenant)
 
 

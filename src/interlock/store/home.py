@@ -108,9 +108,35 @@ class Home:
             found = self._current()
             if found == SCHEMA_HEAD:
                 return
-            if found is not None and found > SCHEMA_HEAD:
-                raise Failure("E3805", f"the store has schema {found}; this program knows up to {SCHEMA_HEAD}")
+            if found is not None:
+                refuse_newer(found)
+                self._refuse_in_use(found)
             run_migrations(self.database)
+
+    def still_known(self) -> None:
+        """Refuse (E3805) a home that somebody has migrated since it was opened; asked once this process shows life."""
+        # INVARIANT: whoever migrates holds this lock from before it looks for others until it has committed. So either
+        # it finds this process's sign of life and leaves the schema alone, or what it has made is seen here.
+        with open(self.path / "migrate.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            found = self._current()
+        if found is not None:
+            refuse_newer(found)
+
+    def alive(self) -> int:
+        """How many processes run on this home now, this one among them if it does."""
+        return sum(_held(path) for path in self.instances.glob("*.lock"))
+
+    def _refuse_in_use(self, found: str) -> None:
+        if (count := self.alive()) == 0:
+            return
+        runs, them = ("1 process runs", "it") if count == 1 else (f"{count} processes run", "them")
+        raise Failure(
+            "E3804",
+            f"{runs} on this home, and this version would change its database under {them}: schema {found} to"
+            f" {SCHEMA_HEAD}",
+            resolution=f"stop {them} (the server, whatever watches), make a backup, then run this again",
+        )
 
     def _current(self) -> str | None:
         """The schema the file is at, None when it is new; refuses what is not ours (E3804)."""
@@ -124,6 +150,12 @@ class Home:
         finally:
             connection.close()
         return row[0] if row else None
+
+
+def refuse_newer(found: str) -> None:
+    """Refuse (E3805) a schema that a later version of this program has made."""
+    if found > SCHEMA_HEAD:
+        raise Failure("E3805", f"the store has schema {found}; this program knows up to {SCHEMA_HEAD}")
 
 
 def refuse_behind(connection: sqlite3.Connection, anchored: tuple[int, bytes] | None) -> None:
@@ -243,27 +275,29 @@ class Instance:
         self.id = instance_id
         self._home = home
         self._file = open(home.instances / f"{instance_id}.lock", "w")  # noqa: SIM115 - held for life
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # nobody else holds it, but whoever looks has it for a moment
 
     def alive(self, owner: str) -> bool:
         """Whether the process that wrote this owner id still lives."""
         if owner == self.id:
             return True
-        path = self._home.instances / f"{owner}.lock"
-        if not _INSTANCE.match(owner):
-            return False
-        try:
-            with open(path) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return True  # what another user runs cannot be looked at; nobody is taken for dead without proof
-        except FileNotFoundError:
-            pass  # it has closed, maybe just now
-        return False
+        return _INSTANCE.match(owner) is not None and _held(self._home.instances / f"{owner}.lock")
 
     def close(self) -> None:
         (self._home.instances / f"{self.id}.lock").unlink(missing_ok=True)
         self._file.close()
+
+
+def _held(path: Path) -> bool:
+    """Whether the process whose sign of life this is still lives."""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True  # what another user runs cannot be looked at; nobody is taken for dead without proof
+    except FileNotFoundError:
+        pass  # it has closed, maybe just now
+    return False
 
 
 _BUSY = ("database is locked", "too many")

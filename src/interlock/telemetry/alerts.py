@@ -60,6 +60,7 @@ SIGNALS: Mapping[str, Severity] = {
     "DEPRECATION_REMOVAL_BLOCKED": "warning",
     "TOOL_VERSION_REMOVED": "info",
     # Systems that others run.
+    "SERVICE_BREAKER": "warning",
     "UPSTREAM_UNAVAILABLE": "critical",
     "UPSTREAM_FAILED": "critical",
     "UPSTREAM_AVAILABLE": "info",
@@ -99,7 +100,8 @@ class Alerts:
             name=name, severity=severity, tool=tool, invocation_id=invocation_id, trace_id=trace_id, facts=facts
         )
         about = _about(tool, invocation_id, facts)
-        words = ": ".join(filter(None, (name, about, str(facts.get("reason") or ""))))
+        change = f"was {facts['from']}, is {facts['to']}" if "from" in facts and "to" in facts else ""
+        words = ": ".join(filter(None, (name, about, change, str(facts.get("reason") or ""))))
         extra = {"trace_id": trace_id, "invocation_id": invocation_id, "signal": name, "severity": severity}
         _log.log(_LEVEL[severity], "%s", words, extra=extra)
         for listener in self.listeners:

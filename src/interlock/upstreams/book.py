@@ -164,7 +164,8 @@ class Outdated(Failure):
     """The book has changed since it was read; nothing was written."""
 
     def __init__(self, name: str) -> None:
-        super().__init__("E3103", f"the upstream `{name}` is being changed by somebody else; try again")
+        words = f"the upstream `{name}` is being changed by somebody else"
+        super().__init__("E3103", words, resolution="send the request again")
 
 
 # Reading

@@ -35,6 +35,7 @@ GRACE_S = 2.0
 WAITED_OUT_S = 1.0
 LOG_BYTES = 1024 * 1024
 LOGS_KEPT = 3
+LAST_WORDS = 2000
 
 # The kernel kills the program when we die, unless we have died before it could be told. Written as a program because
 # code that runs between fork and exec in a process with threads may never get to exec.
@@ -60,6 +61,7 @@ class Log:
         self._longest = max(map(len, self._secrets), default=1)
         self._limit = limit
         self._rest = b""
+        self.last_words = b""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def write(self, data: bytes) -> None:
@@ -71,6 +73,7 @@ class Log:
         if len(self._rest) > self._limit:
             lines, self._rest = text[: -self._longest], text[-self._longest :]
         if lines:
+            self.last_words = (self.last_words + lines + b"\n")[-LAST_WORDS:]
             self._append(lines + b"\n")
 
     def close(self) -> None:
@@ -241,10 +244,13 @@ class Child(asyncio.SubprocessProtocol):
             return
         assert self._transport is not None
         code = self._transport.get_returncode()
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         if self._log is not None:
             self._log.close()
+            if self._log.last_words:
+                told = "".join(c for c in self._log.last_words.decode(errors="replace") if c.isprintable() or c == "\n")
+                _log.debug("an upstream's process ended (%s); its last words on stderr:\n%s", how, told.rstrip())
         self._transport.close()
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         self.ended.set_result(f"the upstream's process ended: {how}")
 
 

@@ -326,8 +326,9 @@ class Upstreams:
         again = sorted(one for one, seen in accepted.items() if one in there and there[one] != seen)
         report = await self._take_in(known, discovered, by=f"{by.acting}: {reason}", accepted={} if again else accepted)
         if again:
-            words = f"`{again[0]}` has changed again since it was shown; see interlock upstream show {name}"
-            raise Failure("E3103", words, details={"tools": again})
+            words = f"`{again[0]}` has changed again since it was shown"
+            advice = f"look at it as it is now, then accept it: interlock upstream show {name}"
+            raise Failure("E3103", words, details={"tools": again}, resolution=advice)
         return report
 
     async def remove(self, name: str, *, by: Caller) -> None:

@@ -3,6 +3,7 @@
     gateway.proto ──► v1/ (written by generate.py)         the contract that clients compile
     messages.py       core values <-> messages, a failure -> google.rpc.Status
     servicer.py       one method per RPC, all behind one guard that lets out answers and statuses and nothing else
+    reflection.py     the contract for clients that ask the server for it
 
 The door authenticates every RPC, then asks the service, and decides nothing. Time and cancellation are gRPC's own: the
 client's deadline becomes the call's, and an RPC that is cancelled cancels its call, which is on record as such. Health
@@ -72,19 +73,18 @@ class GrpcDoor:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         import grpc.aio
         from grpc_health.v1 import health, health_pb2_grpc
-        from grpc_reflection.v1alpha import reflection
 
+        from interlock.doors.grpc import reflection
         from interlock.doors.grpc.servicer import NAME, Servicer
 
         self._servicer = Servicer(self._service)
         server: Server = cast("Any", grpc.aio).server(
-            handlers=(self._servicer.handler(),),
+            handlers=(self._servicer.handler(), *reflection.handlers((NAME, health.SERVICE_NAME))),
             options=(*_OPTIONS, ("grpc.max_receive_message_length", self._max_message_bytes)),
             maximum_concurrent_rpcs=MOST_CALLS,
         )
         self._health = cast("Any", health).aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = self._bind(server)
         await server.start()
         self._server = server

@@ -425,7 +425,10 @@ class GrantBody(Body):
 
     tool: Name
     caller: Name
-    arguments: Json = Field(description="a pattern for every argument; an argument that is not named is not covered")
+    arguments: Json = Field(
+        description="a pattern for every argument; an argument that is not named is not covered. A text, in which * and"
+        ' ? match; the bounds of a number, {"minimum": 1, "maximum": 100}; or a value as it must be'
+    )
     uses: int = Field(ge=1, le=10_000)
     expires_in_s: int = Field(ge=1, le=90 * 86_400)
     versions: Name | None = None
@@ -508,6 +511,7 @@ class TokenPicture(Answer):
 
 class Issued(TokenPicture):
     token: str
+    registered: list[str] = Field(description="names that were not known, and have an identity of their own now")
 
 
 class Revoked(Answer):
@@ -565,6 +569,7 @@ class Explanation(Answer):
     reason: str
     rules: list[str]
     would_have_to_change: list[str]
+    gate: str | None = Field(description="why a person is asked although no rule says so")
 
 
 # Audit
@@ -597,6 +602,35 @@ class Verdict(Answer):
     records: int
     head: Json
     faults: list[Json]
+
+
+# Budgets
+
+
+class BudgetsQuery(Query):
+    task: Name | None = Field(None, description="a task whose budget is asked about too")
+    all: bool = Field(False, description="what everybody has used; needs `audit:read`, and is on record")
+
+
+class Used(Answer):
+    tenant: str
+    spent: float
+    held: float = Field(description="set aside for calls that run")
+    left: float = Field(description="below zero once more was spent than allowed")
+
+
+class Budget(Answer):
+    budget: str = Field(description="in words, as a refusal names it", examples=["5 per tenant and 1 d"])
+    per: Literal["call", "task", "session", "tenant", "caller"]
+    limit: float
+    tools: str
+    period_s: int | None
+    ends_at: str | None = Field(description="when its period ends and the whole limit is there again")
+    used: list[Used] = Field(description="by whom; whoever is not listed has used nothing")
+
+
+class Budgets(Answer):
+    budgets: list[Budget]
 
 
 # Upstreams

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
 from interlock.core.artifacts import is_file
@@ -20,6 +20,8 @@ from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says,
 # How long a stream of events is silent at most: what sits between may cut a connection on which nothing moves.
 SILENCE_S = 15.0
 FILE = "application/octet-stream"
+_LONGEST_NUMBER = 16
+LastEvent = Annotated[str, Header(description="the last event you have: the stream goes on behind it")]
 _APART = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
 
 router = APIRouter(prefix="/v1", tags=["calls"])
@@ -36,17 +38,17 @@ async def show_call(invocation_id: Id, ask: Ask) -> Response:
     "/calls/{invocation_id}/events",
     **streams("text/event-stream", "events as they happen, then the status", {"type": "string"}),
 )
-async def follow_call(invocation_id: Id, ask: Ask) -> Response:
+async def follow_call(invocation_id: Id, ask: Ask, last_event_id: LastEvent = "") -> Response:
     """What happens to a call of yours, as server-sent events: progress, partial results, states, and how it stands."""
     calls = ask.service.calls
     calls.status(invocation_id, ask.caller)  # refused before the stream begins
-    events = _frames(calls.follow(invocation_id, ask.caller))
+    known = last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < _LONGEST_NUMBER
+    events = _frames(calls.follow(invocation_id, ask.caller, after=int(last_event_id) if known else None))
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def _frames(events: AsyncGenerator[Json]) -> AsyncGenerator[bytes]:
+async def _frames(events: AsyncGenerator[tuple[int | None, Json]]) -> AsyncGenerator[bytes]:
     """Events as frames of a stream, with a comment now and then while nothing happens."""
-    number = 0
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while True:
@@ -54,11 +56,12 @@ async def _frames(events: AsyncGenerator[Json]) -> AsyncGenerator[bytes]:
             if not done:
                 yield b": still running\n\n"
                 continue
-            event = coming.result()
-            if event is None:
+            told = coming.result()
+            if told is None:
                 return
-            number += 1
-            yield f"id: {number}\nevent: {event['event_class']}\n".encode() + b"data: " + encode(event) + b"\n\n"
+            number, event = told
+            place = "" if number is None else f"id: {number}\n"
+            yield f"{place}event: {event['event_class']}\ndata: ".encode() + encode(event) + b"\n\n"
             coming = asyncio.ensure_future(anext(events, None))
     finally:
         coming.cancel()

@@ -1,0 +1,163 @@
+"""Whether an export is what the journal was when it was made: provable with the file alone, wherever and whenever.
+
+An export is the chain as it stands, a line for each record, byte for byte as it was hashed:
+
+    {"seq":7,"hash":"…","record":{…}}
+
+The first line also has the public key and, where retention removed what was before it, the signed hash `after` which
+the chain goes on; a line whose hash was signed has that signature. An export ends with a signed head: whoever makes one
+signs the record of having made it. So its end cannot be cut off unseen, except back to an earlier signed head; that the
+auditor sees who knows a later one. And whoever has another key can sign another chain: trust begins with a public key
+that was noted elsewhere.
+
+INVARIANT: no byte of an export can be changed without a fault. Lines are of one form, with one way to write each value.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from interlock.audit.chain import ChainFault, Follower, Found, Signatures, SignedHead, Verdict, records_words
+
+_HASH, _MS = "[0-9a-f]{64}", "0|[1-9][0-9]{0,15}"
+
+
+def _signed_by(name: str) -> str:
+    """The form of a signature, in groups under a name."""
+    return (
+        rf'"at_ms":(?P<{name}_ms>{_MS}),"key_id":"(?P<{name}_key>[0-9a-f]{{16}})"'
+        rf',"signature":"(?P<{name}>[0-9a-f]{{128}})"'
+    )
+
+
+_LINE = re.compile(
+    (
+        rf'\{{"seq":(?P<seq>[1-9][0-9]{{0,18}}),"hash":"(?P<hash>{_HASH})"'
+        rf'(?:,"public_key":"(?P<public>{_HASH})")?'
+        rf'(?:,"after":\{{"hash":"(?P<before>{_HASH})",{_signed_by("after")}\}})?'
+        rf'(?:,"signed":\{{{_signed_by("signed")}\}})?'
+        r',"record":(?P<body>.*)\}\n'
+    ).encode(),
+    re.DOTALL,
+)
+_PROGRESS_EVERY = 10_000
+
+
+def line_of(
+    seq: int,
+    digest: bytes,
+    body: bytes,
+    signed: SignedHead | None = None,
+    *,
+    public_key: bytes | None = None,
+    after: SignedHead | None = None,
+) -> bytes:
+    """A record as an export has it."""
+    first = b"" if public_key is None else b',"public_key":"%b"' % public_key.hex().encode()
+    if after is not None:
+        first += b',"after":{"hash":"%b",%b}' % (after.hash.hex().encode(), _signature(after))
+    head = b"" if signed is None else b',"signed":{%b}' % _signature(signed)
+    return b'{"seq":%d,"hash":"%b"%b%b,"record":%b}\n' % (seq, digest.hex().encode(), first, head, body)
+
+
+def _signature(head: SignedHead) -> bytes:
+    form = b'"at_ms":%d,"key_id":"%b","signature":"%b"'
+    return form % (head.at_ms, head.key_id.encode(), head.signature.hex().encode())
+
+
+def verify_export(
+    lines: Iterable[bytes],
+    *,
+    public_key: bytes | None = None,
+    known_head: tuple[int, bytes] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Verdict:
+    """Prove the chain of an export, or say where it is broken; without `public_key`, by the key that it names."""
+    began = time.monotonic()
+    check = _Check(public_key, known_head)
+    for number, line in enumerate(lines, 1):
+        if not check.follow(line, first=number == 1):
+            check.found.in_records.note(check.found.seq + 1, f"line {number} is not as an export has it")
+            break
+        if progress is not None and number % _PROGRESS_EVERY == 0:
+            progress(number)
+    check.end()
+    return check.found.verdict(time.monotonic() - began)
+
+
+class _Check:
+    """The lines of an export, followed from the first to the last."""
+
+    def __init__(self, public_key: bytes | None, known_head: tuple[int, bytes] | None) -> None:
+        self.found = Found(anchors_file=False)
+        self._follower = Follower(self.found)
+        self._known = known_head
+        self._named: bytes | None = None
+        self._last_signed = 0
+        self._signatures = Signatures(public_key, lambda: self._named)
+
+    def follow(self, line: bytes, *, first: bool) -> bool:
+        """Check one line; False for one that is not of the form, after which nothing can be told."""
+        match = _LINE.fullmatch(line)
+        if match is None or (match["public"] is not None) != first or (match["before"] is not None and not first):
+            return False
+        seq, digest, found = int(match["seq"]), bytes.fromhex(match["hash"].decode()), self.found
+        if first:
+            self._named = bytes.fromhex(match["public"].decode())
+            self._begin(match, seq)
+        self._follower.follow([(seq, *_names(match["body"]), match["body"], digest)])
+        found.records += 1
+        if match["signed"] is not None:
+            self._check_head(_head(match, "signed", seq, digest))
+        if self._known is not None and self._known[0] == seq and self._known[1] != digest:
+            found.in_anchors.note(seq, "the record is not the one of the known head")
+        return True
+
+    def _begin(self, match: re.Match[bytes], seq: int) -> None:
+        """Where the chain begins: with the first record, or after what retention removed."""
+        if match["before"] is None:
+            return
+        head, found = _head(match, "after", seq - 1, bytes.fromhex(match["before"].decode())), self.found
+        if (wrong := self._signatures.fault("segment", head)) is not None:
+            found.in_segments.note(head.seq, f"the purged segment: {wrong}")
+        found.seq, found.head, found.purged_through = head.seq, head.hash, head.seq
+
+    def _check_head(self, head: SignedHead) -> None:
+        self.found.anchors += 1
+        self._last_signed = head.seq
+        if (wrong := self._signatures.fault("head", head)) is not None:
+            self.found.in_anchors.note(head.seq, f"the signed head: {wrong}")
+        else:
+            self.found.newest = head
+
+    def end(self) -> None:
+        """What only the end shows: that nothing is missing there."""
+        found = self.found
+        if not found.records:
+            found.elsewhere.note(0, "there is no record in it")
+        elif not found.anchors:
+            found.elsewhere.note(0, "no head in it is signed, so anybody can have made it up")
+        elif self._last_signed < found.seq:
+            found.in_anchors.note(self._last_signed + 1, "it ends without a signed head: what came after is missing")
+        if self._known is not None and self._known[0] > found.seq:
+            gone = f"{records_words(found.seq + 1, self._known[0])} missing: the known head names the last"
+            found.in_anchors.found.insert(0, ChainFault(found.seq + 1, gone))
+
+
+def _head(match: re.Match[bytes], name: str, seq: int, digest: bytes) -> SignedHead:
+    at_ms, key_id = int(match[f"{name}_ms"]), match[f"{name}_key"].decode()
+    return SignedHead(seq, digest, at_ms, key_id, bytes.fromhex(match[name].decode()))
+
+
+def _names(body: bytes) -> tuple[Any, Any]:
+    """Kind and call of a record, as a row has them beside it; None for what is no record."""
+    try:
+        record = orjson.loads(body)
+        return bytearray(record["kind"], "utf-8"), bytearray(record["call"], "utf-8")
+    except (orjson.JSONDecodeError, TypeError, KeyError, UnicodeEncodeError):
+        return None, None

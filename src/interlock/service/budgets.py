@@ -1,0 +1,79 @@
+"""Budgets, as doors show them: what is spent of each, what is set aside for calls that run, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from interlock.authority import budgets
+from interlock.authority.budgets import Use
+from interlock.core.allowances import MILLION, Budget, millionths
+from interlock.core.clock import iso
+from interlock.core.context import Caller
+from interlock.core.schema import Json
+from interlock.service.audit import Audit
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+# How many are told of each budget: those that have used the most.
+MOST = 100
+# What those whom a budget counts together are named by, in the order of `Use.subject`.
+_NAMES = {
+    "call": (),
+    "task": ("tenant", "task"),
+    "session": ("tenant", "caller", "session"),
+    "tenant": ("tenant",),
+    "caller": ("tenant", "caller"),
+}
+Within = Callable[[Budget], tuple[str, ...] | None]
+
+
+class Budgets:
+    """What calls may still cost."""
+
+    def __init__(self, lock: Interlock, audit: Audit) -> None:
+        self._lock = lock
+        self._audit = audit
+
+    async def show(self, *, by: Caller, door: str, task: str | None = None, every: bool = False) -> list[Json]:
+        """What is left of each budget for the caller, their tenant, and a task of it that they can name.
+
+        With `every`, what is left for anybody in their tenant, for local auditors anywhere; which is on record.
+        """
+        if every:
+            await self._audit.note("budgets", {}, by=by, door=door)
+            whole = () if by.tenant == "local" else (by.tenant,)
+            return overview(self._lock, lambda _: whole)
+        own = by.tenant, by.id
+        theirs = {"tenant": own[:1], "caller": own, "session": own, "task": None if task is None else (by.tenant, task)}
+        return overview(self._lock, lambda budget: theirs.get(budget.per))
+
+
+def overview(lock: Interlock, within: Within) -> list[Json]:
+    """Each budget there is, and what is used of it by those whose names begin as `within` says; None is nobody."""
+    now_ms = lock.clock.now_ms()
+    told: list[Json] = []
+    for budget in lock.settings.budgets:
+        beginning = within(budget)
+        found = (
+            []
+            if beginning is None
+            else budgets.uses(lock.journal.read, budget, now_ms=now_ms, within=beginning, most=MOST)
+        )
+        ends_ms = budgets.ends_ms(budget, now_ms)
+        told.append(
+            {
+                "budget": budget.name,
+                **budget.model_dump(),
+                "ends_at": None if ends_ms is None else iso(ends_ms),
+                "used": [_used(budget, one) for one in found],
+            }
+        )
+    return told
+
+
+def _used(budget: Budget, use: Use) -> Json:
+    left = millionths(budget.limit) - use.spent - use.held
+    amounts = {"spent": use.spent / MILLION, "held": use.held / MILLION, "left": left / MILLION}
+    return {**dict(zip(_NAMES[budget.per], use.subject, strict=True)), **amounts}

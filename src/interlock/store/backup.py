@@ -1,0 +1,198 @@
+"""A copy of a whole home, made while processes run on it. A backup is such a copy, and so is what is restored from it.
+
+The order of copying is what makes the copy whole. INVARIANT: the anchors file is never ahead of the database beside it,
+for an anchor is in the database before it is in the file; and every key that the database needs is there, for a key is
+there before something is signed or sealed with it. So the anchors come first, then the database as it is at one moment,
+then everything else. Only a key that was dropped meanwhile could be missed: that is looked for, and refused.
+
+A copy is gathered below its target and put in place when whoever asked for it has looked at it, the database last:
+half a copy is no home, and is refused as one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlock.core.errors import Failure
+from interlock.store.home import SCHEMA_HEAD, Home, refuse_newer, store_failure
+from interlock.store.sealing import Box, keys_in_use
+
+# Who is alive now, and what upstreams have printed.
+_LEFT_OUT = frozenset({"instances", "migrate.lock", "locks.board", "logs", "secrets.lock"})
+_STAGED = ".incomplete"
+_PAGES_AT_A_TIME = 1024
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class Copy:
+    """A copy in the making: where it is until it is put in place, and how much it is."""
+
+    home: Home
+    files: int = 0
+    size: int = 0
+
+
+@contextmanager
+def copied(source: Home, target: Path, progress: Progress | None = None) -> Generator[Copy]:
+    """A copy of a home, to be looked at. When the block ends it is at the target; when it raises, nothing is left.
+
+    E3411 when the target is there and not empty, lies in the home or cannot be written; E3804 when there is no readable
+    database to copy, E3805 when it is of a newer version. `progress` hears how many pages of how many were copied.
+    """
+    if not source.database.exists():
+        raise Failure("E3804", f"there is no database in `{source.path}`", resolution="name the directory of a home")
+    try:
+        with _staged(source, target) as staged:
+            copy = Copy(Home(staged))
+            _copy(copy, source, progress)
+            _refuse_lost_keys(copy.home)
+            yield copy
+            _put_in_place(staged, target)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise _unwritable(target, "its disk is full") from None
+        failure = store_failure(error)
+        raise failure if failure.code != "E3801" else _unwritable(target, str(error)) from None
+    except OSError as error:
+        raise _unwritable(target, error.strerror or type(error).__name__) from None
+
+
+def _unwritable(target: Path, why: str) -> Failure:
+    return Failure("E3411", f"the copy at `{target}` cannot be made: {why}", resolution="mend that, or choose another")
+
+
+@contextmanager
+def _staged(source: Home, target: Path) -> Generator[Path]:
+    """A directory for a copy in the making. Below its target: that may be a file system of its own."""
+    if target.resolve().is_relative_to(source.path.resolve()):
+        words = f"`{target}` is in the home itself; nothing was written"
+        raise Failure("E3411", words, resolution="choose a directory elsewhere, best on another disk")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        words = f"`{target}` is there already; nothing was written"
+        raise Failure("E3411", words, resolution="choose a directory that does not exist or is empty")
+    made = not target.exists()
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    staged = target / _STAGED
+    staged.mkdir(mode=0o700)  # whoever comes second fails here
+    try:
+        yield staged
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        if made:
+            with suppress(OSError):
+                target.rmdir()
+        raise
+
+
+def _copy(copy: Copy, source: Home, progress: Progress | None) -> None:
+    if source.anchors.exists():
+        _copy_file(copy, source.anchors, copy.home.anchors)
+    with closing(_open(source.database)) as live:
+        _copy_database(live, copy.home.database, progress)
+    _count(copy, copy.home.database)
+    for path in _others(source):
+        _copy_entry(copy, path, copy.home.path / path.name)
+
+
+def _others(source: Home) -> Iterator[Path]:
+    for path in sorted(source.path.iterdir()):
+        ours = path.name == source.anchors.name or path.name.startswith(source.database.name)
+        if not ours and path.name not in _LEFT_OUT:
+            yield path
+
+
+def _open(database: Path) -> sqlite3.Connection:
+    """The database of a home. Where nothing can be written beside it, as on read-only media, nobody else writes it."""
+    how = "mode=rw" if os.access(database.parent, os.W_OK) else "mode=ro&immutable=1"
+    return sqlite3.connect(f"{database.absolute().as_uri()}?{how}", uri=True, timeout=10, isolation_level=None)
+
+
+def _copy_database(live: sqlite3.Connection, target: Path, progress: Progress | None) -> None:
+    # One read transaction for all of it: others write on, and what they write is not in the copy.
+    live.execute("BEGIN")
+    row = live.execute("SELECT version_num FROM alembic_version").fetchone()
+    if row is not None:
+        refuse_newer(str(row[0]))
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with closing(sqlite3.connect(target, isolation_level=None)) as copy:
+
+        def tell(_: int, remaining: int, total: int) -> None:
+            if progress is not None:
+                progress(total - remaining, total)
+
+        live.backup(copy, pages=_PAGES_AT_A_TIME, progress=tell)
+
+
+def _copy_entry(copy: Copy, source: Path, target: Path) -> None:
+    if source.is_dir():
+        target.mkdir(mode=0o700)
+        for path in sorted(source.iterdir()):
+            if path.name not in _LEFT_OUT:
+                _copy_entry(copy, path, target / path.name)
+        _sync(target)
+    elif source.is_file():
+        # What is staged under a name of its own may be gone before it is read.
+        with suppress(FileNotFoundError):
+            _copy_file(copy, source, target)
+
+
+def _copy_file(copy: Copy, source: Path, target: Path) -> None:
+    """A file, its owner's alone, on disk."""
+    with open(source, "rb") as read:
+        mode = os.fstat(read.fileno()).st_mode & 0o700
+        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as written:
+            shutil.copyfileobj(read, written)
+            written.flush()
+            os.fsync(written.fileno())
+    _count(copy, target)
+
+
+def _count(copy: Copy, path: Path) -> None:
+    copy.files += 1
+    copy.size += path.stat().st_size
+
+
+def _refuse_lost_keys(home: Home) -> None:
+    """Refuse (E3410) a copy without a key that something in it is sealed under: it was dropped while copying."""
+    if not (home.keys / "secrets.key").exists():
+        return  # in the operating system's keyring, or not made yet
+    with closing(_open(home.database)) as connection:
+        if connection.execute("SELECT version_num FROM alembic_version").fetchone() != (SCHEMA_HEAD,):
+            return
+        needed = keys_in_use(connection)
+    if needed - Box(home.keys).ids():
+        words = "a key that something is sealed under is missing; nothing was kept of the copy"
+        raise Failure("E3410", words, resolution="try again: it was changed just now, or see interlock doctor")
+
+
+def _put_in_place(staged: Path, target: Path) -> None:
+    database = staged / "interlock.db"
+    moved: list[Path] = []
+    try:
+        for path in (*(path for path in sorted(staged.iterdir()) if path != database), database):
+            path.rename(target / path.name)
+            moved.append(target / path.name)
+        staged.rmdir()
+    except BaseException:
+        for path in moved:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
+    _sync(target)
+    _sync(target.absolute().parent)
+
+
+def _sync(directory: Path) -> None:
+    """Let the names in a directory be on disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

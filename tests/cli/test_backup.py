@@ -1,0 +1,208 @@
+"""`interlock backup` and `restore`: what comes back is the home as it was, proven, and nothing is written over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from interlock import Interlock
+from interlock.store.home import SCHEMA_HEAD
+from tests.cli.conftest import INTERLOCK, Cli
+from tests.cli.test_upgrade import OLDER, schema, set_back
+from tests.needs import need
+
+
+def elsewhere(cli: Cli, name: str = "restored") -> Cli:
+    """The command line over another home, in the same world."""
+    return Cli(cli.path, {"INTERLOCK_HOME": str(cli.path / name)})
+
+
+def post(cli: Cli, key: str) -> tuple[bool, bool]:
+    """Whether a posting under a key is good, and whether it was made before."""
+    result = cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", key)
+    return result["status"] == "succeeded", result["metadata"]["replayed"]
+
+
+def everything(path: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(path)): one.read_bytes() for one in sorted(path.rglob("*")) if one.is_file()}
+
+
+async def test_a_backup_during_calls_comes_back_elsewhere_whole_and_with_its_keys(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", str(cli.ledger))
+    assert await asyncio.to_thread(post, cli, "before") == (True, False)
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    async def work(lock: Interlock) -> int:
+        made = 0
+        while not done.is_set():
+            made += 1
+            arguments = {"account": "cash", "cents": 1}
+            assert (await lock.call("demo.post", arguments, key=f"meanwhile-{made}")).ok
+            begun.set()
+        return made
+
+    async with Interlock.open(cli.home) as lock:
+        working = asyncio.ensure_future(work(lock))
+        try:
+            await asyncio.wait_for(begun.wait(), 30)
+            copied = await asyncio.to_thread(cli, "backup", "copy", "--json")
+        finally:
+            done.set()
+            made = await working
+    assert copied.code == 0, copied.err
+    assert copied.json["verdict"]["intact"]
+    assert post(cli, "after") == (True, False)
+
+    restored = elsewhere(cli)
+    assert restored.ask("restore", "copy")["verdict"]["intact"]
+    assert restored("audit", "verify").code == 0
+    assert post(restored, "before") == (True, True)
+    assert post(restored, "after") == (True, False)  # of what came later, nothing is known: it runs again
+    with closing(sqlite3.connect(cli.path / "restored" / "interlock.db")) as database:
+        query = "SELECT COUNT(*) FROM reservation WHERE state IN ('done', 'unknown')"
+        assert 2 < database.execute(query).fetchone()[0] < made + 2
+
+
+def test_a_backup_and_what_is_restored_are_their_owners_alone(cli: Cli) -> None:
+    before = os.umask(0)
+    try:
+        with open(cli.home / "demo-ledger.jsonl", "w"):
+            pass
+        assert cli("backup", "copy").code == 0
+        assert elsewhere(cli)("restore", "copy").code == 0
+    finally:
+        os.umask(before)
+    for place in ("copy", "restored"):
+        paths = [cli.path / place, *(cli.path / place).rglob("*")]
+        assert [path for path in paths if path.stat().st_mode & 0o077] == []
+        assert {path.name for path in paths} >= {"interlock.db", "journal.ed25519", "anchors.jsonl", "policy.cedar"}
+        assert not (cli.path / place / "instances").exists()
+    assert everything(cli.path / "copy") == everything(cli.path / "restored")
+
+
+def test_a_backup_leaves_the_home_and_its_schema_as_they_are(cli: Cli) -> None:
+    set_back(cli)
+    before = everything(cli.home)
+    assert cli("backup", "copy").code == 0
+    assert everything(cli.home) == before
+    restored = elsewhere(cli)
+    assert restored("restore", "copy").code == 0
+    assert schema(cli) == OLDER
+    assert restored("tools", "list").code == 0
+    with closing(sqlite3.connect(cli.path / "restored" / "interlock.db")) as database:
+        assert database.execute("SELECT version_num FROM alembic_version").fetchone() == (SCHEMA_HEAD,)
+
+
+def test_a_call_that_ran_during_the_backup_is_settled_by_a_person(cli: Cli) -> None:
+    cli.kill("call", "demo.post", '{"account": "cash", "cents": 250}', "--key", "order-1")
+    assert cli("backup", "copy").code == 0
+    restored = elsewhere(cli)
+    told = restored("restore", "copy")
+    assert "calls that were running when it was made: 1; their outcome is unknown" in told.out
+    assert "interlock calls reconcile" in told.out
+    assert "demo.post" in restored("calls", "reconcile").out
+    refused = restored.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-1")["error"]
+    assert refused["error_code"] == "E3409"
+
+
+def test_nothing_is_written_over(cli: Cli) -> None:
+    (cli.path / "full").mkdir()
+    (cli.path / "full" / "mine").write_text("mine")
+    (cli.path / "file").write_text("mine")
+    for place in ("full", "file"):
+        refused = cli("backup", place)
+        assert refused.code == 1
+        assert "E3411" in refused.err
+        assert "is there already; nothing was written" in refused.err
+    assert "in the home itself" in cli("backup", str(cli.home / "copy")).err
+    assert cli("backup", "copy").code == 0
+    assert "is there already" in cli("backup", "copy").err
+    before = everything(cli.home)
+    assert "is there already" in cli("restore", "copy").err
+    assert everything(cli.home) == before
+    (cli.path / "empty").mkdir()
+    assert elsewhere(cli, "empty")("restore", "copy").code == 0
+    assert sorted(os.listdir(cli.path)) == ["copy", "empty", "file", "full", "home"]
+
+
+def _cut(home: Path) -> None:
+    with closing(sqlite3.connect(home / "interlock.db")) as database:
+        database.execute("DROP TRIGGER journal_keeps_its_term")
+        database.execute("DELETE FROM journal WHERE seq = 2")
+        database.commit()
+
+
+def _later(home: Path) -> None:
+    with closing(sqlite3.connect(home / "interlock.db")) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+        database.commit()
+
+
+def _emptied(home: Path) -> None:
+    (home / "interlock.db").unlink()
+
+
+def _junk(home: Path) -> None:
+    (home / "interlock.db").write_bytes(b"junk" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "words"),
+    [
+        (_cut, "E3804", "at record 2, record 2 is missing"),
+        (_later, "E3805", "9999"),
+        (_emptied, "E3804", "there is no database in"),
+        (_junk, "E3804", "damaged or not a database"),
+    ],
+)
+def test_what_does_not_verify_is_neither_backed_up_nor_restored(
+    cli: Cli, spoil: Callable[[Path], None], code: str, words: str
+) -> None:
+    assert cli("backup", "good").code == 0
+    spoil(cli.home)
+    spoil(cli.path / "good")
+    for refused in (cli("backup", "bad"), elsewhere(cli)("restore", "good")):
+        assert refused.code == 1
+        assert code in refused.err
+        assert words in refused.err
+    assert sorted(os.listdir(cli.path)) == ["good", "home"]
+
+
+def test_whoever_acts_by_a_token_makes_no_copy_of_the_keys(cli: Cli) -> None:
+    holder = Cli(cli.path, {"INTERLOCK_TOKEN": "e30"})
+    assert "E3206" in holder("backup", "copy").err
+    assert not (cli.path / "copy").exists()
+
+
+def test_on_a_terminal_it_is_told_how_far_a_backup_is(cli: Cli) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*INTERLOCK, "backup", "copy"], env=cli.environment, cwd=cli.path, stderr=theirs) as child:
+        os.close(theirs)
+        told = b""
+        with suppress(OSError):  # the terminal ends with its last writer
+            while more := os.read(ours, 4096):
+                told += more
+        os.close(ours)
+    assert child.returncode == 0
+    assert b"copying: 100 %" in told
+    assert b"verifying: " in told
+
+
+def test_a_disk_without_room_for_a_backup_is_told_and_left_empty(cli: Cli) -> None:
+    (cli.path / "small").mkdir()
+    script = 'mount -t tmpfs -o size=200k none small && "$@"; code=$?; ls -A small; exit $code'
+    words = [str(need("unshare", "util-linux")), "-rm", "sh", "-c", script, "sh", *INTERLOCK, "backup", "small"]
+    done = subprocess.run(words, env=cli.environment, cwd=cli.path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the copy at `small` cannot be made: its disk is full" in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,190 @@
+"""`interlock audit export`: written over nothing, signed to its end, and proven later with `audit verify --export`."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock.audit.exported import verify_export
+from interlock.audit.retention import purge
+from interlock.core.clock import Clock
+from interlock.settings import load_settings
+from interlock.store.home import Home
+from interlock.store.signing import Signer
+from tests.cli.conftest import Cli
+
+Lines = list[bytes]
+
+
+def exported(cli: Cli) -> Lines:
+    """The lines of an export: some calls, and the record of the export itself."""
+    cli.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-17")
+    assert cli("audit", "export", "--out", "journal.jsonl").code == 0
+    return (cli.path / "journal.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def key_of(cli: Cli) -> str:
+    return (cli.home / "keys" / "journal.pub").read_text().strip()
+
+
+def test_an_export_is_not_written_over_a_file_unless_one_says_so(cli: Cli) -> None:
+    target = cli.path / "journal.jsonl"
+    target.write_text("mine")
+    refused = cli("audit", "export", "--out", "journal.jsonl")
+    assert refused.code == 1
+    assert "`journal.jsonl` is there already; nothing was written" in refused.err
+    assert "--replace" in refused.err
+    assert target.read_text() == "mine"
+    assert cli("audit", "export", "--out", "journal.jsonl", "--replace").code == 0
+    assert verify_export(target.read_bytes().splitlines(keepends=True)).intact
+    (cli.path / "link").symlink_to("nowhere")
+    assert cli("audit", "export", "--out", "link").code == 1
+    assert not (cli.path / "nowhere").exists()
+
+
+def test_an_export_can_be_proven_later_without_the_home(cli: Cli) -> None:
+    lines = exported(cli)
+    nowhere = Cli(cli.path, {"INTERLOCK_HOME": str(cli.path / "none")})
+    ended = nowhere("audit", "verify", "--export", "journal.jsonl")
+    assert ended.code == 0, ended.out + ended.err
+    assert "intact" in ended.out
+    assert "the key that the export itself names" in ended.out
+    trusted = nowhere("audit", "verify", "--export", "journal.jsonl", "--public-key", key_of(cli))
+    assert (trusted.code, "itself names" in trusted.out) == (0, False)
+    assert nowhere("audit", "verify", "--export", "-", stdin=b"".join(lines).decode()).code == 0
+    document = nowhere.ask("audit", "verify", "--export", "journal.jsonl")
+    assert (document["intact"], document["records"]) == (True, len(lines))
+    assert document["anchored_through"] == document["head"]["seq"] == len(lines)
+    head = f"{document['head']['seq']}:{document['head']['hash']}"
+    assert nowhere("audit", "verify", "--export", "journal.jsonl", "--known-head", head).code == 0
+    later = nowhere("audit", "verify", "--export", "journal.jsonl", "--known-head", f"99:{'00' * 32}")
+    assert (later.code, "the known head names the last" in later.out) == (1, True)
+    assert nowhere("audit", "verify", "--export", "journal.jsonl", "--database-only").code == 2
+    assert nowhere("audit", "verify", "--export", "absent.jsonl").code == 2
+    assert not (cli.path / "none").exists()
+    assert cli("audit", "verify").code == 0
+
+
+def _changed(lines: Lines) -> Lines:
+    return [line.replace(b"1250", b"9250") for line in lines]
+
+
+def _removed(lines: Lines) -> Lines:
+    return lines[:4] + lines[5:]
+
+
+def _swapped(lines: Lines) -> Lines:
+    return [*lines[:3], lines[4], lines[3], *lines[5:]]
+
+
+def _beheaded(lines: Lines) -> Lines:
+    return lines[2:]
+
+
+def _cut(lines: Lines) -> Lines:
+    return lines[:5]
+
+
+def _torn(lines: Lines) -> Lines:
+    return [*lines[:-1], lines[-1][:-9]]
+
+
+def _reformatted(lines: Lines) -> Lines:
+    return [line.replace(b'","record":', b'", "record": ') for line in lines]
+
+
+def _rechained(lines: Lines) -> Lines:
+    """A record changed, and every hash after it made to fit, by somebody without the key."""
+    made, head = Lines(), bytes(32)
+    for line in _changed(lines):
+        body = line[line.index(b'"record":') + 9 : -2]
+        head = hashlib.sha256(head + int(orjson.loads(line)["seq"]).to_bytes(8, "big") + body).digest()
+        made.append(re.sub(rb'"hash":"[0-9a-f]{64}"', b'"hash":"%b"' % head.hex().encode(), line, count=1))
+    return made
+
+
+def _unsigned(lines: Lines) -> Lines:
+    return [re.sub(rb',"signed":\{[^}]*\}', b"", line) for line in _rechained(lines)]
+
+
+def _none(_: Lines) -> Lines:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "where", "what"),
+    [
+        (_changed, 5, "does not fit its hash"),
+        (_removed, 5, "record 5 is missing"),
+        (_swapped, 4, "record 4 is missing"),
+        (_beheaded, 1, "line 1 is not as an export has it"),
+        (_cut, 4, "it ends without a signed head"),
+        (_torn, 7, "line 7 is not as an export has it"),
+        (_reformatted, 1, "line 1 is not as an export has it"),
+        (_rechained, 6, "its signature does not verify"),
+        (_unsigned, 0, "no head in it is signed"),
+        (_none, 0, "there is no record in it"),
+    ],
+)
+def test_an_export_that_was_touched_is_broken_and_says_where(
+    cli: Cli, spoil: Callable[[Lines], Lines], where: int, what: str
+) -> None:
+    (cli.path / "spoilt.jsonl").write_bytes(b"".join(spoil(exported(cli))))
+    ended = cli("audit", "verify", "--export", "spoilt.jsonl", "--json")
+    assert (ended.code, ended.json["intact"]) == (1, False)
+    assert any(fault["seq"] == where and what in fault["what"] for fault in ended.json["faults"]), ended.out
+
+
+def test_an_export_that_was_signed_anew_with_another_key_fails_the_key_that_is_trusted(cli: Cli) -> None:
+    lines, signer = exported(cli), Signer(cli.path)
+
+    def signed(line: bytes) -> bytes:
+        row = orjson.loads(line)
+        line = re.sub(rb'"public_key":"[0-9a-f]{64}"', b'"public_key":"%b"' % signer.public.hex().encode(), line)
+        if "signed" not in row:
+            return line
+        signature = signer.sign("head", row["seq"], bytes.fromhex(row["hash"]), row["signed"]["at_ms"])
+        theirs = b'"key_id":"%b","signature":"%b"' % (signer.key_id.encode(), signature.hex().encode())
+        return re.sub(rb'"key_id":"[0-9a-f]+","signature":"[0-9a-f]+"', theirs, line)
+
+    forged = [signed(line) for line in _rechained(lines)]
+    assert verify_export(forged).intact
+    verdict = verify_export(forged, public_key=bytes.fromhex(key_of(cli)))
+    assert not verdict.intact
+    assert "signed with key" in verdict.faults[0].what
+
+
+def test_what_retention_removed_is_stood_for_in_an_export(cli: Cli) -> None:
+    home, later = Home(cli.home), Clock().now_ms() + 9 * 366 * 86_400_000
+    assert purge(home, load_settings(home.settings), now_ms=later, by="local:auditor")
+    lines = exported(cli)
+    document = cli.ask("audit", "verify", "--export", "journal.jsonl")
+    assert (document["intact"], document["purged_through"]) == (True, 3)
+    assert not verify_export(lines[1:]).intact
+    moved = [lines[0].replace(b'"after":{"hash":"', b'"after":{"hash":"00', 1), *lines[1:]]
+    assert not verify_export(moved).intact
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, admitted: Path) -> bytes:
+    cli = Cli(tmp_path_factory.mktemp("export"))
+    shutil.copytree(admitted, cli.home)
+    return b"".join(exported(cli))
+
+
+@given(data=st.data())
+def test_no_byte_of_an_export_can_be_changed_unseen(whole: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(whole) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != whole[at]))
+    spoilt = whole[:at] + bytes([byte]) + whole[at + 1 :]
+    assert not verify_export(io.BytesIO(spoilt)).intact
+    assert verify_export(io.BytesIO(whole)).intact

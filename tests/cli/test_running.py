@@ -1,0 +1,38 @@
+"""`interlock calls list` while calls run: those that have run for a moment are there, and one is told of the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from interlock import Interlock, tool
+from tests.cli.conftest import Cli
+from tests.gateway.test_interleavings import admit
+
+gate = asyncio.Event()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own", timeout_class="long_running")
+async def brood() -> str:
+    """Take until the test lets go."""
+    await gate.wait()
+    return "done"
+
+
+async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None:
+    async with Interlock.open(fresh.home, housekeeping=False) as lock:
+        await admit(lock, brood)
+        gate.clear()
+        running = asyncio.create_task(lock.call("own.brood"))
+        async with asyncio.timeout(10):
+            while not lock.journal.read("SELECT 1 FROM journal WHERE kind = 'started'"):  # noqa: ASYNC110 - of the store
+                await asyncio.sleep(0.01)
+        (listed,) = (await asyncio.to_thread(fresh.ask, "calls", "list"))["calls"]
+        gate.set()
+        ended = await running
+        (after,) = fresh.ask("calls", "list")["calls"]
+    assert (listed["invocation_id"], listed["tool"], listed["state"]) == (
+        ended.invocation_id, "own.brood@1.0.0", "running",
+    )  # fmt: skip
+    assert (listed["caller"], listed["error_code"]) == (after["caller"], None)
+    assert (after["invocation_id"], after["state"]) == (ended.invocation_id, "succeeded")
+    assert "a quarter of a second" in " ".join(fresh("calls", "list", "--help").out.split())

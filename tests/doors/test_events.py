@@ -1,0 +1,157 @@
+"""A stream of events that breaks off is taken up behind the last event that came through; what is lost is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Context, tool
+from interlock.service import trails
+from tests import sample
+from tests.doors.test_hostile import Place, here, post, until
+from tests.gateway.test_interleavings import admit
+
+__all__ = ["here"]
+Json = dict[str, Any]
+Frame = tuple[int | None, str, Json]
+
+
+class Stage:
+    """What the tool is to report, one word at a time."""
+
+    words: asyncio.Queue[str | None]
+
+
+stage = Stage()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", timeout_class="long_running")
+async def telling(ctx: Context, name: sample.Text) -> str:
+    """Report what the test says, until it says no more."""
+    while (word := await stage.words.get()) is not None:
+        ctx.progress(word)
+    return name
+
+
+async def say(*said: str | None) -> None:
+    for word in said:
+        stage.words.put_nowait(word)
+    await until(stage.words.empty)
+
+
+@asynccontextmanager
+async def following(place: Place, call: str, last: str | None = None) -> AsyncGenerator[AsyncIterator[Frame]]:
+    """The frames of one connection, each by its number, its class and what it tells."""
+    listeners = place.lock.gateway.observer.followers
+    headers = place.bearer if last is None else {**place.bearer, "last-event-id": last}
+    async with (
+        asyncio.timeout(20),
+        httpx.AsyncClient(base_url=place.base, headers=headers) as client,
+        client.stream("GET", f"/v1/calls/{call}/events") as stream,
+    ):
+        assert stream.status_code == 200
+        await until(lambda: bool(listeners) or last is not None)
+        yield _frames(stream)
+
+
+async def _frames(stream: httpx.Response) -> AsyncIterator[Frame]:
+    lines: dict[str, str] = {}
+    async for line in stream.aiter_lines():
+        if line:
+            name, _, said = line.partition(": ")
+            lines[name] = said
+        elif "data" in lines:
+            number = int(lines["id"]) if "id" in lines else None
+            yield number, lines["event"].removeprefix("tool.invocation."), orjson.loads(lines["data"])
+            lines = {}
+
+
+async def hear(frames: AsyncIterator[Frame], word: str) -> list[Frame]:
+    """What comes up to a report."""
+    heard: list[Frame] = []
+    async for frame in frames:
+        heard.append(frame)
+        if frame[1] == "progress" and frame[2]["data"]["message"] == word:
+            break
+    return heard
+
+
+def told(frames: list[Frame]) -> list[str]:
+    return [one["data"]["message"] if kind == "progress" else kind for _, kind, one in frames]
+
+
+@pytest_asyncio.fixture
+async def call(here: Place) -> AsyncGenerator[str]:
+    await admit(here.lock, telling)
+    stage.words = asyncio.Queue()
+    asked = {"tool_id": "demo.telling", "parameters": {"name": "x"}, "execution_mode": "async"}
+    yield (await post(here, "/v1/tools/invoke", json.dumps(asked))).json()["invocation_id"]
+    stage.words.put_nowait(None)
+
+
+async def test_whoever_comes_back_goes_on_behind_the_last_event_it_has(here: Place, call: str) -> None:
+    async with following(here, call) as frames:
+        await say("a", "b")
+        first = await hear(frames, "b")
+    await say("c")  # while nobody is connected
+    async with following(here, call, str(first[-1][0])) as frames:
+        await say("d", None)
+        second = [frame async for frame in frames]
+    assert told(second)[:2] == ["c", "d"]
+    assert told(second)[-1] == "status"
+    numbers = [number for number, _, _ in (*first, *second)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    # The same again, now that it has ended; and of one who has not asked for it, only how it ended.
+    async with following(here, call, str(first[-1][0])) as frames:
+        assert [frame async for frame in frames] == second
+    async with following(here, call, str(numbers[-1])) as frames:
+        assert told([frame async for frame in frames]) == ["status"]
+    assert not here.lock.gateway.observer.followers
+
+
+async def test_what_is_kept_no_longer_is_said_to_be_missed(
+    here: Place, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trails, "EVENTS", 2)
+    async with following(here, call) as frames:
+        await say("a")
+        first = await hear(frames, "a")
+    await say("b", "c", "d")
+    async with following(here, call, str(first[-1][0])) as frames:
+        (lost, *rest) = await hear(frames, "d")
+    assert (lost[0], lost[1], lost[2]["missed"]) == (None, "events_missed", 1)
+    assert told(rest) == ["c", "d"]
+    last = first[-1][0]
+    assert last is not None
+    assert [number for number, _, _ in rest] == [last + 2, last + 3]
+
+
+async def test_of_a_call_that_nobody_followed_nobody_knows_what_was_missed(here: Place, call: str) -> None:
+    await say("a")
+    async with following(here, call, "7") as frames:
+        lost = await anext(frames)
+        await say("b")
+        heard = await hear(frames, "b")
+    assert (lost[0], lost[1], lost[2]["missed"]) == (None, "events_missed", None)
+    assert (told(heard), heard[0][0]) == (["b"], 8)
+    async with following(here, call, "no number") as frames:
+        await say("c")
+        assert told(await hear(frames, "c")) == ["c"]
+
+
+async def test_a_trail_is_let_go_of_a_moment_after_its_last_follower(
+    here: Place, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trails, "MOMENT_S", 0.0)
+    async with following(here, call) as frames:
+        await say("a")
+        await hear(frames, "a")
+    await until(lambda: not here.lock.gateway.observer.followers)

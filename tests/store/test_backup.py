@@ -1,0 +1,87 @@
+"""A copy of a home that changes while it is copied: of one moment, with every key it needs, or not made."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from interlock import Failure, Interlock
+from interlock.audit.chain import verify
+from interlock.store import backup
+from interlock.store.backup import copied
+from interlock.store.home import Home
+from interlock.store.sealing import Box
+from tests import sample
+
+
+async def test_what_is_written_while_a_database_is_copied_is_not_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "_PAGES_AT_A_TIME", 5)
+    home, target, steps = Home(tmp_path / "home"), tmp_path / "copy", list[int]()
+    async with Interlock.open(home.path, housekeeping=False) as lock:
+        await lock.add(sample.add)
+        before = lock.journal.read("SELECT MAX(seq) FROM journal")[0][0]
+
+        def write(done: int, total: int) -> None:
+            steps.append(done)
+            assert done <= total
+            lock.journal.record("note", f"note{done}", b'{"kind":"note","call":"note%d"}' % done)
+            lock.journal._flush()  # pyright: ignore[reportPrivateUsage] - here and now, in the midst of the copying
+
+        with copied(home, target, write) as copy:
+            assert verify(copy.home).head[0] == before
+            assert not (target / "interlock.db").exists()
+    assert len(steps) > 5
+    assert steps == sorted(set(steps))
+    assert verify(Home(target)).intact
+    assert verify(home).head[0] > before
+
+
+async def test_a_copy_without_a_key_that_it_needs_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    async with Interlock.open(home.path, housekeeping=False) as lock:
+        await lock.secrets.set("bank", "s3cret", by="local:alice")
+
+    def drop(_: int, __: int) -> None:
+        (home.keys / "secrets.key").unlink()
+        assert Box(home.keys).current
+
+    with (
+        pytest.raises(Failure, match="a key that something is sealed under is missing") as refused,
+        copied(home, tmp_path / "copy", drop),
+    ):
+        pytest.fail("it was made")
+    assert refused.value.code == "E3410"
+    assert os.listdir(tmp_path) == ["home"]
+
+
+async def test_a_copy_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    async with Interlock.open(home.path, housekeeping=False):
+        pass
+    (tmp_path / "empty").mkdir()
+    for target in (tmp_path / "copy", tmp_path / "empty"):
+        with pytest.raises(KeyboardInterrupt), copied(home, target):
+            raise KeyboardInterrupt
+    assert sorted(os.listdir(tmp_path)) == ["empty", "home"]
+    assert os.listdir(tmp_path / "empty") == []
+
+
+async def test_a_home_on_a_read_only_place_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    async with Interlock.open(home.path, housekeeping=False) as lock:
+        await lock.add(sample.add)
+
+    def may(path: Path, _: int) -> bool:
+        return path != home.path  # whoever tests as root may write anywhere
+
+    monkeypatch.setattr(os, "access", may)
+    with copied(home, tmp_path / "copy"):
+        assert sorted(path.name for path in home.path.glob("interlock.db*")) == ["interlock.db"]
+    with closing(sqlite3.connect(tmp_path / "copy" / "interlock.db")) as database:
+        assert database.execute("SELECT COUNT(*) FROM tool_version").fetchone() == (1,)

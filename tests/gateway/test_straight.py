@@ -158,7 +158,7 @@ def watch(lock: Interlock) -> Taken:
         found = real(request)
         if found is None:
             seen.left += 1
-        elif isinstance(found, Result) or found.result is not None:
+        elif isinstance(found, Result) or found.written is not None:
             seen.whole += 1
         else:
             seen.begun += 1

@@ -159,20 +159,20 @@ class Gateway:
 
     async def invoke(self, request: Request) -> Result:
         """One call, from request to result."""
-        taken = self._straight.take(request)
-        if taken is None:
+        read = self._straight.take(request)
+        if read is None:
             call = self._open(request)
             return await self._answered(call, self._go_through(call))
-        if isinstance(taken, Result):
-            return taken
-        if taken.written is None:
-            granted = self._authorizer.grant(taken.read)
-            return await self._answered(granted.checked.requested.call, self._go_on(granted, taken.begun))
+        if isinstance(read, Result):
+            return read
+        if read.written is None:
+            granted = self._authorizer.grant(read)
+            return await self._answered(granted.checked.requested.call, self._go_on(granted, read.begun))
         try:
-            await taken.written
+            await read.written
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told like that of any other call
-            return await self._answered(_recorded(taken.read), _raise(error))
-        return self._straight.tell(taken)
+            return await self._answered(_recorded(read), _raise(error))
+        return self._straight.tell(read)
 
     async def _go_through(self, call: Call) -> Result:
         """All six phases, one after the other."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from typing import Any
 
 from interlock.core.canonical import canonical, encode
 from interlock.core.clock import Clock, new_id
 from interlock.core.phases import Read, Request
-from interlock.core.record import step
 from interlock.core.results import Result
 from interlock.executors.function import Begun
 from interlock.gateway.authorize import Authorizer
@@ -31,14 +31,14 @@ from interlock.store import records
 from interlock.store.journal import Journal
 
 
-@step
-class Taken:
-    """A plain read that has begun: with its result, to be told once it is `written`, or with a way to go on."""
+class Line(Read):
+    """A plain read on the line: with its result, to be told once that is written, or as far as its function came."""
 
-    read: Read
+    __slots__ = ("begun", "result", "written")
+
     begun: Begun
-    written: asyncio.Future[None] | None = None
-    result: Result | None = None
+    result: Result
+    written: asyncio.Future[None] | None
 
 
 class Straight:
@@ -71,7 +71,7 @@ class Straight:
         self._loops = loops
         self._batched = batched
 
-    def take(self, request: Request) -> Result | Taken | None:
+    def take(self, request: Request) -> Result | Line | None:
         """The result of a plain read, or the read where something is left to do. None: nothing has happened."""
         caller, given = request.caller, request.arguments
         if (
@@ -92,7 +92,7 @@ class Straight:
                     return None
             now_ms, now = clock.now_ms(), clock.monotonic()
             self._quarantine.check(tool.digest, tool.ref, now)
-            read = Read(request, caller, tool, given, now_ms, now)
+            read = Line(request, caller, tool, given, now_ms, now)
             decision = self._authorizer.clear(read)
             if decision is None:
                 return None
@@ -109,24 +109,28 @@ class Straight:
             begun = self._execution.start(read)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
             return None
-        return self._close(read, begun, rest) if begun.ended else Taken(read, begun)
+        if begun.ended:
+            told = self._close(read, begun.output, rest)
+            if told is not None:
+                return told
+        read.written, read.begun = None, begun
+        return read
 
-    def _close(self, read: Read, begun: Begun, rest: str) -> Result | Taken:
-        """Verify what came out, write the record."""
-        tool, value = read.tool, begun.output
+    def _close(self, read: Line, value: Any, rest: str) -> Result | Line | None:
+        """Verify what came out and write its record. None where that is not as plain as it was to call it."""
+        tool, written = read.tool, None
         redactor = tool.redactor
-        written = None
         try:
             if redactor is None or not tool.fits_output(value):
-                return Taken(read, begun)
+                return None
             if not redactor.trivial:
                 shown = redactor.apply(value, disclose=read.caller.scopes)
                 if shown.paths:
-                    return Taken(read, begun)
+                    return None
                 value = shown.value
             size = len(encode(value))
             if tool.max_inline is not None and size > tool.max_inline:
-                return Taken(read, begun)
+                return None
             latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000
             now_ms = self._clock.now_ms()
             body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, rest)
@@ -135,17 +139,17 @@ class Straight:
             else:
                 written = self._journal.append("closed", read.id, body)
         except Exception:  # noqa: BLE001 - the phases find the same, and do what has to be done about it
-            return Taken(read, begun)
+            return None
         assert read.decision is not None
         metadata = {"latency_ms": latency_ms, "policy_refs": read.decision.rules}
         result = Result(read.id, tool.ref, "succeeded", now_ms, read.trace_id, metadata, value)
-        if written is not None:
-            return Taken(read, begun, written, result)
-        self._observer.read(tool, latency_ms, read.started)
-        return result
+        if written is None:
+            self._observer.read(tool, latency_ms, read.started)
+            return result
+        read.written, read.result = written, result
+        return read
 
-    def tell(self, taken: Taken) -> Result:
+    def tell(self, read: Line) -> Result:
         """The result of a read that is on disk."""
-        assert taken.result is not None
-        self._observer.read(taken.read.tool, taken.result.metadata["latency_ms"], taken.read.started)
-        return taken.result
+        self._observer.read(read.tool, read.result.metadata["latency_ms"], read.started)
+        return read.result

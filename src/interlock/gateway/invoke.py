@@ -151,6 +151,7 @@ class Gateway:
             execution=self.execution,
             hooks=self.hooks,
             observer=self.observer,
+            telemetry=self.telemetry,
             journal=journal,
             clock=clock,
             loops=allowances.loops,

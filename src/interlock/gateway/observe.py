@@ -14,7 +14,6 @@ from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
 from interlock.core.phases import Call, Source
-from interlock.core.prepared import Prepared
 from interlock.core.redact import (
     REDACTED,
     Redactor,
@@ -42,7 +41,6 @@ class Observer:
         self._redactor = redactor
         self._alerts = telemetry.alerts
         self._count = telemetry.metrics.closed
-        self._count_read = telemetry.metrics.read
         self.listeners: list[Listener] = []
         # Of one call each, so that whoever follows it takes nothing from the others.
         self.followers: dict[str, list[Listener]] = {}
@@ -102,12 +100,6 @@ class Observer:
             self._alerts.look()
         if call.span is not None and isinstance(call.span, Recording):
             call.span.cost, call.span.source = metadata.get("cost", 0.0), source
-
-    def read(self, tool: Prepared, latency_ms: float, started: float) -> None:
-        """A plain read has ended and is on record: count it."""
-        self._count_read(tool, latency_ms)
-        if started >= self._alerts.due:
-            self._alerts.look()
 
     def hide(self, call: Call, text: str) -> str:
         """A text of a call's making without credentials and personal data, above all those it was called with."""

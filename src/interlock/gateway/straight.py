@@ -29,6 +29,7 @@ from interlock.registry.quarantine import Quarantine
 from interlock.resilience.limits import LoopWatch
 from interlock.store import records
 from interlock.store.journal import Journal
+from interlock.telemetry.setup import Telemetry
 
 
 class Line(Read):
@@ -54,6 +55,7 @@ class Straight:
         execution: Execution,
         hooks: Hooks,
         observer: Observer,
+        telemetry: Telemetry,
         journal: Journal,
         clock: Clock,
         loops: LoopWatch,
@@ -66,6 +68,8 @@ class Straight:
         self._execution = execution
         self._hooks = hooks
         self._observer = observer
+        self._metrics = telemetry.metrics
+        self._alerts = telemetry.alerts
         self._journal = journal
         self._clock = clock
         self._loops = loops
@@ -143,13 +147,13 @@ class Straight:
         assert read.decision is not None
         metadata = {"latency_ms": latency_ms, "policy_refs": read.decision.rules}
         result = Result(read.id, tool.ref, "succeeded", now_ms, read.trace_id, metadata, value)
-        if written is None:
-            self._observer.read(tool, latency_ms, read.started)
-            return result
         read.written, read.result = written, result
-        return read
+        return self.tell(read) if written is None else read
 
     def tell(self, read: Line) -> Result:
-        """The result of a read that is on disk."""
-        self._observer.read(read.tool, read.result.metadata["latency_ms"], read.started)
-        return read.result
+        """The result of a read that is on record: count it."""
+        result = read.result
+        self._metrics.read(read.tool, result.metadata["latency_ms"])
+        if read.started >= self._alerts.due:
+            self._alerts.look()
+        return result

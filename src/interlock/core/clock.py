@@ -57,6 +57,12 @@ def new_id(now_ms: int, random: bytes) -> str:
     return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + random.hex().upper()
 
 
+def new_ids(now_ms: int, random: bytes) -> tuple[str, str]:
+    """The id of a call, as `new_id` makes it, and that of a trace, from twenty-four random bytes."""
+    letters = random.hex()
+    return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + letters[:16].upper(), letters[16:]
+
+
 def begun_ms(call_id: str) -> int | None:
     """The time in an id that `new_id` made; None for any other name."""
     if len(call_id) != 26 or not _ID.match(call_id):

@@ -24,7 +24,7 @@ from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
 from interlock.core.canonical import canonical, decode, private_copy
 from interlock.core.capability import Capability
-from interlock.core.clock import Clock, new_id
+from interlock.core.clock import Clock, new_id, new_ids
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Checked, Granted, Lease, Ran, Read, Request, Requested, Verified
 from interlock.core.prepared import Prepared
@@ -225,14 +225,15 @@ class Gateway:
 
     def _open(self, request: Request) -> Call:
         clock = self._clock
-        now_ms, random = clock.now_ms(), clock.random_bytes(24)
+        now_ms = clock.now_ms()
+        call_id, new_trace = new_ids(now_ms, clock.random_bytes(24))
         trace_id, above = request.trace_id, None
         if trace_id is not None and w3c.claims(trace_id):
             above = w3c.read(trace_id)
             trace_id = None if above is None else above.trace_id
         if trace_id is None or not _TRACE.match(trace_id):
-            trace_id = random[8:].hex()
-        call = Call(request.id or new_id(now_ms, random[:8]), trace_id, now_ms, clock.monotonic(), request)
+            trace_id = new_trace
+        call = Call(request.id or call_id, trace_id, now_ms, clock.monotonic(), request)
         if above is not None:
             call.span = above
         return call

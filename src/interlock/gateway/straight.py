@@ -16,7 +16,7 @@ import hashlib
 from typing import Any
 
 from interlock.core.canonical import canonical, encode
-from interlock.core.clock import Clock, new_id
+from interlock.core.clock import Clock, new_ids
 from interlock.core.phases import Read, Request
 from interlock.core.results import Result
 from interlock.executors.function import Begun
@@ -105,8 +105,7 @@ class Straight:
                 return None
             read.model_input = model_input = canonical(given)
             read.input_hash = input_hash = hashlib.sha256(model_input).hexdigest()
-            random = clock.random_bytes(24)
-            read.id, read.trace_id = new_id(now_ms, random[:8]), random[8:].hex()
+            read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
             odd = self._loops.seen(caller, tool.ref, input_hash, now)
             if odd is not None:
                 self._observer.alert("RUNAWAY_LOOP", read.requested().call, what=odd)
@@ -136,7 +135,7 @@ class Straight:
             if tool.max_inline is not None and size > tool.max_inline:
                 return None
             latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000
-            now_ms = self._clock.now_ms()
+            now_ms = read.started_ms + int(latency_ms)
             body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, rest)
             if self._batched and not self._journal.crowded:
                 self._journal.record("closed", read.id, body)

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Change, Failure
-from interlock.approvals.standing import Standing
+from interlock.approvals.standing import Standing, range_faults
 from interlock.approvals.ticket import Step, chain_of
 from interlock.core.manifest import Approval, ApprovalStep
 from interlock.gateway.promises import broken_promises, promised
@@ -116,6 +117,30 @@ def test_bounds_of_a_number_cover_the_numbers_within_them_and_nothing_of_another
     assert not standing.fits(ANN, "demo.mail", "1.0.0", {}, 0)
     spoilt = replace(standing, arguments={"x": {**pattern, "minimum": "0"}})
     assert not spoilt.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0)
+
+
+@pytest.mark.parametrize("schema", [{}, {"anyOf": [True, {"type": "integer"}]}, {"type": ["integer", "string"]}])
+def test_what_may_be_something_else_than_a_number_has_no_bounds(schema: dict[str, Any]) -> None:
+    assert "is not a number" in next(range_faults({"x": {"minimum": 1}}, lambda _: schema))
+
+
+@pytest.mark.proves("HITL-09")
+@pytest.mark.parametrize(
+    ("pattern", "value", "covered"),
+    [
+        ({"a": 1}, {"a": True}, False),
+        ([0], [False], False),
+        ({"a": [{"b": True}]}, {"a": [{"b": 1}]}, False),
+        ({"a": 1, "b": [True, 2**70]}, {"b": [True, 2**70], "a": 1}, True),
+        ({"a": {"minimum": 1}}, {"a": 5}, False),
+    ],
+)
+def test_a_value_that_must_be_so_is_so_to_its_last_part(pattern: object, value: object, covered: bool) -> None:
+    standing = Standing(
+        id="sta_1", tenant="local", tool="demo.mail", versions="1.0.0", arguments={"x": pattern}, caller=ANN, uses=2,
+        expires_ms=10, granted_by=BEN.id,
+    )  # fmt: skip
+    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0) == covered
 
 
 async def test_a_ticket_is_found_by_the_beginning_of_its_id_if_there_is_only_one(tmp_path: Path) -> None:

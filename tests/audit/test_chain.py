@@ -436,6 +436,17 @@ def test_without_a_public_key_anchors_prove_nothing_and_the_verdict_says_so(orig
     assert tampered(original, lambda copy: (copy.home.keys / "journal.pub").unlink(), public_key=trusted).intact
 
 
+@pytest.mark.parametrize("at_ms", [2**53, -(2**53), 2**63 - 1])
+def test_a_time_that_no_calendar_has_is_found_and_breaks_nothing(original: Home, at_ms: int) -> None:
+    def act(copy: Copy) -> None:
+        copy.db.execute("UPDATE anchor SET at_ms = ?", (at_ms,))
+        (copy.home.keys / "journal.pub").unlink()
+
+    verdict = tampered(original, act, database_only=True)
+    assert verdict.document()["intact"] is False
+    assert verdict.faults[0].what == "the anchor is damaged"
+
+
 def test_a_home_signed_anew_with_another_key_does_not_pass_the_auditors_key(original: Home, tmp_path: Path) -> None:
     trusted = Signer(original.keys).public
     (tmp_path / "other").mkdir()

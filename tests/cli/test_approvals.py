@@ -469,6 +469,15 @@ def test_bounds_that_make_no_sense_are_refused(desk: Cli, where: tuple[str, ...]
     assert (refused.code, said in refused.err) == (code, True), refused.err
 
 
+def test_a_bound_of_any_size_is_the_one_that_was_written(desk: Cli) -> None:
+    words = ("--caller", "research-7", "--arg", "account=cash", "--uses", "1", "--expires", "1d")
+    bounds = [word for most in (10**30 - 1, 2**63) for word in ("--where", f"cents<{'=' * (most % 2)}{most}")]
+    assert desk("approvals", "grant", "demo.post", *words, *bounds).code == 0
+    assert f"cents<={10**30 - 1}, cents<{2**63}" in desk("approvals", "standing").out
+    endless = desk("approvals", "grant", "demo.post", *words, "--where", f"cents<={'9' * 5000}")
+    assert (endless.code, "write NAME<=NUMBER" in endless.err) == (2, True)
+
+
 def test_a_text_has_no_bounds_of_a_number(desk: Cli) -> None:
     words = ("--caller", "research-7", "--where", "to<=3", "--arg", "account=cash", "--uses", "1", "--expires", "1d")
     refused = refusal(desk("approvals", "grant", "demo.mail_statement", *words, "--json"))

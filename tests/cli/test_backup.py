@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from interlock import Interlock
+from interlock import Caller, Interlock
+from interlock.service.registration import Registration
 from interlock.store.home import SCHEMA_HEAD
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.cli.test_upgrade import OLDER, schema, set_back
+from tests.gateway.test_programs import TEXT, manifest
 from tests.needs import need
 
 
@@ -103,6 +105,18 @@ def test_a_backup_leaves_the_home_and_its_schema_as_they_are(cli: Cli) -> None:
         assert database.execute("SELECT version_num FROM alembic_version").fetchone() == (SCHEMA_HEAD,)
 
 
+async def test_tools_that_came_through_a_door_are_there_wherever_the_home_comes_back(fresh: Cli) -> None:
+    say = manifest("say", ["echo", "1"], {"type": "integer"}, parameters={"text": TEXT}, execution={"parse": "json"})
+    async with Interlock.open(fresh.home, housekeeping=False) as lock:
+        await Registration(lock).register(say, by=lock.caller)
+    assert fresh("backup", "copy").code == 0
+    fresh.home.rename(fresh.path / "away")
+    restored = elsewhere(fresh)
+    assert restored("restore", "copy").code == 0
+    assert restored.call("prog.say", {"text": "x"})["status"] == "succeeded"
+    assert "cannot be called" not in restored("doctor").out
+
+
 def test_a_call_that_ran_during_the_backup_is_settled_by_a_person(cli: Cli) -> None:
     cli.kill("call", "demo.post", '{"account": "cash", "cents": 250}', "--key", "order-1")
     assert cli("backup", "copy").code == 0
@@ -113,6 +127,25 @@ def test_a_call_that_ran_during_the_backup_is_settled_by_a_person(cli: Cli) -> N
     assert "demo.post" in restored("calls", "reconcile").out
     refused = restored.call("demo.post", {"account": "cash", "cents": 250}, "--key", "order-1")["error"]
     assert refused["error_code"] == "E3409"
+
+
+async def test_a_restore_says_which_calls_a_server_will_make_by_itself(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", str(cli.ledger))
+    ben = Caller(id="local:ben", groups=frozenset({"approvers"}))
+    async with Interlock.open(cli.home, housekeeping=False) as lock:
+        mail = {"account": "cash", "to": "press@example.org"}
+        ticket = (await lock.call("demo.mail_statement", mail, key="m-1")).metadata["pending"]["ticketId"]
+        await lock.approvals.approve(ticket, by=ben)
+        assert cli("backup", "copy").code == 0
+        assert (await lock.approvals.resume(ticket)).ok
+    assert cli("backup", "later").code == 0
+    told = elsewhere(cli)("restore", "copy")
+    assert "calls that were approved and had not run: 1; a server makes them as soon as it starts" in told.out
+    async with Interlock.open(cli.path / "restored", housekeeping=False) as lock:
+        assert [result.ok for result in await lock.approvals.resume_all()] == [True]
+    assert elsewhere(cli, "second").ask("restore", "later")["calls_approved"] == 0
 
 
 def test_nothing_is_written_over(cli: Cli) -> None:

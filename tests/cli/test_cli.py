@@ -474,6 +474,31 @@ def test_a_call_answers_with_the_tool_result(cli: Cli) -> None:
     assert result["metadata"]["source"] == "compute"
 
 
+FACTORIAL = '''
+import math
+from typing import Annotated
+
+from interlock import Field, tool
+
+Whole = Annotated[int, Field(description="a whole number", examples=[3])]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own", external_io=False)
+async def factorial(n: Whole, times: Whole) -> list[int]:
+    """The product of all whole numbers up to one, so many times."""
+    return [math.factorial(n)] * times
+'''
+
+
+def test_whole_numbers_of_any_size_are_shown_as_they_are(fresh: Cli) -> None:
+    assert fresh("tools", "add", write(fresh, "mine.py", FACTORIAL)).code == 0
+    number = 15511210043330985984000000
+    short, long = '{"n": 25, "times": 1}', '{"n": 25, "times": 20}'
+    assert fresh("call", "own.factorial", short, "--json").json["structured_content"] == [number]
+    assert f"[{number}]" in fresh("call", "own.factorial", short).out
+    assert fresh("call", "own.factorial", long).out.count(str(number)) == 20
+
+
 def test_a_refused_call_answers_with_the_error_envelope(cli: Cli) -> None:
     ended = cli("call", "demo.post", '{"account": "cash", "cents": "2,50"}', "--key", "k", "--json")
     assert ended.code == 1

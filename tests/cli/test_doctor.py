@@ -207,6 +207,9 @@ async def test_a_clock_that_is_behind_what_was_written_is_told(cli: Cli) -> None
         database.execute("DROP TRIGGER anchor_stays")
         database.execute("DELETE FROM anchor")
         database.commit()
+        assert "behind the newest record" in of(cli, "clock", "attention").what
+        database.execute("INSERT INTO anchor VALUES (1, x'00', ?, 'key', x'00')", (2**63 - 1,))
+        database.commit()
     assert "behind the newest record" in of(cli, "clock", "attention").what
 
 

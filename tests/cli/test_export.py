@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.audit.exported import verify_export
+from interlock.audit.chain import SignedHead
+from interlock.audit.exported import line_of, verify_export
 from interlock.audit.retention import purge
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
@@ -49,6 +53,30 @@ def test_an_export_is_not_written_over_a_file_unless_one_says_so(cli: Cli) -> No
     (cli.path / "link").symlink_to("nowhere")
     assert cli("audit", "export", "--out", "link").code == 1
     assert not (cli.path / "nowhere").exists()
+
+
+def export_by(cli: Cli, before: str) -> subprocess.CompletedProcess[bytes]:
+    """The export of a process that does something first."""
+    program = f"import os, sys\n{before}\nfrom interlock.cli import main\nmain()"
+    words = [sys.executable, "-c", program, "audit", "export", "--out", "journal.jsonl"]
+    return subprocess.run(words, env=cli.environment, cwd=cli.path, capture_output=True, check=False)
+
+
+def test_what_others_have_put_beside_an_export_is_not_written_to(cli: Cli) -> None:
+    (cli.path / "theirs").write_text("theirs")
+    assert export_by(cli, "os.symlink('theirs', f'.journal.jsonl.{os.getpid()}')").returncode == 0
+    assert (cli.path / "theirs").read_text() == "theirs"
+    assert verify_export((cli.path / "journal.jsonl").read_bytes().splitlines(keepends=True)).intact
+    assert (cli.path / "journal.jsonl").lstat().st_mode == 0o100600
+
+
+def test_a_file_that_came_while_an_export_was_written_is_not_written_over(cli: Cli) -> None:
+    begun = "def begun(event, args):\n  if event == 'open' and '.journal.jsonl.' in str(args[0]):"
+    ended = export_by(cli, f"{begun} os.system('echo mine > journal.jsonl')\nsys.addaudithook(begun)")
+    assert ended.returncode == 1
+    assert b"E3411" in ended.stderr
+    assert sorted(os.listdir(cli.path)) == ["home", "journal.jsonl"]
+    assert (cli.path / "journal.jsonl").read_text() == "mine\n"
 
 
 def test_an_export_can_be_proven_later_without_the_home(cli: Cli) -> None:
@@ -161,6 +189,23 @@ def test_an_export_that_was_signed_anew_with_another_key_fails_the_key_that_is_t
     verdict = verify_export(forged, public_key=bytes.fromhex(key_of(cli)))
     assert not verdict.intact
     assert "signed with key" in verdict.faults[0].what
+
+
+def test_an_export_that_names_another_key_than_the_one_that_is_trusted_is_broken(cli: Cli) -> None:
+    lines, trusted = exported(cli), key_of(cli)
+    renamed = [lines[0].replace(trusted.encode(), b"ab" * 32), *lines[1:]]
+    verdict = verify_export(renamed, public_key=bytes.fromhex(trusted))
+    assert [fault.what for fault in verdict.faults] == ["it names another public key than the one given"]
+
+
+def test_an_export_with_a_time_that_no_calendar_has_is_broken(cli: Cli) -> None:
+    signer = Signer(cli.path)
+    body = b'{"kind":"note","call":"one"}'
+    digest, at_ms = hashlib.sha256(bytes(32) + (1).to_bytes(8, "big") + body).digest(), 10**16 - 1
+    head = SignedHead(1, digest, at_ms, signer.key_id, signer.sign("head", 1, digest, at_ms))
+    (cli.path / "made.jsonl").write_bytes(line_of(1, digest, body, head, public_key=signer.public))
+    ended = cli("audit", "verify", "--export", "made.jsonl", "--json")
+    assert (ended.code, ended.json["intact"]) == (1, False)
 
 
 def test_what_retention_removed_is_stood_for_in_an_export(cli: Cli) -> None:

@@ -90,6 +90,16 @@ def test_nobody_else_and_nothing_else_is_read(large: Cli) -> None:
     assert "has no result that was kept" in large("calls", "payload", small).err
 
 
+def test_whoever_is_of_another_tenant_does_not_learn_which_calls_there_are(large: Cli) -> None:
+    did = large.ask("identities", "add", "--name", "ann", "--kind", "human", "--tenant", "acme")["did"]
+    token = large.ask("token", "issue", "--person", did)["token"]
+    call = large.call("own.long", {"text": "x"})["invocation_id"]
+    refused = large("calls", "payload", call[:22], "--token", token)
+    assert refused.code == 1
+    assert "E3702" in refused.err
+    assert call not in refused.err
+
+
 def on_terminal(cli: Cli, *words: str) -> tuple[int, bytes]:
     ours, theirs = pty.openpty()
     child = subprocess.Popen([*INTERLOCK, *words], env=cli.environment, cwd=cli.path, stdout=theirs, stderr=theirs)

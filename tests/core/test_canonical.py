@@ -312,6 +312,7 @@ CYCLE.append(CYCLE)
         pytest.param({PRECOMPOSED: 1, DECOMPOSED: 2}, id="keys that collide in NFC"),
         pytest.param({PRECOMPOSED: 1, DECOMPOSED: 1}, id="keys that collide in NFC with one value"),
         pytest.param(CYCLE, id="a list that holds itself"),
+        pytest.param({"a": [10**5000]}, id="a number that is too long to be written"),
     ],
 )
 def test_what_json_cannot_hold_is_refused_as_malformed(value: Any) -> None:

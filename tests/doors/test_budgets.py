@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from interlock.authority import budgets
 from interlock.core.allowances import millionths
 from interlock.core.context import Caller
+from interlock.service import Service
 from tests.doors.test_rest import World, did, refused, serving
 
 SETTINGS = """
@@ -68,3 +70,22 @@ async def test_everybody_sees_what_is_theirs_and_auditors_all_of_their_tenant(ho
         told = (await world.get("/v1/budgets", mia)).json()["budgets"][0]
         assert told["used"] == [{"tenant": "local2", "spent": 0.0, "held": 0.5, "left": 4.5}]
         refused(await world.get("/v1/budgets", "alice", tasks="t1"), 400, "E3004")
+
+
+async def test_whoever_looks_through_many_uses_holds_up_nobody(home: Path) -> None:
+    (home / "settings.toml").write_text(SETTINGS)
+    async with serving(home) as world:
+        alice = await world.lock.caller_of(world.tokens["alice"])
+        await world.lock.journal.commit(
+            lambda tx: tx.execute(
+                "WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 30000)"
+                " INSERT INTO spend (budget, spent, held)"
+                " SELECT json_array('session', '*', NULL, 0, ?, ?, 's' || n), n, 0 FROM number",
+                (alice.tenant, alice.id),
+            )
+        )
+        looking = asyncio.ensure_future(Service(world.lock).budgets.show(by=alice, door="rest"))
+        await asyncio.sleep(0)
+        assert not looking.done()
+        used = (await looking)[1]["used"]
+        assert (len(used), used[0]["session"]) == (100, "s30000")

@@ -85,6 +85,8 @@ class Place:
             await send({"type": "http.response.body"})
         elif path == "/split":
             await answer(send, 200, b"", [(b"x-name", b"a\r\nset-cookie: b")])
+        elif path == "/split/stream":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"x-name", b"a\r\nset-cookie: b")]})
         elif path == "/short":
             await self._send(send, b"12345", length=b"9")
         elif path == "/raise":
@@ -235,7 +237,7 @@ async def test_answers_without_a_length_are_sent_as_they_come(place: Place) -> N
     assert (await wire.answer())[1] == b"x"
 
 
-@pytest.mark.parametrize("path", ["/split", "/raise", "/nowhere"])
+@pytest.mark.parametrize("path", ["/split", "/split/stream", "/raise", "/nowhere"])
 async def test_an_application_that_breaks_is_an_error_and_nothing_of_it_is_sent(place: Place, path: str) -> None:
     wire = await place.wire()
     wire.send(request(f"GET {path}"))
@@ -379,6 +381,14 @@ async def test_however_requests_are_cut_into_pieces_they_are_the_same(place: Pla
         asyncio.run_coroutine_threadsafe(spoken(cuts), loop).result(30)
 
     await asyncio.to_thread(check)
+
+
+async def test_a_client_of_http_1_0_reads_a_stream_to_the_end_of_the_connection(place: Place) -> None:
+    wire = await place.wire()
+    place.gate.set()
+    wire.send(b"GET /stream HTTP/1.0\r\n\r\n")
+    head, _, body = (await wire.rest()).partition(b"\r\n\r\n")
+    assert (b"transfer-encoding" in head, b"connection: close" in head, body) == (False, True, b"one two")
 
 
 # A head that comes again

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,8 +15,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from interlock import Context, tool
-from interlock.service import trails
+from interlock import Caller, Context, Interlock, tool
+from interlock.service import Ask, Service, trails
 from tests import sample
 from tests.doors.test_hostile import Place, here, post, until
 from tests.gateway.test_interleavings import admit
@@ -141,7 +143,7 @@ async def test_of_a_call_that_nobody_followed_nobody_knows_what_was_missed(here:
         await say("b")
         heard = await hear(frames, "b")
     assert (lost[0], lost[1], lost[2]["missed"]) == (None, "events_missed", None)
-    assert (told(heard), heard[0][0]) == (["b"], 8)
+    assert (told(heard), heard[0][0]) == (["b"], 1)
     async with following(here, call, "no number") as frames:
         await say("c")
         assert told(await hear(frames, "c")) == ["c"]
@@ -155,3 +157,60 @@ async def test_a_trail_is_let_go_of_a_moment_after_its_last_follower(
         await say("a")
         await hear(frames, "a")
     await until(lambda: not here.lock.gateway.observer.followers)
+
+
+async def test_numbers_go_on_where_an_earlier_trail_ended_and_what_lies_between_is_said_to_be_missed(
+    here: Place, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trails, "MOMENT_S", 0.0)
+    async with following(here, call) as frames:
+        await say("a", "b")
+        first = await hear(frames, "b")
+    await until(lambda: not here.lock.gateway.observer.followers)
+    async with following(here, call) as others:  # somebody else, who has no number
+        await say("c", "d", "e", "f")
+        heard = await hear(others, "f")
+        async with following(here, call, str(first[-1][0])) as frames:
+            (lost, *second) = await hear(frames, "f")
+    assert (lost[0], lost[1], lost[2]["missed"]) == (None, "events_missed", None)
+    assert second == heard
+    assert told(second) == ["c", "d", "e", "f"]
+    assert not {number for number, _, _ in first} & {number for number, _, _ in second}
+
+
+async def test_of_a_trail_that_was_let_go_of_nothing_stays_behind(
+    here: Place, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[weakref.ref[trails.Trail]] = []
+
+    class Watched(trails.Trail):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            begun.append(weakref.ref(self))
+
+    monkeypatch.setattr(trails, "Trail", Watched)
+    monkeypatch.setattr(trails, "MOMENT_S", 0.0)
+    for _ in range(3):
+        async with following(here, call) as frames:
+            await say("a")
+            await hear(frames, "a")
+        await until(lambda: not here.lock.gateway.observer.followers)
+    gc.collect()
+    assert [one() for one in begun] == [None, None, None]
+
+
+async def test_whoever_is_told_of_the_end_is_told_how_it_ended(lock: Interlock) -> None:
+    await admit(lock, telling)
+    stage.words = asyncio.Queue()
+    calls, caller = Service(lock).calls, Caller(id="local:ann")
+    before = asyncio.all_tasks()
+    call_id = calls.start(Ask(tool="demo.telling", arguments={"name": "x"}), caller, door="rest")
+    (running,) = asyncio.all_tasks() - before
+    stage.words.put_nowait("a")
+    stage.words.put_nowait(None)
+    last: Json = {}
+    async for _, event in calls.follow(call_id, caller):
+        last = event
+        while not running.done():  # noqa: ASYNC110 - it comes back in the very turn in which the call ends
+            await asyncio.sleep(0)
+    assert last["status"] == "succeeded"

@@ -728,10 +728,17 @@ class Asking:
 def _by_reflection(port: int, token: str, version: str) -> tuple[list[str], str]:
     """What a client does that knows the address and nothing else: read the contract, make a call by it."""
     with cast("Any", grpc).insecure_channel(f"127.0.0.1:{port}") as channel:
-        database: Any = ProtoReflectionDescriptorDatabase(cast("Any", Asking(channel, version)))
+
+        def unread() -> Any:
+            return ProtoReflectionDescriptorDatabase(cast("Any", Asking(channel, version)))
+
+        database = unread()
         services = sorted(database.get_services())
         for name in services:
-            assert database.FindFileContainingSymbol(name).service
+            file = database.FindFileContainingSymbol(name)
+            (service,) = [one for one in file.service if f"{file.package}.{one.name}" == name]
+            for one in service.method:
+                assert unread().FindFileContainingSymbol(f"{name}.{one.name}") == file
         with pytest.raises(KeyError):
             database.FindFileContainingSymbol("google.protobuf.FileDescriptorProto")
         method = DescriptorPool(database).FindServiceByName("interlock.v1.Gateway").FindMethodByName("Invoke")

@@ -166,6 +166,12 @@ async def test_calls_are_answered_alike(both: Both, which: str) -> None:
 
 
 @DOOR
+async def test_a_whole_number_of_any_size_is_told(both: Both) -> None:
+    answer = await both.compare(request(params={"name": "demo-add", "arguments": {"a": 2**63, "b": 2**63}}))
+    assert answer.body["result"]["content"] == [{"type": "text", "text": str(2**64)}]
+
+
+@DOOR
 async def test_lists_are_answered_alike_page_by_page(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = await both.compare(request("tools/list", {}))
     assert len(whole.body["result"]["tools"]) > 5

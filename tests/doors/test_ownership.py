@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from interlock import Caller, Failure, Interlock, tool
+from interlock import Caller, Effect, Failure, Interlock, tool
 from interlock.service import Ask, Service
 from tests import sample
 from tests.conftest import TOOLS
@@ -195,6 +195,36 @@ async def test_a_call_of_another_process_is_followed_to_its_end(home: Path) -> N
         async with asyncio.timeout(10):
             number, event = await ended
             assert (number, event["status"]) == (1, "succeeded")
+        await stream.aclose()
+
+
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:x", "CREATE")])
+async def parting() -> str:
+    """Send something once the test lets go."""
+    assert sample.world.gate is not None
+    await sample.world.gate.wait()
+    return "sent"
+
+
+async def test_a_call_that_goes_on_in_another_process_is_followed_to_its_end_where_it_waited(home: Path) -> None:
+    async with two(home, housekeeping=False) as (here, there):
+        for service in (here, there):
+            await admit(service.lock, parting)
+        call_id = here.calls.start(Ask(tool="demo.parting", arguments={}, key="k"), ANN, door="rest")
+        (*_, (number, asked)) = [told async for told in here.calls.follow(call_id, ANN)]
+        ticket = asked["result"]["metadata"]["pending"]["ticketId"]
+        await there.lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
+        going_on = asyncio.ensure_future(there.lock.approvals.resume(ticket))
+        await until(lambda: here.lock.elsewhere.runs(call_id) is not None)
+        stream = here.calls.follow(call_id, ANN, after=number)
+        ended = asyncio.ensure_future(anext(stream))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not ended.done()
+        assert sample.world.gate is not None
+        sample.world.gate.set()
+        async with asyncio.timeout(10):
+            assert (await ended)[1]["status"] == (await going_on).state == "succeeded"
         await stream.aclose()
 
 

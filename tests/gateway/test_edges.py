@@ -173,6 +173,12 @@ async def test_names_that_are_not_text_are_refused_and_the_refusal_is_on_record(
     assert world.runs == 0
 
 
+async def test_a_name_that_is_not_text_takes_nothing_from_the_others_in_its_record(lock: Interlock) -> None:
+    result = await lock.call("demo.\ud800", {}, caller=Caller(id="user:zoë", tenant="münchen"))
+    (record,) = records(lock, result.invocation_id)
+    assert (record["callerId"], record["tenant"], record["toolId"]) == ("user:zoë", "münchen", "demo.\\ud800")
+
+
 async def test_a_native_reference_that_is_not_json_does_not_stop_a_call_or_its_deadline(edge: Interlock) -> None:
     native = {"x": object(), "y": "\ud800", "z": 10**30}
     assert (await edge.call("demo.increment", {"name": "a"}, key="k", native=native)).ok

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gc
 import shutil
 import sqlite3
+import weakref
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import interlock
@@ -67,6 +70,23 @@ async def use_up(items: Items) -> int:
         items.pop()["prices"].clear()
         count += 1
     return count
+
+
+class Choice(BaseModel):
+    """One of two letters."""
+
+    letter: str
+
+    def model_post_init(self, _: Any) -> None:
+        next(letter for letter in "ab" if letter == self.letter)
+
+
+Choices = Annotated[Choice, Field(description="a choice", examples=[{"letter": "a"}])]
+
+
+@plain
+async def choose(choice: Choices) -> None:
+    """Choose, of which nothing comes."""
 
 
 @plain
@@ -132,9 +152,10 @@ async def repeat(words: Words, times: Whole) -> str:
     return words * times
 
 
-TOOLS: tuple[Tool[..., Any], ...] = (divide, tell, use_up, pause, end, repeat)
+TOOLS: tuple[Tool[..., Any], ...] = (divide, tell, use_up, choose, pause, end, repeat)
 LIGHT: dict[str, dict[str, Any]] = {
     "divide": {"a": 3, "b": 2}, "tell": {"words": "a"}, "use_up": {"items": []}, "pause": {"turns": 0},
+    "choose": {"choice": {"letter": "a"}},
     "end": {"way": "answer", "turns": 0}, "repeat": {"words": "a", "times": 1},
 }  # fmt: skip
 
@@ -276,6 +297,7 @@ arguments_of: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ),
     "tell": st.fixed_dictionaries({"words": st.text() | st.sampled_from(PRIVATE)}),
     "use_up": st.fixed_dictionaries({"items": st.lists(items, max_size=3)}),
+    "choose": st.fixed_dictionaries({"choice": st.fixed_dictionaries({"letter": st.sampled_from("abc")})}),
     "pause": st.fixed_dictionaries({"turns": st.integers(0, 3)}),
     "end": st.fixed_dictionaries({"way": st.sampled_from(WAYS), "turns": st.integers(0, 2)}),
     "repeat": st.fixed_dictionaries({"words": st.text(max_size=4), "times": st.integers(0, 2 * LONG)}),
@@ -351,6 +373,44 @@ async def test_a_function_is_called_once_however_it_ends(
     assert record["states"][-1] == result.state
 
 
+async def test_an_argument_that_cannot_be_made_is_no_success(lock: Interlock) -> None:
+    seen = watch(lock)
+    assert code(await lock.call("line.choose", choice={"letter": "c"})) == "E3401"
+    assert (seen.begun, seen.whole) == (1, 0)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_function_may_return_a_task_in_place_of_a_coroutine(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    real = pause.function
+
+    def schedule(turns: int) -> asyncio.Task[int]:
+        return asyncio.ensure_future(real(turns))
+
+    monkeypatch.setattr(pause, "function", schedule)
+    seen = watch(lock)
+    assert (await lock.call("line.pause", turns=turns)).unwrap() == turns
+    assert seen.begun == 1
+
+
+async def test_a_function_that_fails_lets_go_of_what_it_held(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Choice]] = []
+
+    def fail() -> Any:
+        choice = Choice(letter="a")
+        held.append(weakref.ref(choice))
+        raise ValueError
+
+    monkeypatch.setattr(Ways, "answer", staticmethod(fail))
+    gc.disable()  # which would let go of it too, in its own time
+    try:
+        assert code(await lock.call("line.end", way="answer", turns=0)) == "E3401"
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
 # What it stands on
 
 
@@ -400,6 +460,42 @@ async def test_a_hook_or_a_listener_hears_of_every_call_from_then_on(lock: Inter
     assert (seen.whole, seen.left) == (0, 1)
 
 
+@pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
+async def test_whoever_comes_to_listen_while_a_read_runs_hears_of_its_end(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
+) -> None:
+    if aside:
+        bystander(lock)
+    heard: list[Event] = []
+
+    def answer() -> Any:
+        lock.listen(heard.append)
+        return 7
+
+    monkeypatch.setattr(Ways, "answer", staticmethod(answer))
+    result = await lock.call("line.end", way="answer", turns=0)
+    assert [event.type for event in heard] == ["tool.invocation.succeeded", "tool.result.created"]
+    assert {event.invocation_id for event in heard} == {result.invocation_id}
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
+async def test_a_hook_that_comes_while_a_read_runs_can_still_block_its_result(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, aside: bool
+) -> None:
+    if aside:
+        bystander(lock)
+
+    def block(seen: Any) -> Any:
+        raise ValueError
+
+    def answer() -> Any:
+        lock.hook(Hook(id="late", when="post", run=block))
+        return 7
+
+    monkeypatch.setattr(Ways, "answer", staticmethod(answer))
+    assert code(await lock.call("line.end", way="answer", turns=0)) == "E3211"
+
+
 async def test_a_caller_in_a_loop_is_told_of_though_the_line_is_short(lock: Interlock) -> None:
     seen = watch(lock)
     for _ in range(lock.settings.loops.identical + 5):
@@ -439,6 +535,20 @@ async def test_a_caller_who_leaves_while_the_record_is_written_leaves_one_record
     await lock.journal.drain()
     (record,) = records(lock)[before:]
     assert record["states"][-1] == "succeeded"
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])
+async def test_whoever_comes_to_listen_while_the_record_is_written_hears_of_it(lock: Interlock, aside: bool) -> None:
+    if aside:
+        bystander(lock)
+    heard: list[Event] = []
+    with held(lock):
+        caller = asyncio.create_task(lock.call("line.tell", words="a"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        lock.listen(heard.append)
+    assert (await caller).ok
+    assert [event.type for event in heard] == ["tool.invocation.succeeded", "tool.result.created"]
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["line", "phases"])

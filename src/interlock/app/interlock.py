@@ -102,7 +102,7 @@ class Interlock:
         self.clock = clock
         self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
         self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
-        self.catalog = Catalog(self.journal, clock)
+        self.catalog = Catalog(self.journal, clock, home.manifests)
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
         self.elsewhere = Elsewhere(self.journal, self.instance)
         self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, cast
 
 from interlock.approvals.reviewers import is_person, signature, speaks_for
-from interlock.core.canonical import decode, digest, encode
+from interlock.core.canonical import canonical, decode, digest, encode
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -95,7 +95,8 @@ def _matches(pattern: Any, value: Any) -> bool:
         return _is_number(value) and all(
             _is_number(bound) and _WITHIN[word](value, bound) for word, bound in pattern.items()
         )
-    return type(pattern) is type(value) and pattern == value
+    # To Python, a truth within a list or an object equals a number.
+    return type(pattern) is type(value) and canonical(pattern) == canonical(value)
 
 
 def is_range(pattern: Any) -> TypeGuard[Json]:
@@ -124,8 +125,8 @@ def _is_number(value: Any) -> bool:
 
 def _is_numeric(schema: Json) -> bool:
     """Whether a schema takes numbers, and nothing else but null."""
-    branches: list[Json] = schema.get("anyOf") or [schema]
-    stated: list[Any] = [branch.get("type") for branch in branches]
+    branches: list[Json | bool] = schema.get("anyOf") or [schema]
+    stated: list[Any] = [branch.get("type") if isinstance(branch, dict) else None for branch in branches]
     kinds = {kind for one in stated for kind in (cast("list[Any]", one) if isinstance(one, list) else [one])}
     return kinds - {"null"} != set() and kinds <= {"integer", "number", "null"}
 

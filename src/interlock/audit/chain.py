@@ -48,6 +48,8 @@ _AT_A_TIME = 32
 _PROGRESS_EVERY = _AT_A_TIME * 500
 # Anchors that a crash kept from the file were made within moments of it.
 _LOST_AT_ONCE_MS = 600_000
+# Times are below this, some thousand years from now: what is beyond, no clock has told and no calendar can show.
+END_MS = 10**14
 # All rows, however numbered, and by the table itself.
 _RECORDS = "SELECT seq, kind, call, body, hash FROM journal NOT INDEXED ORDER BY seq"
 _ANCHORS = "SELECT seq, hash, at_ms, key_id, signature FROM anchor ORDER BY seq"
@@ -408,7 +410,7 @@ def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) 
     """A row as a signed head, or None when a column does not hold what it should."""
     if type(seq) is not int or type(at_ms) is not int or type(key_id) is not bytearray:
         return None
-    if type(hash_) is not bytes or type(signature) is not bytes:
+    if type(hash_) is not bytes or type(signature) is not bytes or not 0 <= at_ms < END_MS:
         return None
     return SignedHead(seq, hash_, at_ms, key_id.decode("utf-8", "replace"), signature)
 

@@ -11,6 +11,7 @@ auditor sees who knows a later one. And whoever has another key can sign another
 that was noted elsewhere.
 
 INVARIANT: no byte of an export can be changed without a fault. Lines are of one form, with one way to write each value.
+Only a signature before the last can be taken out, whole: the last one covers all that it covered.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import orjson
 
 from interlock.audit.chain import ChainFault, Follower, Found, Signatures, SignedHead, Verdict, records_words
 
-_HASH, _MS = "[0-9a-f]{64}", "0|[1-9][0-9]{0,15}"
+_HASH, _MS = "[0-9a-f]{64}", "0|[1-9][0-9]{0,13}"  # times below END_MS
 
 
 def _signed_by(name: str) -> str:
@@ -109,6 +110,8 @@ class _Check:
         seq, digest, found = int(match["seq"]), bytes.fromhex(match["hash"].decode()), self.found
         if first:
             self._named = bytes.fromhex(match["public"].decode())
+            if self._signatures.given not in (None, self._named):
+                found.elsewhere.note(0, "it names another public key than the one given")
             self._begin(match, seq)
         self._follower.follow([(seq, *_names(match["body"]), match["body"], digest)])
         found.records += 1

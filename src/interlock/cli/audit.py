@@ -158,7 +158,7 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
         _export(lock, out.stdout, upto)
         out.stdout.flush()
         return 0
-    count = _export_to(lock, target, upto)
+    count = _export_to(lock, target, upto, replace=replace)
 
     def show(page: Page) -> None:
         page.line(f"{count:,} records written to {target}")
@@ -175,18 +175,25 @@ def _refuse_taken(target: Path) -> None:
         raise Failure("E3411", words, resolution="choose another name, or write over it: --replace")
 
 
-def _export_to(lock: Interlock, target: Path, upto: int) -> int:
+def _export_to(lock: Interlock, target: Path, upto: int, *, replace: bool) -> int:
     """Write the file whole or not at all, readable by its owner alone."""
+    from tempfile import mkstemp
+
     from interlock.core.errors import Failure
 
-    staged = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        # Under a name that nobody can have foreseen: what lies there is not followed or written to.
+        descriptor, staged = mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
-            with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with open(descriptor, "wb") as file:
                 count = _export(lock, file, upto)
-            staged.replace(target)
+                file.flush()
+                os.fsync(file.fileno())
+            if not replace:
+                _refuse_taken(target)
+            os.replace(staged, target)
         finally:
-            staged.unlink(missing_ok=True)
+            Path(staged).unlink(missing_ok=True)
     except OSError as error:
         raise Failure("E3004", f"`{target.name}` cannot be written: {error.strerror}") from None
     return count

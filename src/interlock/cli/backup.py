@@ -60,16 +60,19 @@ def restore(out: Output, /, directory: Path) -> int:
 
     refuse_token("restoring a home")
     copy, verdict = _copy(out, Home(directory), out.session.path)
-    running = _running(Home(out.session.path))
+    running, approved = _open_calls(Home(out.session.path))
 
     def show(page: Page) -> None:
         _show(page, copy, verdict, f"restored to {out.session.path}")
         if running:
             page.line(f"  calls that were running when it was made: {running:,}; their outcome is unknown")
+        if approved:
+            told = "a server makes them as soon as it starts"
+            page.line(f"  calls that were approved and had not run: {approved:,}; {told}")
         page.facts([("next", "interlock doctor, then interlock calls reconcile, before agents are let in again")])
 
     document = {"home": str(out.session.path), "backup": str(directory), **_document(copy, verdict)}
-    out.answer({**document, "calls_running": running}, show)
+    out.answer({**document, "calls_running": running, "calls_approved": approved}, show)
     return 0
 
 
@@ -96,10 +99,16 @@ def _copy(out: Output, source: Home, target: Path) -> tuple[Copy, Verdict]:
     return copy, verdict
 
 
-def _running(home: Home) -> int:
-    """How many calls a home was carrying out when it was copied."""
+def _open_calls(home: Home) -> tuple[int, int]:
+    """How many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
+    from interlock.core.clock import Clock
+
+    query = (
+        "SELECT (SELECT COUNT(*) FROM reservation WHERE state = 'executing'),"
+        " (SELECT COUNT(*) FROM ticket WHERE state = 'APPROVED' AND expires_ms > ?)"
+    )
     with closing(sqlite3.connect(home.database)) as connection:
-        return connection.execute("SELECT COUNT(*) FROM reservation WHERE state = 'executing'").fetchone()[0]
+        return connection.execute(query, (Clock().now_ms(),)).fetchone()
 
 
 def _document(copy: Copy, verdict: Verdict) -> dict[str, Any]:

@@ -69,10 +69,17 @@ class Output:
 
     def write(self, document: Any) -> None:
         """One JSON document: on one line for programs, indented for people."""
+        import json
+
         import orjson
 
-        option = orjson.OPT_INDENT_2 if self.stdout.isatty() else 0
-        self.stdout.write(orjson.dumps(document, default=_as_json, option=option | orjson.OPT_NON_STR_KEYS) + b"\n")
+        people = self.stdout.isatty()
+        option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if people else 0)
+        try:
+            text = orjson.dumps(document, default=_as_json, option=option)
+        except TypeError:  # a whole number beyond 64 bits
+            text = json.dumps(document, default=_as_json, indent=2 if people else None).encode()
+        self.stdout.write(text + b"\n")
         self.stdout.flush()
 
     def fail(self, failure: Failure) -> None:
@@ -327,15 +334,18 @@ def parse_span(_: click.Context, __: click.Parameter, value: str) -> int:
 
 def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
     """JSON from the command line, or from stdin for `-`; text that is none is a usage error that says where."""
+    from interlock.core.canonical import decode
     from interlock.core.documents import Malformed, read_json
 
     from_stdin = or_stdin and text == "-"
     raw = sys.stdin.buffer.read() if from_stdin else text.encode()
     try:
-        return read_json(raw)
-    except Malformed as error:
+        read_json(raw)
+        return decode(raw)  # whole numbers as they are, however long
+    except ValueError as error:
         source = "stdin" if from_stdin else "the text given"
-        raise click.UsageError(f"{what}: {source} is unusable: {error}") from None
+        why = str(error) if isinstance(error, Malformed) else "a number in it is too long"
+        raise click.UsageError(f"{what}: {source} is unusable: {why}") from None
 
 
 UNSAID = object()

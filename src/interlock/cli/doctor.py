@@ -253,11 +253,12 @@ def _unsigned(home: Home, connection: sqlite3.Connection) -> Iterator[Finding]:
 
 def _clock(connection: sqlite3.Connection) -> Finding:
     """Whether this machine's time is behind what was written. Which of the two was wrong, nobody can tell."""
+    from interlock.audit.chain import END_MS
     from interlock.core.clock import Clock, iso
     from interlock.core.words import span
 
     now = Clock().now_ms()
-    (signed,) = connection.execute("SELECT MAX(at_ms) FROM anchor").fetchone()
+    (signed,) = connection.execute("SELECT MAX(at_ms) FROM anchor WHERE at_ms < ?", (END_MS,)).fetchone()
     (body,) = connection.execute("SELECT body FROM journal ORDER BY seq DESC LIMIT 1").fetchone() or (b"",)
     newest, what = max((signed or 0, "signed head"), (_made_ms(body), "record"))
     if newest - now <= BEHIND_MS:
@@ -412,7 +413,8 @@ def _check_tools(home: Home) -> Iterator[Finding]:
     for address, version, origin, digest in rows:
         if origin not in found:
             try:
-                found[origin] = {f"{tool.manifest.address}@{tool.manifest.version}": tool for tool in reload(origin)}
+                tools = reload(origin, home.manifests)
+                found[origin] = {f"{tool.manifest.address}@{tool.manifest.version}": tool for tool in tools}
             except Failure as failure:
                 found[origin] = failure
         there = found[origin]

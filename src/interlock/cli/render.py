@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import IO, Any, cast
 
-import orjson
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from interlock.core.artifacts import Artifact
+from interlock.core.canonical import encode
 from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.core.schema import Json
@@ -233,7 +234,7 @@ def value_words(result: Result) -> tuple[str, str]:
         return line, ""
     if isinstance(value, str):
         return "", value
-    return "", orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return "", json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _one_line(value: Any) -> str:
@@ -243,7 +244,7 @@ def _one_line(value: Any) -> str:
         members = cast("Json", value)
         if all(not isinstance(item, dict | list) for item in members.values()):
             return ", ".join(f"{name} {_one_line(item)}" for name, item in members.items())
-    return orjson.dumps(value).decode()
+    return encode(value).decode()
 
 
 def duration(ms: float) -> str:
@@ -260,7 +261,7 @@ def value_text(value: Any) -> str:
     """A value of an input or a change, in one line: plain where that is clear, as JSON where it is not."""
     if value is None:
         return "nothing"
-    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else orjson.dumps(value).decode()
+    return value if isinstance(value, str) and _PLAIN.fullmatch(value) else encode(value).decode()
 
 
 def change_lines(effect: Mapping[str, Any]) -> Iterator[str]:

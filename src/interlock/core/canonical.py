@@ -125,6 +125,8 @@ def _slow(value: Any) -> bytes:
         return _piece_by_piece(plain)
     except TypeError:
         raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None
+    except ValueError:
+        raise Failure("E3004", "a number is too long to be written") from None
 
 
 def _piece_by_piece(value: Any) -> bytes:

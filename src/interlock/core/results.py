@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from interlock.core.artifacts import Artifact
+from interlock.core.canonical import encode
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.phases import Source
@@ -131,7 +130,7 @@ class Result:
         """What a model reads: the value, a preview of it with a reference, or the reason there is none."""
         if self.error is not None:
             return f"{self.error.row.error_code}: {self.error.message}"
-        rendered = self.value if isinstance(self.value, str) else orjson.dumps(self.value).decode()
+        rendered = self.value if isinstance(self.value, str) else encode(self.value).decode()
         if self.persistence.ref is None:
             return rendered
         return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, kept as {self.persistence.ref})"

@@ -53,7 +53,6 @@ class Head(NamedTuple):
     text: bytes
     size: int  # of the request, with its body
     scope: Scope
-    keep_alive: bool
 
 
 class Connection(asyncio.Protocol):
@@ -186,16 +185,16 @@ class Connection(asyncio.Protocol):
         headers, exchange = self._headers, self._answering
         said = [value for name, value in headers if name == b"content-length"] or [b"0"]
         if (
-            exchange is not None and end and text.count(b"\n") == text.count(b"\r\n") == len(headers)
-            and said == [b"%d" % len(body)] and len(text) < MAX_KNOWN
+            exchange is not None and exchange.keep_alive and end and len(text) < MAX_KNOWN
+            and text.count(b"\n") == text.count(b"\r\n") == len(headers) and said == [b"%d" % len(body)]
         ):  # fmt: skip
             scope = {**exchange.scope, "headers": headers.copy()}  # an application may do to its own what it likes
-            self._known = Head(text + end, len(data), scope, exchange.keep_alive)
+            self._known = Head(text + end, len(data), scope)
 
     def _repeat(self, known: Head, data: bytes) -> None:
         """A request whose head is that of an earlier one."""
         scope: Scope = {**known.scope, "headers": known.scope["headers"].copy(), "state": {}}
-        exchange = Exchange(self, scope, keep_alive=known.keep_alive)
+        exchange = Exchange(self, scope, keep_alive=True)
         if known.size > len(known.text):
             exchange.feed(data[len(known.text) :])
         exchange.end()

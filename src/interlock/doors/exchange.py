@@ -67,7 +67,8 @@ class Exchange:
         self._news: asyncio.Event | None = None
         self.begun = False
         self._head = b""
-        self._left = 0
+        # What is to come of a body whose length was said.
+        self._left: int | None = 0
         self._chunked = False
 
     async def run(self, app: App) -> None:
@@ -163,8 +164,10 @@ class Exchange:
             self.keep_alive = False
         elif not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        if length is None and status not in _NO_BODY and self.scope["method"] != "HEAD":
-            self._chunked = True
+        streams = length is None and status not in _NO_BODY and self.scope["method"] != "HEAD"
+        # To older clients a stream is what comes until the connection ends.
+        self._chunked = streams and self.scope["http_version"] == "1.1"
+        if self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         head = b"".join(lines)
@@ -173,17 +176,18 @@ class Exchange:
         if head.count(b"\n") != breaks or head.count(b"\r") != breaks or 0 in head:
             self.begun = False
             raise RuntimeError("a header's value is not of one line")
+        self._left = None if streams else length or 0
         if length is None:
             self._wire.transport.write(head)
         else:
-            self._head, self._left = head, length
+            self._head = head
 
     def _say(self, body: bytes, *, more: bool) -> None:
         if self.scope["method"] == "HEAD":
             body, self._left = b"", 0
         elif self._chunked:
             body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
-        else:
+        elif self._left is not None:
             self._left -= len(body)
             if self._left < 0 or (self._left > 0 and not more):
                 raise RuntimeError("an answer is not of the length it said")

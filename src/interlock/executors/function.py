@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import CoroutineType
 from typing import Any
 
 from interlock.core.context import Context
@@ -94,7 +95,12 @@ class Begun:
         self.output: Any = None
         self._error: BaseException | None = None
         try:
-            self._coroutine: Coroutine[Any, Any, Any] = tool.function(**bind(tool, call_input))
+            running = tool.function(**bind(tool, call_input))
+        except BaseException as error:  # noqa: BLE001 - told to whoever awaits it; a StopIteration is no end here
+            self._error = error
+            return
+        self._coroutine: Coroutine[Any, Any, Any] = running if running.__class__ is CoroutineType else _awaited(running)
+        try:
             self._waits_for = self._coroutine.send(None)
         except StopIteration as end:
             self.ended, self.output = True, end.value
@@ -103,7 +109,10 @@ class Begun:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None  # or the two would hold each other, and all that the function held
         if self.ended:
             return self.output
         waits_for = self._waits_for
@@ -117,6 +126,10 @@ class Begun:
                     waits_for = self._coroutine.send(answer)
         except StopIteration as end:
             return end.value
+
+
+async def _awaited(running: Awaitable[Any]) -> Any:
+    return await running
 
 
 def _takes_context(tool: Tool[..., Any], operation: str) -> bool:

@@ -124,7 +124,7 @@ class Straight:
         tool, written = read.tool, None
         redactor = tool.redactor
         try:
-            if redactor is None or not tool.fits_output(value):
+            if redactor is None or self._hooks.registered or not tool.fits_output(value):
                 return None
             if not redactor.trivial:
                 shown = redactor.apply(value, disclose=read.caller.scopes)
@@ -135,7 +135,7 @@ class Straight:
             if tool.max_inline is not None and size > tool.max_inline:
                 return None
             latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000
-            now_ms = read.started_ms + int(latency_ms)
+            now_ms = self._clock.now_ms()
             body = records.read(read.id, now_ms, read.trace_id, read.input_hash, latency_ms, value, size, rest)
             if self._batched and not self._journal.crowded:
                 self._journal.record("closed", read.id, body)
@@ -150,9 +150,13 @@ class Straight:
         return self.tell(read) if written is None else read
 
     def tell(self, read: Line) -> Result:
-        """The result of a read that is on record: count it."""
+        """The result of a read that is on record: count it, and tell whoever has come to listen meanwhile."""
         result = read.result
         self._metrics.read(read.tool, result.metadata["latency_ms"])
         if read.started >= self._alerts.due:
             self._alerts.look()
+        if self._observer.listeners:
+            call = read.requested().call
+            self._observer.emit("tool.invocation.succeeded", call)
+            self._observer.emit("tool.result.created", call)
         return result

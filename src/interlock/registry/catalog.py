@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -132,9 +133,10 @@ class Stranded(Failure):
 class Catalog:
     """Finds versions by name and range, and binds them to their functions."""
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    def __init__(self, journal: Journal, clock: Clock, manifests: Path) -> None:
         self._journal = journal
         self._clock = clock
+        self._manifests = manifests
         self._versions: dict[str, dict[str, Version]] = {}
         self._whole: list[tuple[Version, dict[str, Version]]] | None = None
         self._resolved: dict[tuple[str, str | None], Version] = {}
@@ -352,7 +354,7 @@ class Catalog:
         if row.origin.startswith("upstream:"):
             return from_upstream(parse_manifest(orjson.loads(row.manifest)))
         if row.origin not in self._origins:
-            self._origins[row.origin] = {_name(tool): tool for tool in reload(row.origin)}
+            self._origins[row.origin] = {_name(tool): tool for tool in reload(row.origin, self._manifests)}
         tool = self._origins[row.origin].get(f"{row.address}@{row.version}")
         if tool is None:
             raise Failure("E3108", f"{row.address}@{row.version} is no longer where it was added from")

@@ -33,9 +33,15 @@ def load(target: str) -> tuple[str, list[Tool[..., Any]]]:
     return f"module:{target}", _some(target, tools_in(vars(_import(target))))
 
 
-def reload(origin: str) -> list[Tool[..., Any]]:
-    """The tools of an origin that was remembered."""
+def reload(origin: str, manifests: Path) -> list[Tool[..., Any]]:
+    """The tools of an origin that was remembered.
+
+    `manifests` is what the home keeps itself. It goes where the home goes, and its names stand for what is in it.
+    """
     kind, _, target = origin.partition(":")
+    path = Path(target)
+    if kind == "manifest" and path.parent.name == manifests.name and (manifests / path.name).is_file():
+        return _from_manifests(manifests / path.name)
     if kind == "library":
         raise Failure("E3108", "the tool lives in a program that is not running here; add it from a file or module")
     return load(target)[1]

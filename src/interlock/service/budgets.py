@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Use
@@ -12,6 +15,7 @@ from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.schema import Json
 from interlock.service.audit import Audit
+from interlock.store.home import connect, store_failure
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -35,6 +39,7 @@ class Budgets:
     def __init__(self, lock: Interlock, audit: Audit) -> None:
         self._lock = lock
         self._audit = audit
+        self._one_looks = asyncio.Lock()
 
     async def show(self, *, by: Caller, door: str, task: str | None = None, every: bool = False) -> list[Json]:
         """What is left of each budget for the caller, their tenant, and a task of it that they can name.
@@ -44,33 +49,39 @@ class Budgets:
         if every:
             await self._audit.note("budgets", {}, by=by, door=door)
             whole = () if by.tenant == "local" else (by.tenant,)
-            return overview(self._lock, lambda _: whole)
+            return await self._overview(lambda _: whole)
         own = by.tenant, by.id
         theirs = {"tenant": own[:1], "caller": own, "session": own, "task": None if task is None else (by.tenant, task)}
-        return overview(self._lock, lambda budget: theirs.get(budget.per))
+        return await self._overview(lambda budget: theirs.get(budget.per))
+
+    async def _overview(self, within: Within) -> list[Json]:
+        """Sessions and tasks may be there by the million; whoever looks through them holds up nobody's call."""
+        async with self._one_looks:
+            return await asyncio.to_thread(overview, self._lock, within)
 
 
 def overview(lock: Interlock, within: Within) -> list[Json]:
     """Each budget there is, and what is used of it by those whose names begin as `within` says; None is nobody."""
     now_ms = lock.clock.now_ms()
-    told: list[Json] = []
-    for budget in lock.settings.budgets:
-        beginning = within(budget)
-        found = (
-            []
-            if beginning is None
-            else budgets.uses(lock.journal.read, budget, now_ms=now_ms, within=beginning, most=MOST)
-        )
-        ends_ms = budgets.ends_ms(budget, now_ms)
-        told.append(
-            {
-                "budget": budget.name,
-                **budget.model_dump(),
-                "ends_at": None if ends_ms is None else iso(ends_ms),
-                "used": [_used(budget, one) for one in found],
-            }
-        )
-    return told
+    try:
+        with closing(connect(lock.home.database)) as connection:
+            return [_shown(connection, budget, within(budget), now_ms) for budget in lock.settings.budgets]
+    except sqlite3.Error as error:
+        raise store_failure(error) from None
+
+
+def _shown(connection: sqlite3.Connection, budget: Budget, within: tuple[str, ...] | None, now_ms: int) -> Json:
+    def read(statement: str, parameters: Sequence[Any]) -> list[Any]:
+        return connection.execute(statement, parameters).fetchall()
+
+    found = [] if within is None else budgets.uses(read, budget, now_ms=now_ms, within=within, most=MOST)
+    ends_ms = budgets.ends_ms(budget, now_ms)
+    return {
+        "budget": budget.name,
+        **budget.model_dump(),
+        "ends_at": None if ends_ms is None else iso(ends_ms),
+        "used": [_used(budget, one) for one in found],
+    }
 
 
 def _used(budget: Budget, use: Use) -> Json:

@@ -220,28 +220,29 @@ class Calls:
         _, _, task = self._running.get(call_id, (None, None, None))
         status = self.status(call_id, caller)  # also: whether it is theirs
         at = after or 0
-        with self._trails.followed(call_id, task, count=at) as (trail, anew):
-            if anew and after is not None:
-                yield None, _missed(call_id, None)
+        with self._trails.followed(call_id, task) as (trail, anew):
             if trail is not None:
                 # Without a place to go on from, it is heard from now on.
-                at = trail.count if after is None else min(at, trail.count)
-                while True:
-                    before, events = trail.behind(at)
-                    if before > at:
-                        yield None, _missed(call_id, before - at)
-                    for number, event in enumerate(events, before + 1):
-                        yield number, event
-                    at = before + len(events)
-                    if at < trail.count:
-                        continue
-                    if task is None or task.done():
-                        break
-                    await trail.news(task)
-            elif self._lock.elsewhere.runs(call_id) is not None:
-                await self._lock.elsewhere.ended(call_id)
-                status = self.status(call_id, caller)
+                at = trail.count if anew or after is None else min(at, trail.count)
+            if anew and after is not None:
+                yield None, _missed(call_id, None)
+            while trail is not None:
+                before, events = trail.behind(at)
+                if before > at:
+                    yield None, _missed(call_id, before - at if at >= trail.began else None)
+                for number, event in enumerate(events, before + 1):
+                    yield number, event
+                at = before + len(events)
+                if at < trail.count:
+                    continue
+                if task is None or task.done():
+                    break
+                await trail.news(task)
         if task is not None:
+            await asyncio.wait({task})  # even where it is done: its result is kept a turn later
+            status = self.status(call_id, caller)
+        elif self._lock.elsewhere.runs(call_id) is not None:
+            await self._lock.elsewhere.ended(call_id)
             status = self.status(call_id, caller)
         yield at + 1, {"event_class": "tool.invocation.status", **status}
 

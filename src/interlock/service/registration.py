@@ -48,7 +48,7 @@ class Registration:
             transaction.append("registry", ref, body)
 
         await lock.journal.commit(unit)
-        path = lock.home.path / "manifests" / f"{hashlib.sha256(orjson.dumps(document)).hexdigest()}.json"
+        path = lock.home.manifests / f"{hashlib.sha256(orjson.dumps(document)).hexdigest()}.json"
         known = path.exists()
         keep(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))
         admitted = False

@@ -34,8 +34,8 @@ class Trail:
     """The latest events of one call."""
 
     def __init__(self, call_id: str, count: int, listen: Listen) -> None:
-        # The number of the latest event.
-        self.count = count
+        # The number of the latest event, and of the last that was not heard.
+        self.count = self.began = count
         self.followers = 0
         self.until: asyncio.TimerHandle | None = None
         self._events: deque[Json] = deque(maxlen=EVENTS)
@@ -75,20 +75,19 @@ class Trails:
     def __init__(self, listen: Listen) -> None:
         self._listen = listen
         self._trails: dict[str, Trail] = {}
+        # Of calls that run and were ever followed: the latest number when a trail was let go of.
+        self._numbers: dict[str, int] = {}
 
     @contextmanager
-    def followed(
-        self, call_id: str, task: asyncio.Task[Result] | None, *, count: int
-    ) -> Generator[tuple[Trail | None, bool]]:
+    def followed(self, call_id: str, task: asyncio.Task[Result] | None) -> Generator[tuple[Trail | None, bool]]:
         """The trail of a call, which is kept meanwhile and a moment longer, and whether nothing was kept before.
 
-        Where none is kept it begins now, if the call has a task that runs: its first event is the one after `count`.
+        Where none is kept it begins now, if the call has a task that runs.
         """
         trail = self._trails.get(call_id)
         anew = trail is None
         if trail is None and task is not None:
-            trail = self._trails[call_id] = Trail(call_id, count, self._listen)
-            task.add_done_callback(lambda _, begun=trail: begun.end())
+            trail = self._trails[call_id] = self._begin(call_id, task)
         if trail is None:
             yield None, anew
             return
@@ -102,6 +101,18 @@ class Trails:
             if not trail.followers:
                 self._leave(call_id, trail)
 
+    def _begin(self, call_id: str, task: asyncio.Task[Result]) -> Trail:
+        # INVARIANT: a number is given once in a call. Between two trails one is left out, for all that nobody heard.
+        if call_id not in self._numbers:
+            self._numbers[call_id] = -1
+            task.add_done_callback(lambda _: self._end(call_id))
+        return Trail(call_id, self._numbers[call_id] + 1, self._listen)
+
+    def _end(self, call_id: str) -> None:
+        self._numbers.pop(call_id, None)
+        if call_id in self._trails:
+            self._trails[call_id].end()
+
     def _leave(self, call_id: str, trail: Trail) -> None:
         trail.until = asyncio.get_running_loop().call_later(MOMENT_S, self._forget, call_id)
         left = [name for name, one in self._trails.items() if not one.followers]
@@ -112,6 +123,8 @@ class Trails:
         trail = self._trails.pop(call_id, None)
         if trail is not None:
             trail.end()
+            if call_id in self._numbers:
+                self._numbers[call_id] = trail.count
             if trail.until is not None:
                 trail.until.cancel()
 

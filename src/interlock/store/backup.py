@@ -3,7 +3,8 @@
 The order of copying is what makes the copy whole. INVARIANT: the anchors file is never ahead of the database beside it,
 for an anchor is in the database before it is in the file; and every key that the database needs is there, for a key is
 there before something is signed or sealed with it. So the anchors come first, then the database as it is at one moment,
-then everything else. Only a key that was dropped meanwhile could be missed: that is looked for, and refused.
+then everything else. Only a key that was dropped meanwhile could be missed: one that something is sealed under
+is looked for, and its lack refused.
 
 A copy is gathered below its target and put in place when whoever asked for it has looked at it, the database last:
 half a copy is no home, and is refused as one.
@@ -20,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.core.errors import Failure
-from interlock.store.home import SCHEMA_HEAD, Home, refuse_newer, store_failure
+from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, refuse_newer, store_failure
 from interlock.store.sealing import Box, keys_in_use
 
 # Who is alive now, and what upstreams have printed.
-_LEFT_OUT = frozenset({"instances", "migrate.lock", "locks.board", "logs", "secrets.lock"})
-_STAGED = ".incomplete"
+_LEFT_OUT = frozenset({"instances", "migrate.lock", "locks.board", "logs", "secrets.lock", ".incomplete"})
 _PAGES_AT_A_TIME = 1024
 
 Progress = Callable[[int, int], None]
@@ -80,7 +80,7 @@ def _staged(source: Home, target: Path) -> Generator[Path]:
         raise Failure("E3411", words, resolution="choose a directory that does not exist or is empty")
     made = not target.exists()
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
-    staged = target / _STAGED
+    staged = Home(target).incomplete
     staged.mkdir(mode=0o700)  # whoever comes second fails here
     try:
         yield staged
@@ -110,14 +110,19 @@ def _others(source: Home) -> Iterator[Path]:
 
 
 def _open(database: Path) -> sqlite3.Connection:
-    """The database of a home. Where nothing can be written beside it, as on read-only media, nobody else writes it."""
-    how = "mode=rw" if os.access(database.parent, os.W_OK) else "mode=ro&immutable=1"
+    """The database of a home. It rests where nothing can be written beside it and nothing is: on read-only media."""
+    log = database.with_name(f"{database.name}-wal")
+    how = "mode=ro" if log.exists() else "mode=ro&immutable=1"
+    if os.access(database.parent, os.W_OK):
+        how = "mode=rw"
     return sqlite3.connect(f"{database.absolute().as_uri()}?{how}", uri=True, timeout=10, isolation_level=None)
 
 
 def _copy_database(live: sqlite3.Connection, target: Path, progress: Progress | None) -> None:
     # One read transaction for all of it: others write on, and what they write is not in the copy.
     live.execute("BEGIN")
+    if live.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise Failure("E3804", "the database to copy was not made by Interlock", resolution="name a home or a backup")
     row = live.execute("SELECT version_num FROM alembic_version").fetchone()
     if row is not None:
         refuse_newer(str(row[0]))
@@ -133,6 +138,7 @@ def _copy_database(live: sqlite3.Connection, target: Path, progress: Progress | 
 
 def _copy_entry(copy: Copy, source: Path, target: Path) -> None:
     if source.is_dir():
+        _refuse_round(copy, source)
         target.mkdir(mode=0o700)
         for path in sorted(source.iterdir()):
             if path.name not in _LEFT_OUT:
@@ -142,6 +148,13 @@ def _copy_entry(copy: Copy, source: Path, target: Path) -> None:
         # What is staged under a name of its own may be gone before it is read.
         with suppress(FileNotFoundError):
             _copy_file(copy, source, target)
+
+
+def _refuse_round(copy: Copy, source: Path) -> None:
+    """Refuse (E3411) a link to a directory that the link, or the copy, lies in: there would be no end of it."""
+    there = source.resolve()
+    if any(one.resolve().is_relative_to(there) for one in (source.parent, copy.home.path)):
+        raise Failure("E3411", f"`{source}` is a link that leads back", resolution="remove it from the home")
 
 
 def _copy_file(copy: Copy, source: Path, target: Path) -> None:
@@ -175,6 +188,9 @@ def _refuse_lost_keys(home: Home) -> None:
 
 def _put_in_place(staged: Path, target: Path) -> None:
     database = staged / "interlock.db"
+    if taken := [path.name for path in staged.iterdir() if os.path.lexists(target / path.name)]:
+        words = f"`{target / taken[0]}` came there meanwhile; nothing was written over"
+        raise Failure("E3411", words, resolution="choose a directory that nobody else uses")
     moved: list[Path] = []
     try:
         for path in (*(path for path in sorted(staged.iterdir()) if path != database), database):

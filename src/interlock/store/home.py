@@ -40,13 +40,19 @@ class Home:
         self.keys = self.path / "keys"
         self.instances = self.path / "instances"
         self.anchors = self.path / "anchors.jsonl"
+        self.incomplete = self.path / ".incomplete"
         self.policy = self.path / "policy.cedar"
         self.principals = self.path / "principals.toml"
         self.settings = self.path / "settings.toml"
+        self.manifests = self.path / "manifests"
 
     def prepare(self) -> None:
-        """Make the directories; a home that cannot be written is refused at once (E3801)."""
+        """Make the directories; a home that cannot be written is refused at once (E3801), and half a copy (E3804)."""
         try:
+            # INVARIANT: where a copy is being made, or was given up, no new home is made: it would know of no call.
+            if self.incomplete.exists() and not self.database.exists():
+                advice = "let it end; if nothing makes it any more, remove what is there and restore the backup again"
+                raise Failure("E3804", "the copy that was to be this home was not finished", resolution=advice)
             for directory in (self.path, self.keys, self.instances):
                 directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:

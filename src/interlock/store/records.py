@@ -260,7 +260,7 @@ def _writable(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return str(value).encode("ascii", "backslashreplace").decode()
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def summarize(value: Any, size: int) -> Json:

@@ -25,13 +25,29 @@ def handlers(services: Iterable[str]) -> tuple[grpc.GenericRpcHandler[bytes, byt
     """Both versions over some services and themselves, as a server takes them."""
     made = cast("Any", grpc)  # its stubs leave these functions open
     known = (*services, OLD)
-    answering = cast("Any", reflection).aio.ReflectionServicer((*known, NEW), pool=_pool(known))
+    answering = cast("Any", reflection).aio.ReflectionServicer((*known, NEW), pool=_Pool(_pool(known)))
     method = made.stream_stream_rpc_method_handler(
         answering.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     return tuple(made.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in (OLD, NEW))
+
+
+class _Pool:
+    """A pool of descriptors in which methods are found too: a client may ask about one, and protobuf's own has none."""
+
+    def __init__(self, pool: DescriptorPool) -> None:
+        self._pool: Any = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:  # noqa: N802 - so the servicer calls it
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self._pool.FindMethodByName(symbol).containing_service.file
 
 
 def _pool(services: Iterable[str]) -> DescriptorPool:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from interlock.core.canonical import may_hold_long_number
+from interlock.core.canonical import encode, may_hold_long_number
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -263,7 +263,7 @@ class Thin:
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return _faulty(request_id, unforeseen(error))
         result["_meta"][_SERVER] = self._stamp
-        return 200, orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
+        return 200, encode({"jsonrpc": "2.0", "id": request_id, "result": result})
 
     async def _watched(self, reply: Coroutine[Any, Any, tuple[int, bytes]], receive: Receive, send: Send) -> None:
         """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""

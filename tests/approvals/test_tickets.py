@@ -133,6 +133,11 @@ def test_what_may_be_something_else_than_a_number_has_no_bounds(schema: dict[str
         ({"a": [{"b": True}]}, {"a": [{"b": 1}]}, False),
         ({"a": 1, "b": [True, 2**70]}, {"b": [True, 2**70], "a": 1}, True),
         ({"a": {"minimum": 1}}, {"a": 5}, False),
+        ("[draft] x", "[draft] x", True),
+        ("[draft] x", "d x", False),
+        ("[draft] *", "[draft] of a letter", True),
+        ("[!a]?", "[!a]b", True),
+        ("[!a]?", "bc", False),
     ],
 )
 def test_a_value_that_must_be_so_is_so_to_its_last_part(pattern: object, value: object, covered: bool) -> None:

@@ -89,7 +89,8 @@ def _in_range(version: str, versions: str) -> bool:
 
 def _matches(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, str) and isinstance(value, str):
-        return fnmatch.fnmatchcase(value, pattern)
+        # A bracket is a bracket; to fnmatch it would begin a choice of letters, and a title of one agree to many.
+        return fnmatch.fnmatchcase(value, pattern.replace("[", "[[]"))
     if is_range(pattern):
         # INVARIANT: whatever is not a number, there or in the bounds, is within none of them.
         return _is_number(value) and all(

@@ -94,10 +94,11 @@ def test_whoever_is_of_another_tenant_does_not_learn_which_calls_there_are(large
     did = large.ask("identities", "add", "--name", "ann", "--kind", "human", "--tenant", "acme")["did"]
     token = large.ask("token", "issue", "--person", did)["token"]
     call = large.call("own.long", {"text": "x"})["invocation_id"]
-    refused = large("calls", "payload", call[:22], "--token", token)
-    assert refused.code == 1
-    assert "E3702" in refused.err
-    assert call not in refused.err
+    for command, *more in (("payload",), ("save", "there"), ("checkpoints",), ("undo", "--key", "k")):
+        refused = large("calls", command, call[:22], *more, "--token", token)
+        assert refused.code == 1
+        assert "E3702" in refused.err
+        assert call not in refused.err
 
 
 def on_terminal(cli: Cli, *words: str) -> tuple[int, bytes]:

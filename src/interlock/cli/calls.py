@@ -402,11 +402,11 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
     from interlock.core.artifacts import recalled
     from interlock.core.errors import Failure
 
-    history = find(lock.journal, call_id)
+    caller = await acting(lock, token)
+    history = find(lock.journal, call_id, caller)
     left = recalled(history.facts.get("artifacts", ()))
     if not left:
         raise Failure("E3702", f"call {history.call} left no files")
-    caller = await acting(lock, token)
     files = artifacts.fetch(left, lambda ref: lock.read_payload(ref, caller=caller))
     paths = artifacts.save(files, Path(directory))
 
@@ -434,7 +434,7 @@ async def checkpoints(lock: Interlock, out: Output, /, call_id: str, token: str 
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    saved = lock.checkpoints(find(lock.journal, call_id).call, caller=caller)
+    saved = lock.checkpoints(find(lock.journal, call_id, caller).call, caller=caller)
 
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time
@@ -473,7 +473,8 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
     from interlock.cli.history import find
 
     caller = await acting(lock, token)
-    return await _answer(lock, out, await lock.undo(find(lock.journal, call_id).call, key=key, caller=caller))
+    found = find(lock.journal, call_id, caller)
+    return await _answer(lock, out, await lock.undo(found.call, key=key, caller=caller))
 
 
 # resume

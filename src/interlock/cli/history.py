@@ -15,6 +15,7 @@ import orjson
 from interlock.core.errors import CODES, Failure
 
 if TYPE_CHECKING:
+    from interlock.core.context import Caller
     from interlock.store.journal import Journal
 
 Json = dict[str, Any]
@@ -137,11 +138,12 @@ def _remarks(record: Json) -> str:
     return edited + comment
 
 
-def find(journal: Journal, name: str, tenant: str | None = None) -> History:
-    """The call of this id, or the only one whose id begins so; of one tenant, where it is named.
+def find(journal: Journal, name: str, by: Caller | None = None) -> History:
+    """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one.
 
-    E3702 when there is none, or more than one.
+    INVARIANT: whoever is of another tenant learns of that tenant's calls only.
     """
+    tenant = None if by is None or by.tenant == "local" else by.tenant
     rows = journal.read(_OF_CALL, (name,))
     if tenant is not None and all(entry.record.get("tenant") != tenant for entry in _entries(rows)):
         rows = []
@@ -157,7 +159,7 @@ def find(journal: Journal, name: str, tenant: str | None = None) -> History:
         if len(found) > 1:
             raise Failure("E3702", f"`{name}` is the beginning of {', '.join(row[0] for row in found)} and maybe more")
         if found:
-            return find(journal, found[0][0], tenant)
+            return find(journal, found[0][0], by)
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
     entries = _entries(rows)

@@ -65,7 +65,7 @@ def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
     from interlock.core.errors import Failure
 
     if not name.startswith("payload:"):
-        history = find(lock.journal, name, None if caller.tenant == "local" else caller.tenant)
+        history = find(lock.journal, name, caller)
         ref = f"payload:{history.facts.get('replayOf') or history.call}"
         if not lock.journal.read("SELECT 1 FROM payload WHERE ref = ?", (ref,)):
             files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"

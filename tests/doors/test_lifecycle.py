@@ -565,9 +565,9 @@ async def _followed(place: Place) -> list[Json]:
     http, bearer = place._http, {"authorization": f"Bearer {place.token('full')}"}  # pyright: ignore[reportPrivateUsage]
     body = {"tool_id": "life.climbs", "parameters": {"steps": 5}, "execution_mode": "async"}
     call: Json = (await http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
-    listening = len(place.lock.gateway.observer.listeners)
+    listening = len(place.lock.gateway.observer.followers)
     async with http.stream("GET", call["events"], headers=bearer) as stream:
-        await until(lambda: len(place.lock.gateway.observer.listeners) > listening)
+        await until(lambda: len(place.lock.gateway.observer.followers) > listening)
         stage.release.set()
         lines = [line.removeprefix("data: ") async for line in stream.aiter_lines() if line.startswith("data: ")]
     heard: list[Json] = [orjson.loads(line) for line in lines]

@@ -287,7 +287,7 @@ async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(worl
     assert (await world.get(body["poll"])).json()["status"] == "running"
 
     heard = asyncio.create_task(world.get(body["events"]))
-    await until(lambda: world.lock.gateway.observer.listeners)
+    await until(lambda: bool(world.lock.gateway.observer.followers))
     sample.world.gate.set()
     stream = (await heard).text
     frames = [dict(line.split(": ", 1) for line in frame.splitlines()) for frame in stream.strip().split("\n\n")]

@@ -17,10 +17,9 @@ from bench.report import Table, verdict
 from interlock import Interlock
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
-from interlock.authority.keys import Algorithm, IssuerKeys, make_private
+from interlock.authority.keys import Algorithm, make_private
 from interlock.authority.policy import Policies, make_defaults
 from interlock.authority.questions import Question
-from interlock.authority.tokens import Tokens
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 
@@ -36,7 +35,7 @@ async def run(plan: Plan) -> list[Table]:
         token = await _token(lock)
         calls = await _calls(lock, token, plan)
         cached = await _cached(lock, token, plan)
-        return [_added(calls, cached), *_decisions(lock, plan), await _rates(lock, plan)]
+        return [_added(calls, cached), *_decisions(lock, plan), await _rates(plan)]
 
 
 async def _token(lock: Interlock) -> str:
@@ -150,16 +149,15 @@ def _rules(count: int) -> str:
     return "\n".join([*forbids, asking, '@id("all") permit (principal, action, resource);'])
 
 
-async def _rates(lock: Interlock, plan: Plan) -> Table:
+async def _rates(plan: Plan) -> Table:
     rows: list[tuple[str, ...]] = []
     subject = make_did_key(make_private("EdDSA").public_key())
-    await lock.identities.register(Identity(did=subject, kind="agent", name="rated"), by="bench")
     algorithms: tuple[Algorithm, ...] = ("RS256", "EdDSA", "ES256")
     for algorithm in algorithms:
-        with tempfile.TemporaryDirectory(prefix="interlock-bench-") as directory:
-            keys = IssuerKeys(Path(directory), clock=Clock())
-            keys.init(algorithm)
-            tokens = Tokens(journal=lock.journal, clock=Clock(), keys=keys, registry=lock.identities)
+        async with ours.opened("durable") as lock:  # a home knows the key that signs for it
+            lock.issuer_keys.init(algorithm)
+            await lock.identities.register(Identity(did=subject, kind="agent", name="rated"), by="bench")
+            tokens = lock.tokens
             count = 50 if plan.quick else 300
             began = time.process_time()
             issued = [await tokens.issue(subject=subject, by=lock.caller) for _ in range(count)]

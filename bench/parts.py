@@ -1,8 +1,8 @@
 """`parts`: where the time of a durable call goes, beside what no governed call can do without.
 
-Each part is measured alone, done as barely as it can be, by the quickest library there is for it. What is left of the
+Each part is measured alone, done as barely as our libraries do it, and apart from the others. What is left of the
 whole call is what it takes to decide, to bound, to count and to tell, and what Python takes to get from one to the
-next. What a goal leaves for that, beside the parts, says how far it can be reached without leaving out one of them.
+next. What a goal leaves for that, beside the parts, says how far it can be reached while they are done so.
 """
 
 from __future__ import annotations

@@ -179,11 +179,9 @@ class Policies:
 
     def principal(self, caller_id: str) -> Caller:
         """Who an id stands for: the same object until a file changes; nobody while principals.toml is broken."""
-        if self._monotonic() - self._looked_at >= LOOK_EVERY_S:
-            self._refresh()
-        principals = self._principals
-        if principals is not None:
-            return principals.known.get(caller_id) or principals.caller(caller_id)
+        self._refresh()
+        if self._principals is not None:
+            return self._principals.caller(caller_id)
         if len(self._nobody) > 1000:
             self._nobody.clear()
         return self._nobody.setdefault(caller_id, Caller(id=caller_id))

@@ -66,7 +66,7 @@ class Principals:
             first = error.errors(include_url=False)[0]
             raise _broken(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
         self.groups = frozenset(group for entry in self.entries for group in entry.groups)
-        self.known: dict[str, Caller] = {}
+        self._callers: dict[str, Caller] = {}
 
     def knows(self, caller_id: str) -> bool:
         """Whether anything is said of a caller with this id."""
@@ -74,11 +74,11 @@ class Principals:
 
     def caller(self, caller_id: str) -> Caller:
         """The caller with this id, acting for itself."""
-        known = self.known.get(caller_id)
+        known = self._callers.get(caller_id)
         if known is None:
-            if len(self.known) > 10_000:
-                self.known.clear()
-            known = self.known[caller_id] = self._caller(caller_id)
+            if len(self._callers) > 10_000:
+                self._callers.clear()
+            known = self._callers[caller_id] = self._caller(caller_id)
         return known
 
     def _caller(self, caller_id: str) -> Caller:

@@ -59,8 +59,7 @@ def new_id(now_ms: int, random: bytes) -> str:
 
 def new_ids(now_ms: int, random: bytes) -> tuple[str, str]:
     """The id of a call, as `new_id` makes it, and that of a trace, from twenty-four random bytes."""
-    letters = random.hex()
-    return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + letters[:16].upper(), letters[16:]
+    return new_id(now_ms, random[:8]), random[8:].hex()
 
 
 def begun_ms(call_id: str) -> int | None:

@@ -71,7 +71,7 @@ class Client(asyncio.Protocol):
     def __init__(self, run: Run) -> None:
         self._run = run
         self._turn = 0
-        self._sent = 0.0
+        self._sent = self._now = 0.0
         self._heard = b""
         self._needed = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -80,15 +80,19 @@ class Client(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def start(self) -> None:
-        self._sent = time.perf_counter()
         self._send()
 
     def _send(self) -> None:
         parts = self._run.requests[self._turn]
+        request = parts[0] if len(parts) == 1 else self._run.key().join(parts)
         self._heard, self._needed = b"", 0
-        self._transport.write(parts[0] if len(parts) == 1 else self._run.key().join(parts))
+        if not self._turn:
+            self._sent = time.perf_counter()
+        self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
+        # What is measured ends when an answer is there, not when it has been looked at.
+        self._now = time.perf_counter()
         self._heard = heard = self._heard + data if self._heard else data
         if not self._needed:
             head = heard.find(b"\r\n\r\n")
@@ -109,10 +113,8 @@ class Client(asyncio.Protocol):
         self._turn += 1
         if self._turn == len(self._run.requests):
             self._turn = 0
-            now = time.perf_counter()
-            if not self._run.lap(self._sent, now):
+            if not self._run.lap(self._sent, self._now):
                 return self._end()
-            self._sent = now
         return self._send()
 
     def _end(self, failed: str = "") -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 import pytest_asyncio
@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from interlock.doors import connection
 from interlock.doors.asgi import Message, Receive, Scope, Send, answer, read_body
 from interlock.doors.connection import Connection
+from interlock.doors.heads import Reply, Way
 
 
 class Wire(NamedTuple):
@@ -436,21 +437,40 @@ class Forgetful(Connection):
 TURNS = 50
 
 
-async def _spoken(kind: type[Connection], pieces: list[bytes]) -> tuple[bytes, bool, list[object]]:
-    """What a connection wrote, whether it closed, and what its application saw, when it was sent some pieces."""
-    seen: list[object] = []
+class Echo:
+    """Says what it was sent, and keeps what it saw."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(receive)
         told = {name: scope[name] for name in ("method", "path", "raw_path", "query_string", "http_version")}
-        seen.append((told, list(scope["headers"]), dict(scope["state"]), "mine" in scope, body))
+        self.seen.append((told, list(scope["headers"]), dict(scope["state"]), "mine" in scope, body))
         # What an application does to its scope is its own affair.
         scope["mine"], scope["path"] = True, "/elsewhere"
         scope["headers"].clear()
         scope["state"]["left"] = "behind"
         await answer(send, 200, body)
 
-    config = uvicorn.Config(app, http=kind, lifespan="off", log_level="critical")
+
+class Short(Echo):
+    """The same, with a short way behind some heads, which some bodies take."""
+
+    def way(self, scope: Scope) -> Way | None:
+        if scope["path"] == "/":
+            return None
+
+        async def way(body: bytes) -> Reply | None:
+            await asyncio.sleep(0)
+            return None if body == b"b" else (200, body, b"")
+
+        return way
+
+
+async def _spoken(kind: type[Connection], app: Echo, pieces: list[bytes]) -> tuple[bytes, bool]:
+    """What a connection wrote when it was sent some pieces, and whether it closed."""
+    config = uvicorn.Config(app, http=kind, lifespan="off", proxy_headers=False, log_level="critical")
     config.load()
     state = ServerState()
     one, sink = kind(config, state, {}), Sink()
@@ -463,48 +483,118 @@ async def _spoken(kind: type[Connection], pieces: list[bytes]) -> tuple[bytes, b
             await asyncio.sleep(0)
     one.connection_lost(None)
     await asyncio.gather(*state.tasks, return_exceptions=True)
-    return sink.written, sink.closed, seen
+    return sink.written, sink.closed
 
 
 LINES = st.sampled_from(
-    [[], ["x-a: 1"], ["X-A:  1 "], ["x-a: 1", "x-a: 2"], ["x-b: a\tb"], ["connection: close"], ["expect: 100-continue"]]
+    [[], ["x-a: 1"], ["X-A:  1 "], ["x-a: 1", "x-a: 2"], ["x-b: a\tb"], ["connection: close"], ["expect: 100-continue"],
+     ["x-content-length: 1"], ["content-length : 1"]]
 )  # fmt: skip
-BODIES = st.sampled_from([b"", b"a", b"b", b"\r\n\r\n", b"a\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+BODIES = st.sampled_from([b"", b"a", b"b", b"\r\n\r\n", b"a\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"c" * 100])
 TARGETS = st.sampled_from(["POST /echo", "GET /", "POST /a%20b?c=d", "POST http://there/echo"])
+LENGTHS = st.sampled_from(
+    [
+        b"content-length: %d",
+        b"Content-Length:%d",
+        b"content-length:\t%d",
+        b"content-length: %d ",
+        b"content-length: 0%d",
+    ]
+)
+
+
+class Kind(NamedTuple):
+    """Requests that differ in nothing but their bodies."""
+
+    head: bytes
+    length: bytes  # how that of the body is said; b"": in chunks, or not at all
+    last: bool  # whether it is said behind the other headers
+    bare: bool  # whether a line ends as none should
+
+    def request(self, body: bytes) -> bytes:
+        if not self.length and body:
+            coded = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            return self.head[:-2] + b"transfer-encoding: chunked\r\n\r\n" + coded
+        said = self.length % len(body) + b"\r\n" if self.length else b""
+        first, _, rest = self.head.partition(b"\r\n")
+        whole = self.head[:-2] + said + b"\r\n" if self.last else first + b"\r\n" + said + rest
+        return (whole.replace(b"\r\n", b"\n", 1) if self.bare else whole) + body
+
+
+def _head(target: str, lines: list[str]) -> bytes:
+    return request(target, b"", *lines)
+
+
+KINDS = st.builds(
+    Kind,
+    st.builds(_head, TARGETS, LINES),
+    LENGTHS | st.just(b""),
+    st.booleans(),
+    st.integers(0, 9).map(lambda number: number == 0),
+)
 
 
 @st.composite
-def _request(draw: st.DrawFn) -> bytes:
-    body, whole = draw(BODIES), request(draw(TARGETS), b"", *draw(LINES))
-    framing = draw(st.sampled_from([b"", b"chunked", b"length"])) or (b"length" if body else b"")
-    if framing == b"chunked":
-        coded = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
-        return whole[:-2] + b"transfer-encoding: chunked\r\n\r\n" + coded
-    whole = whole[:-2] + (b"content-length: %d\r\n" % len(body) if framing else b"") + b"\r\n" + body
-    return whole.replace(b"\r\n", b"\n", 1) if draw(st.integers(0, 9)) == 0 else whole
-
-
-@settings(max_examples=300)
-@given(st.lists(_request(), min_size=1, max_size=3), st.data())
-def test_a_head_that_comes_again_is_understood_as_the_first_time(kinds: list[bytes], data: st.DataObject) -> None:
-    sent = data.draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=8))
+def _conversations(draw: st.DrawFn) -> list[bytes]:
+    """Requests of a few kinds, mostly in one piece each."""
+    kinds = draw(st.lists(KINDS, min_size=1, max_size=3))
     pieces: list[bytes] = []
-    for one in sent:
-        how = data.draw(st.sampled_from(["whole", "whole", "whole", "split", "joined", "spaced"]))
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=8)):
+        one = kind.request(draw(BODIES))
+        how = draw(st.sampled_from(["whole", "whole", "whole", "split", "joined", "spaced"]))
         if how == "joined" and pieces:
             pieces[-1] += one
         elif how == "spaced":
-            pieces += data.draw(st.sampled_from([[one + b"\r\n"], [b"\r\n" + one]]))
+            pieces += draw(st.sampled_from([[one + b"\r\n"], [b"\r\n" + one]]))
         elif how == "split":
-            at = data.draw(st.integers(0, len(one)))
+            at = draw(st.integers(0, len(one)))
             pieces += [part for part in (one[:at], one[at:]) if part]
         else:
             pieces.append(one)
+    return pieces
 
+
+@settings(max_examples=300)
+@given(_conversations())
+def test_a_head_that_comes_again_is_understood_as_the_first_time(pieces: list[bytes]) -> None:
     async def both() -> None:
-        assert await _spoken(Connection, pieces) == await _spoken(Forgetful, pieces)
+        known, forgotten = Echo(), Echo()
+        assert await _spoken(Connection, known, pieces) == await _spoken(Forgetful, forgotten, pieces)
+        assert known.seen == forgotten.seen
 
     asyncio.run(both())
+
+
+@settings(max_examples=300)
+@given(_conversations())
+def test_the_short_way_leads_to_the_same_answer(pieces: list[bytes]) -> None:
+    async def both() -> None:
+        assert await _spoken(Connection, Short(), pieces) == await _spoken(Forgetful, Short(), pieces)
+
+    asyncio.run(both())
+
+
+async def test_the_short_way_is_taken_once_a_head_is_known() -> None:
+    app, other = Short(), request("POST /echo", b"b")
+    written, _ = await _spoken(Connection, app, [request("POST /echo", b"first"), request("POST /echo", b"a"), other])
+    assert written.count(b"HTTP/1.1 200 OK") == 3
+    # The first was not known yet, and the last is not for the short way.
+    assert [body for *_, body in cast("list[tuple[bytes, ...]]", app.seen)] == [b"first", b"b"]
+
+
+async def test_a_way_that_breaks_off_ends_in_an_error_and_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Echo):
+        def way(self, scope: Scope) -> Way | None:
+            async def way(body: bytes) -> Reply | None:
+                raise RuntimeError("no")
+
+            return way
+
+    written, closed = await _spoken(Connection, Broken(), [request("POST /echo", b"a")] * 3)
+    assert written.count(b"HTTP/1.1 200 OK") == written.count(b"HTTP/1.1 500") == 1
+    assert b"connection: close" in written
+    assert closed
+    assert "a request failed" in caplog.text
 
 
 async def test_a_head_is_parsed_once_for_all_requests_that_have_it(
@@ -523,8 +613,12 @@ async def test_a_head_is_parsed_once_for_all_requests_that_have_it(
         wire.send(request("POST /echo", word))
         assert (await wire.answer())[1] == word
     assert parsed == [b"/echo"]
-    wire.send(request("POST /echo", b"three"))
-    assert (await wire.answer())[1] == b"three"
+    # The length of what follows is all that may differ.
+    wire.send(request("POST /echo", b"a thousand"))
+    assert (await wire.answer())[1] == b"a thousand"
+    assert parsed == [b"/echo"]
+    wire.send(request("POST /echo", b"one", "x-other: 1"))
+    assert (await wire.answer())[1] == b"one"
     assert parsed == [b"/echo", b"/echo"]
 
 

@@ -195,7 +195,7 @@ def _hook(lock: Interlock, when: Any) -> None:
 
 
 LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch], object]] = {
-    "the service": lambda w, m: m.setattr(w.service.calls, "invoke", raising),
+    "the service": lambda w, m: [m.setattr(w.service.calls, n, raising) for n in ("invoke", "invoke_plainly")],
     "request": lambda w, m: m.setattr(w.lock.gateway, "_request", raising),
     "validate": lambda w, m: m.setattr(w.lock.gateway, "_validate", raising),
     "a hook before": lambda w, _: _hook(w.lock, "pre"),

@@ -136,7 +136,7 @@ async def world(home: Path) -> AsyncGenerator[World]:
     async with Interlock.open(home, housekeeping=False) as lock:
         await prepare(lock)
         door = McpDoor(Service(lock))
-        async with door.lifespan(), serving(door.asgi_app()) as port:
+        async with door.lifespan(), serving(door) as port:
             yield World(lock, home, door, port)
 
 

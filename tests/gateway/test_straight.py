@@ -30,6 +30,7 @@ from interlock.core.phases import Read
 from interlock.executors.function import FunctionExecutor
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
+from tests.authority.test_tokens import did_of
 from tests.gateway.test_engines import AGENT
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
@@ -449,6 +450,26 @@ async def test_a_token_that_is_revoked_goes_no_further(lock: Interlock) -> None:
     await lock.tokens.revoke(token, reason="lost", by=lock.caller)
     assert code(await lock.call("line.tell", words="a", token=token)) == "E3201"
     assert seen.whole == 1
+
+
+async def test_the_line_is_taken_again_by_a_caller_whose_token_was_verified_anew(lock: Interlock) -> None:
+    """Which happens every minute, and whenever anybody's token or identity changes."""
+    lock.issuer_keys.init("EdDSA")
+    for did in (AGENT, did_of("other")):
+        await lock.identities.register(Identity(did=did), by="test")
+    token, others = [
+        await lock.tokens.issue(subject=did, by=lock.caller, tools=[ToolGrant("line.tell")])
+        for did in (AGENT, did_of("other"))
+    ]
+    for _ in range(2):
+        assert (await lock.call("line.tell", words="a", token=token)).ok
+    before = lock.tokens.known(token)
+    await lock.tokens.revoke(others, reason="lost", by=lock.caller)
+    assert (await lock.call("line.tell", words="a", token=token)).ok
+    assert lock.tokens.known(token) is not before
+    seen = watch(lock)
+    assert (await lock.call("line.tell", words="a", token=token)).ok
+    assert (seen.left, seen.whole) == (0, 1)
 
 
 async def test_a_hook_or_a_listener_hears_of_every_call_from_then_on(lock: Interlock) -> None:

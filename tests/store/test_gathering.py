@@ -74,3 +74,34 @@ async def test_whoever_is_alone_does_not_wait_for_company(journal: Journal, monk
     before, after = waited[: journals.LONELY], waited[-journals.LONELY :]
     assert min(before) == min(after) <= 3
     assert max(waited[journals.LONELY : journals.LONELY + 2]) > 3
+
+
+async def test_whoever_is_alone_is_on_disk_before_the_loop_turns(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "INLINE_BELOW_S", 60.0)
+    assert journal.append("k", "one", b"{}").done()
+    second, third = journal.append("k", "two", b"{}"), journal.append("k", "three", b"{}")
+    assert not second.done(), "one turn's next may have company, and has"
+    await asyncio.gather(second, third)
+    assert [call for (call,) in journal.read("SELECT call FROM journal ORDER BY seq")] == ["one", "two", "three"]
+
+
+async def test_those_who_call_one_after_the_other_let_others_run(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller who never has to wait would keep the loop to himself."""
+    monkeypatch.setattr(journals, "INLINE_BELOW_S", 60.0)
+    turns = 0
+
+    async def bystander() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(bystander())
+    for number in range(20):
+        await journal.append("k", str(number), b"{}")
+    other.cancel()
+    assert turns >= 10

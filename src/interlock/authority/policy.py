@@ -139,7 +139,7 @@ class Policies:
             key = context_of(question, asked.rules) if asked.rules.reads else NOTHING
         except Failure:
             return None
-        return memory.get(slot, key, question.now_ms)
+        return memory.get(slot, key, question.now_ms, None if asked.rules.reads else question)
 
     async def decide(self, question: Question) -> Decision:
         """What the rules say. E3205 when there are none that can be used."""
@@ -155,7 +155,8 @@ class Policies:
             context = context_of(question, asked.rules)
         except Failure as failure:
             return _refused(question, loaded.rules, failure)
-        decision = memory.get(slot, context, question.now_ms)
+        whatever = None if asked.rules.reads else question
+        decision = memory.get(slot, context, question.now_ms, whatever)
         if decision is None:
             self.evaluations += 1
             answer = asked.rules.ask(asked.entities, asked.request, context)
@@ -166,7 +167,7 @@ class Policies:
                 policy=loaded.rules.version,
                 expires_ms=expiry(question),
             )
-            memory.put(slot, context, decision, None if asked.rules.reads else question)
+            memory.put(slot, context, decision, whatever)
         return decision
 
     def forget(self, subjects: Collection[str] | None) -> None:

@@ -119,7 +119,8 @@ class Memory:
         self._by_facts[(*caller_facts(caller), question.digest)] = slot
         return slot
 
-    def get(self, slot: Slot, key: bytes, now_ms: int) -> Decision | None:
+    def get(self, slot: Slot, key: bytes, now_ms: int, whatever: Question | None = None) -> Decision | None:
+        """The decision that is remembered, as `put` was told it; `whatever` says that it holds whatever the call."""
         found = slot.decisions.get(_short(key))
         if found is None:
             return None
@@ -128,6 +129,9 @@ class Memory:
         # Two clocks: the token ends by the wall's, and a wall clock set back makes nothing last longer.
         if now_ms >= decision.expires_ms or self._monotonic() >= until:
             return None
+        if whatever is not None:
+            # By another object for the same caller: a token that is verified anew makes one every minute.
+            self.plain[(whatever.caller, whatever.digest)] = found
         return decision
 
     def put(self, slot: Slot, key: bytes, decision: Decision, whatever: Question | None = None) -> None:

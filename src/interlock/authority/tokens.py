@@ -88,6 +88,11 @@ class _Proven:
         return Capability(digest=digest.hex(), issuer=self.issuer, links=self.links, keys=self.keys)
 
 
+def token_digest(token: str) -> bytes:
+    """By what a token that was verified is remembered."""
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
 class Tokens:
     """The issuer and verifier of a home."""
 
@@ -128,10 +133,14 @@ class Tokens:
 
     def known(self, token: str) -> Caller | None:
         """The caller of a token that was verified a moment ago; None where `verify` has to look at it."""
+        return self.recall(token_digest(token))
+
+    def recall(self, digest: bytes) -> Caller | None:
+        """The same for whoever has the token's digest."""
         now = self._clock.monotonic()
         if now - self._looked >= LOOK_EVERY_S:
             self._look()
-        found = self._remembered.get(hashlib.sha256(token.encode(errors="replace")).digest())
+        found = self._remembered.get(digest)
         return found[0] if found is not None and now < found[1] else None
 
     async def verify(self, token: str) -> Caller:
@@ -143,7 +152,7 @@ class Tokens:
         self._look()
         epoch = self._epoch
         proven = await self._prove(token)
-        digest = hashlib.sha256(token.encode()).digest()
+        digest = token_digest(token)
         caller = await self.renew(proven.capability(digest))
         if epoch == self._epoch:
             self._remember(digest, caller, proven.links[-1].expires)

@@ -21,20 +21,21 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import httptools
 
 from interlock.doors.asgi import App, Scope
 from interlock.doors.exchange import Exchange
+from interlock.doors.heads import Head, Way, known
 
 if TYPE_CHECKING:
     from uvicorn import Config
     from uvicorn.server import ServerState
 
 MAX_HEAD = 64 << 10
-MAX_KNOWN = 4 << 10
+MOST_KNOWN = 4
 HEAD_S = 15.0
 BODY_S = 30.0
 LINGER_S = 5.0
@@ -45,14 +46,6 @@ _NEVER = math.inf
 _BAD, _TOO_LONG = b"400 Bad Request", b"431 Request Header Fields Too Large"
 _VERSIONS = frozenset(("1.0", "1.1"))
 _CODING = b"transfer-encoding"
-
-
-class Head(NamedTuple):
-    """The head of a request that was read whole, and what it says."""
-
-    text: bytes
-    size: int  # of the request, with its body
-    scope: Scope
 
 
 class Connection(asyncio.Protocol):
@@ -81,8 +74,9 @@ class Connection(asyncio.Protocol):
         self._head = 0
         self._chunk = 0
         self._wrong = _BAD
-        # A client that stays sends the same head again and again. What was understood is not parsed anew.
-        self._known: Head | None = None
+        # The heads that came last, and how the application finds the short way behind one.
+        self._known: list[Head] = []
+        self._find: Callable[[Scope], Way | None] | None = getattr(self._app, "way", None)
         # Whether the parser takes the rest for another protocol; and whether its successor is being told of this one.
         self._upgraded = False
         self._told_again = False
@@ -151,10 +145,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        idle, known = self._answering is None and self._in_head and not self._head, self._known
-        if known is not None and idle and len(data) == known.size and data.startswith(known.text):
-            self._repeat(known, data)
-            return
+        idle = self._answering is None and self._in_head and not self._head
+        if idle:
+            for head in self._known:
+                body = head.body(data)
+                if body is not None:
+                    self._repeat(head, body)
+                    return
         self._chunk = len(data)
         if self._in_head:
             self._head += self._chunk
@@ -176,29 +173,26 @@ class Connection(asyncio.Protocol):
             self._expect(HEAD_S, self._late_head)
 
     def _learn(self, data: bytes) -> None:
-        """Keep the head of a request that was one piece of data, from its first byte to its last.
+        """Keep the head of a request that was one piece of data, to be known again."""
+        exchange = self._answering
+        if exchange is not None and exchange.keep_alive:
+            head = known(data, {**exchange.scope, "headers": self._headers})
+            if head is not None:
+                self._known = [head, *self._known[: MOST_KNOWN - 1]]
 
-        The head ends where it seems to if it has one line for every header that the parser found; and all that follows
-        is the body, as it is, if it has the length that the head says. (Of several requests, the last is shorter.)
-        """
-        text, end, body = data.partition(b"\r\n\r\n")
-        headers, exchange = self._headers, self._answering
-        said = [value for name, value in headers if name == b"content-length"] or [b"0"]
-        if (
-            exchange is not None and exchange.keep_alive and end and len(text) < MAX_KNOWN
-            and text.count(b"\n") == text.count(b"\r\n") == len(headers) and said == [b"%d" % len(body)]
-        ):  # fmt: skip
-            scope = {**exchange.scope, "headers": headers.copy()}  # an application may do to its own what it likes
-            self._known = Head(text + end, len(data), scope)
-
-    def _repeat(self, known: Head, data: bytes) -> None:
+    def _repeat(self, head: Head, body: bytes) -> None:
         """A request whose head is that of an earlier one."""
-        scope: Scope = {**known.scope, "headers": known.scope["headers"].copy(), "state": {}}
-        exchange = Exchange(self, scope, keep_alive=True)
-        if known.size > len(known.text):
-            exchange.feed(data[len(known.text) :])
-        exchange.end()
-        self._answer(exchange)
+        if not head.looked:
+            head.looked, head.way = True, None if self._find is None else self._find(head.said)
+        if head.way is not None:
+            exchange = Exchange(self, head.said, keep_alive=True)
+            exchange.end()
+            self._answer(exchange, head, body)
+        else:
+            exchange = Exchange(self, head.scope(len(body)), keep_alive=True)
+            exchange.feed(body)
+            exchange.end()
+            self._answer(exchange)
         self._due, self._when_due = _NEVER, self._end_idle
 
     def _read_on(self, rest: bytes) -> None:
@@ -317,9 +311,9 @@ class Connection(asyncio.Protocol):
 
     # Answering
 
-    def _answer(self, exchange: Exchange) -> None:
+    def _answer(self, exchange: Exchange, head: Head | None = None, body: bytes = b"") -> None:
         self._answering = exchange
-        task = self._loop.create_task(exchange.run(self._app))
+        task = self._loop.create_task(exchange.run(self._app, head, body))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
 

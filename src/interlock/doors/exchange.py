@@ -13,6 +13,7 @@ from typing import Protocol
 
 from interlock.core.errors import Failure
 from interlock.doors.asgi import App, Message, Scope
+from interlock.doors.heads import Head
 
 # Of a body, what is kept before somebody reads it.
 _AHEAD = 64 << 10
@@ -71,8 +72,16 @@ class Exchange:
         self._left: int | None = 0
         self._chunked = False
 
-    async def run(self, app: App) -> None:
+    async def run(self, app: App, head: Head | None = None, body: bytes = b"") -> None:
+        """Have the application answer; or the short way behind a known head, if that takes the body."""
         try:
+            if head is not None and head.way is not None:
+                reply = await head.way(body)
+                if reply is not None:
+                    await self._reply(*reply)
+                    return
+                self.scope = head.scope(len(body))
+                self.feed(body)
             await app(self.scope, self.receive, self.send)
         except Exception:  # noqa: BLE001 - whatever an application does, its client is told
             _log.exception("a request failed")
@@ -146,6 +155,21 @@ class Exchange:
             self._say(message.get("body", b""), more=message.get("more_body", False))
         else:
             raise RuntimeError(f"an application may not send {message['type']} here")
+
+    async def _reply(self, status: int, body: bytes, headers: bytes) -> None:
+        """The whole answer, in the form that a `send` of its head and its body would give it."""
+        wire = self._wire
+        while not self._gone and (full := wire.full()) is not None:
+            await full.wait()
+        if self._gone:
+            return
+        about = b"" if status in _NO_BODY else b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        closing = b"" if self.keep_alive else b"connection: close\r\n"
+        parts = (_STATUS[status], wire.common_headers(), about, headers, closing, b"\r\n", body)
+        wire.transport.write(b"".join(parts))
+        self.begun = self.done = True
+        self._tell()
+        wire.answered(self)
 
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.begun = True

@@ -20,6 +20,7 @@ from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.doors.asgi import (
+    MAX_BODY,
     Disconnected,
     Receive,
     Scope,
@@ -31,6 +32,8 @@ from interlock.doors.asgi import (
     refusal,
     refuse,
 )
+from interlock.doors.heads import Reply, Way
+from interlock.doors.template import REQUEST, Templates
 from interlock.service import Ask, Service, native_id
 from interlock.telemetry.w3c import joined
 
@@ -57,6 +60,7 @@ class JsonRpcDoor:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._templates = Templates()
         self._methods: Mapping[str, Method] = {
             "tools.list": self._tools,
             "tools.describe": self._tool,
@@ -92,6 +96,20 @@ class JsonRpcDoor:
             return
         await answer(send, 200, said)
 
+    def way(self, scope: Scope) -> Way | None:
+        """The short way behind the head of requests that join no trace."""
+        authorization = header(scope, b"authorization")
+        if scope["method"] != "POST" or header(scope, b"traceparent") is not None:
+            return None
+
+        async def way(body: bytes) -> Reply | None:
+            if len(body) > MAX_BODY:
+                return None
+            said = await self.handle(body, authorization)
+            return (204, b"", b"") if said is None else (200, said, b"")
+
+        return way
+
     async def handle(self, body: bytes, authorization: str | None, trace: str | None = None) -> bytes | None:
         """The answer to what was sent; None where the protocol wants none."""
         try:
@@ -99,18 +117,21 @@ class JsonRpcDoor:
         except Failure:
             return encode(_error(None, _PARSE, "parse error: the body is not JSON", self._trace_id(trace)))
         if not isinstance(sent, list):
-            answered = await self._one(sent, authorization, trace)
-            return None if answered is None else encode(answered)
+            return await self._one(sent, authorization, trace)
         batch = cast("list[Any]", sent)
         if not batch or len(batch) > MAX_BATCH:
             words = f"a batch has 1 to {MAX_BATCH} requests"
             return encode(_error(None, _INVALID, f"invalid request: {words}", self._trace_id(trace)))
         answers = await asyncio.gather(*(self._one(one, authorization, trace) for one in batch))
         kept = [one for one in answers if one is not None]
-        return encode(kept) if kept else None
+        return b"[%b]" % b",".join(kept) if kept else None
 
-    async def _one(self, sent: Any, authorization: str | None, trace: str | None) -> Json | None:
-        """One request, or one notification."""
+    async def _one(self, sent: Any, authorization: str | None, trace: str | None) -> bytes | None:
+        """The answer to one request; None to a notification."""
+        answered = await self._answer(sent, authorization, trace)
+        return encode(answered) if isinstance(answered, dict) else answered
+
+    async def _answer(self, sent: Any, authorization: str | None, trace: str | None) -> Json | bytes | None:
         request_id: Any = None
         try:
             request = _object(sent)
@@ -141,6 +162,8 @@ class JsonRpcDoor:
         if isinstance(result, Result):
             if result.error is not None and not result.pending:
                 return None if quiet else _failed(request_id, result.error, result.trace_id)
+            if result.plain and not quiet:
+                return self._templates.of(result.tool, _told).fill(result, request_id)
             result = result.document()
         return None if quiet else {"jsonrpc": "2.0", "id": request_id, "result": result}
 
@@ -262,6 +285,10 @@ class JsonRpcDoor:
     async def _deny(self, caller: Caller, ticket_id: str, comment: str = "") -> Json:
         ticket = _text(ticket_id, "ticket_id") or ""
         return await self._service.approvals.deny(ticket, by=caller, comment=_text(comment, "comment") or "")
+
+
+def _told(result: Result) -> Json:
+    return {"jsonrpc": "2.0", "id": REQUEST, "result": result.document()}
 
 
 def _expected(sent: Any) -> Json | None:

@@ -30,7 +30,21 @@ import orjson
 
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.doors.asgi import App, Disconnected, Receive, Scope, Send, answer, header, read_body, refuse, replay
+from interlock.doors.asgi import (
+    App,
+    Disconnected,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    header,
+    read_body,
+    refusal,
+    refuse,
+    replay,
+    retry_after,
+)
+from interlock.doors.heads import Reply, Way
 from interlock.service import Service
 
 if TYPE_CHECKING:
@@ -93,19 +107,9 @@ class Gate:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1003})
             return
-        host: bytes | None = None
-        origin: bytes | None = None
-        for name, value in scope["headers"]:
-            if name == b"host":
-                # Of two names, whoever comes after us might take the other.
-                host = value if host is None else b""
-            elif name == b"origin":
-                origin = value if origin is None else b""
-        if host not in self._passed and not self._ours(host):
-            await refuse(send, Failure("E3210", "this server does not go by that name; see `interlock serve --name`"))
-            return
-        if origin is not None and not self._welcome(origin, host):
-            await refuse(send, Failure("E3210", "pages of that origin may not call this server"))
+        unwelcome = self._unwelcome(scope)
+        if unwelcome is not None:
+            await refuse(send, unwelcome)
             return
         app = self._hot.get((scope["method"], scope["path"]))
         if app is None and scope["method"] == "HEAD":
@@ -117,13 +121,34 @@ class Gate:
                 await self._with_body(scope, receive, send)
             else:
                 await self._wide(scope, receive, send)
-        except Failure as failure:
-            await refuse(send, failure)
-        except Exception:  # noqa: BLE001 - a door answers whatever happens
-            trace_id = os.urandom(16).hex()
-            _log.exception("a request failed", extra={"trace_id": trace_id})
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             # Where an answer has begun this raises too, and the connection is cut.
-            await refuse(send, Failure("E3000", "something went wrong inside Interlock"), trace_id)
+            await refuse(send, *_foreseen(error))
+
+    def way(self, scope: Scope) -> Way | None:
+        """The short way behind a head that the gate lets through; its route knows it."""
+        find = getattr(self._hot.get((scope["method"], scope["path"])), "way", None)
+        try:
+            way: Way | None = None if find is None or self._unwelcome(scope) is not None else find(scope)
+        except Exception:  # noqa: BLE001 - the application finds the same, and says what is wrong
+            return None
+        return None if way is None else _guarded(way)
+
+    def _unwelcome(self, scope: Scope) -> Failure | None:
+        """Why a request is not let through: by the name it has for us, or the page it comes from."""
+        host: bytes | None = None
+        origin: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                # Of two names, whoever comes after us might take the other.
+                host = value if host is None else b""
+            elif name == b"origin":
+                origin = value if origin is None else b""
+        if host not in self._passed and not self._ours(host):
+            return Failure("E3210", "this server does not go by that name; see `interlock serve --name`")
+        if origin is not None and not self._welcome(origin, host):
+            return Failure("E3210", "pages of that origin may not call this server")
+        return None
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -150,6 +175,29 @@ class Gate:
             return True
         scheme, _, place = said.partition("://")
         return scheme in ("http", "https") and bool(place) and host is not None and place.encode() == host.lower()
+
+
+def _guarded(way: Way) -> Way:
+    """The same way, on which an error is told as the gate tells it."""
+
+    async def guarded(body: bytes) -> Reply | None:
+        try:
+            return await way(body)
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            failure, trace_id = _foreseen(error)
+            further = b"".join(b"%b: %b\r\n" % one for one in retry_after(failure))
+            return failure.row.http, orjson.dumps(refusal(failure, trace_id)), further
+
+    return guarded
+
+
+def _foreseen(error: Exception) -> tuple[Failure, str]:
+    """What is told of an error, and a trace's id; of one that nobody foresaw, the rest is in the log."""
+    trace_id = os.urandom(16).hex()
+    if isinstance(error, Failure):
+        return error, trace_id
+    _log.error("a request failed", exc_info=error, extra={"trace_id": trace_id})
+    return Failure("E3000", "something went wrong inside Interlock"), trace_id
 
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/@?#\s]{1,255})(:[0-9]{1,5})?").fullmatch
@@ -231,8 +279,8 @@ class Server:
         async def load_mcp() -> App:
             await asyncio.to_thread(importlib.import_module, "interlock.doors.mcp.sdk")
             await self._stack.enter_async_context(door.lifespan())
-            hot.update(dict.fromkeys(mcp_routes, door.serve))
-            return door.serve
+            hot.update(dict.fromkeys(mcp_routes, door))
+            return door
 
         async def load_rest() -> App:
             return await asyncio.to_thread(rest.rest_app, service)

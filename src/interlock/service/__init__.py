@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from interlock.authority.tokens import token_digest
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.results import Result
@@ -37,7 +38,7 @@ from interlock.service.upstreams import Upstreams
 if TYPE_CHECKING:
     from interlock.app import Interlock
 
-__all__ = ["Ask", "Page", "Service", "native_id"]
+__all__ = ["Ask", "Page", "Service", "bearer", "native_id"]
 
 
 class Service:
@@ -60,9 +61,12 @@ class Service:
 
     def known(self, authorization: str | None) -> Caller | None:
         """The caller of an `Authorization` header that was verified before; None where `authenticate` must."""
-        if authorization is None or authorization[:7].lower() != "bearer ":
-            return None
-        return self.lock.tokens.known(authorization[7:])
+        digest = bearer(authorization)
+        return None if digest is None else self.recall(digest)
+
+    def recall(self, digest: bytes) -> Caller | None:
+        """The same for whoever has found out the token's digest (`bearer`) already."""
+        return self.lock.tokens.recall(digest)
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """Who is behind an `Authorization` header. E3212 without one; E3201, E3202, E3203 or E3207 for a bad one."""
@@ -82,6 +86,13 @@ class Service:
         """End what was started in the background."""
         self.refusals.close()
         await self.calls.close(within_s)
+
+
+def bearer(authorization: str | None) -> bytes | None:
+    """The digest of the token in an `Authorization` header; None if there is none in it."""
+    if authorization is None or authorization[:7].lower() != "bearer ":
+        return None
+    return token_digest(authorization[7:])
 
 
 def _token(authorization: str | None) -> str:

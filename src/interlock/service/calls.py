@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from interlock.audit.invocations import invocation_of
@@ -96,6 +96,15 @@ class Calls:
             ask.dry_run, "invoke", ask.native, None, door, on_progress, ask.task, None, (), ask.interaction,
         )  # fmt: skip
         return await self._lock.gateway.invoke(request)
+
+    def invoke_plainly(
+        self, tool: str, arguments: Json, caller: Caller, *, door: str, native: Mapping[str, Any] | None = None
+    ) -> Coroutine[Any, Any, Result]:
+        """The same for a call of which nothing is said beside its arguments."""
+        request = Request(
+            tool, arguments, caller, None, None, None, "", None, None, None, False, "invoke", native, None, door
+        )  # fmt: skip
+        return self._lock.gateway.invoke(request)
 
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""

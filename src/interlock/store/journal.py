@@ -3,9 +3,10 @@
 Theory of operation. Whatever must be durable is handed over as a *unit*: a function that gets a transaction, may read
 and write the tables beside the ledger, and appends records. Units queue on the event loop; one `flush` per turn of the
 loop takes all that have come and commits them together, so callers that run at the same time share one fsync. A unit
-that is alone is committed on the spot, which saves the hand-off to the writer thread; otherwise the thread commits
-while the loop goes on and the next batch gathers. Some doors let their callers in one to a turn: where batches had
-company lately, a flush waits a few turns for more of it. A caller who is alone never waits.
+that is alone is committed on the loop, which saves the hand-off to the writer thread, and a single record where it
+comes up, if the turn has had none before it; otherwise the thread commits while the loop goes on and the next batch
+gathers. Some doors let their callers in one to a turn: where batches had company lately, a flush waits a few turns for
+more of it. A caller who is alone never waits.
 
 The chain: `hash = sha256(previous hash, seq, body)`. Several processes may share one home. The head is read inside the
 write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes.
@@ -146,12 +147,16 @@ class Journal:
         self._clock = clock
         self._signer = signer
         self._connection = home.open_database()
+        # What every batch says to the database it says through this one; to make another takes its time.
+        self._cursor = self._connection.cursor()
         self._unanchored = self._take_over()
         self._reader = connect(home.database)
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Waiting[Any]] = []
         self._scheduled = False
         self._committing = False
+        # Whether a record was committed where it came up in this turn of the loop: whoever comes next may have company.
+        self._on_the_spot = False
         self._company = 0
         self._gathered = 0
         self._quiet_turns = 0
@@ -210,10 +215,20 @@ class Journal:
         if len(self._pending) >= MAX_PENDING:
             raise Failure("E3803", "too many records wait for the journal", retry_after_ms=100)
         self._pending.append(waiting)
-        if not self._scheduled and not self._committing:
-            self._idle.clear()
+        if self._scheduled or self._committing:
+            return
+        self._idle.clear()
+        alone = not self._company and not self._on_the_spot
+        if alone and waiting.future is not None and not callable(waiting.work):
+            self._on_the_spot = True
+            self._loop.call_soon(self._turn)
+            self._flush()
+        else:
             self._scheduled = True
             self._loop.call_soon(self._flush)
+
+    def _turn(self) -> None:
+        self._on_the_spot = False
 
     def _flush(self) -> None:
         if self._company and self._gathers():
@@ -314,7 +329,7 @@ class Journal:
         pause = 0.0005
         while True:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._cursor.execute("BEGIN IMMEDIATE")
                 return True
             except sqlite3.OperationalError as error:
                 if "locked" not in str(error) or time.monotonic() >= give_up:
@@ -325,9 +340,9 @@ class Journal:
                 pause = min(pause * 2, 0.02)
 
     def _apply(self, batch: list[_Waiting[Any]]) -> None:
-        connection = self._connection
-        row = connection.execute(_HEAD).fetchone() or connection.execute(_PURGED).fetchone() or (0, GENESIS)
-        transaction = Transaction(connection, row[0], row[1], self._clock.now_ms())
+        cursor = self._cursor
+        row = cursor.execute(_HEAD).fetchone() or cursor.execute(_PURGED).fetchone() or (0, GENESIS)
+        transaction = Transaction(self._connection, row[0], row[1], self._clock.now_ms())
         for waiting in batch:
             unit = waiting.work
             if not callable(unit):
@@ -343,11 +358,13 @@ class Journal:
         rows = transaction.rows
         whole = len(rows) - len(rows) % _ROWS_AT_ONCE
         for start in range(0, whole, _ROWS_AT_ONCE):
-            connection.execute(_INSERT_MANY, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
-        if whole < len(rows):
-            connection.executemany(_INSERT, rows[whole:])
+            cursor.execute(_INSERT_MANY, list(chain.from_iterable(rows[start : start + _ROWS_AT_ONCE])))
+        if len(rows) - whole == 1:
+            cursor.execute(_INSERT, rows[whole])
+        elif whole < len(rows):
+            cursor.executemany(_INSERT, rows[whole:])
         anchor = self._anchor_if_due(transaction)
-        connection.execute("COMMIT")
+        cursor.execute("COMMIT")
         if anchor is not None:
             self._note_anchor(*anchor)
 
@@ -366,6 +383,7 @@ class Journal:
             # A connection that cannot roll back is of no more use.
             self._connection.close()
             self._connection = connect(self._home.database)
+            self._cursor = self._connection.cursor()
 
     # Anchoring
 

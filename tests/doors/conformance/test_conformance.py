@@ -143,7 +143,7 @@ async def gateway(home: Path, era: str) -> AsyncGenerator[str]:
         token = await lock.tokens.issue(subject=AGENT, by=OPERATOR)
         await added(lock, url, era)
         door = McpDoor(Service(lock))
-        app = door.asgi_app()
+        app = door
 
         async def with_token(scope: Any, receive: Any, send: Any) -> None:
             body, rest = await keyed(receive) if scope["method"] == "POST" else (None, receive)

@@ -21,7 +21,8 @@ import orjson
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.asgi import App, Message, Receive, Send, header
+from interlock.doors.asgi import Message, Receive, Send, header
+from interlock.doors.heads import Way
 from interlock.doors.mcp.calling import Calling, no_trace
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names, registry_epoch
@@ -70,16 +71,8 @@ class McpDoor:
 
     # HTTP
 
-    def asgi_app(self) -> App:
-        """The application for `/mcp`. Serves while `lifespan` is entered."""
-
-        async def mcp(scope: Message, receive: Receive, send: Send) -> None:
-            await self.serve(scope, receive, send)
-
-        return mcp
-
-    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Find out who calls; then the short way, or the SDK's."""
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """The application for `/mcp`, while `lifespan` is entered: who calls? Then the thin path, or the SDK's."""
         authorization = header(scope, b"authorization")
         caller = self._service.known(authorization)
         if caller is None:
@@ -89,6 +82,10 @@ class McpDoor:
                 await self._refuse(scope, send, failure)
                 return
         await self._thin(scope, receive, send, caller)
+
+    def way(self, scope: Message) -> Way | None:
+        """The short way behind the head of a call."""
+        return self._thin.way(scope, header(scope, b"authorization"))
 
     @cached_property
     def _thin(self) -> Thin:

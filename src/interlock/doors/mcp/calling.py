@@ -110,7 +110,7 @@ class Calling:
             raise
         except Failure as failure:
             return _unmade(wanted, failure)
-        return await self._answer(wanted, result)
+        return await self.answer(wanted, result)
 
     async def call_at_once(self, wanted: Wanted, caller: Caller) -> Json:
         """Make a call of a tool that only computes, in the task of whoever asks: there is no time to give up on it."""
@@ -118,7 +118,7 @@ class Calling:
             result = await self._service.calls.invoke(self._ask(wanted, caller), caller, door=DOOR)
         except Failure as failure:
             return _unmade(wanted, failure)
-        return await self._answer(wanted, result)
+        return await self.answer(wanted, result)
 
     async def close(self, within_s: float = 10.0) -> None:
         """Let calls end that nobody waits for any more; after the given time they are cut off, which is on record."""
@@ -171,7 +171,8 @@ class Calling:
 
     # Answers
 
-    async def _answer(self, wanted: Wanted, result: Result) -> Json:
+    async def answer(self, wanted: Wanted, result: Result) -> Json:
+        """What a client is told of a call's result."""
         if result.pending:
             return await self._pending(result)
         if result.error is not None:
@@ -188,7 +189,7 @@ class Calling:
             return _kept(result)
         address, _, version = result.tool.partition("@")
         form = self._listing.form(self._service.lock.catalog.exact(address, version).prepared)
-        return _native(result) if form.native else _own(result, form)
+        return _native(result) if form.native else own(result, form)
 
     async def _pending(self, result: Result) -> Json:
         pending: Json = result.metadata["pending"]
@@ -203,6 +204,11 @@ class Calling:
             pending,
             _about(result),
         )
+
+
+def unadorned(params: Json) -> bool:
+    """Whether a client says nothing of a call beside its arguments."""
+    return _SAID.keys().isdisjoint(params["_meta"]) and KEY not in params.get("arguments", ())
 
 
 def questions(answers: Json | None, failure: Failure) -> Json | None:
@@ -247,7 +253,8 @@ def _failed(failure: Failure, trace_id: str, about: Json) -> Json:
     }
 
 
-def _own(result: Result, form: Form) -> Json:
+def own(result: Result, form: Form) -> Json:
+    """What one of our own tools answered."""
     value = {"result": result.value} if form.wraps else result.value
     return {
         "content": [_text(result.text()), *_files(result)],

@@ -20,6 +20,7 @@ from interlock.store.journal import Journal
 LONGEST = 64
 STALE_AFTER_S = 0.2
 _DIGEST = 16
+_KEPT, _LONG = 1000, 200
 _FITTING = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _SHORTENED = re.compile(r"-[0-9A-F]{16}\Z")
 
@@ -43,6 +44,7 @@ class Names:
         self._epoch: str | None = None
         self._own: dict[str, str] = {}  # address -> name at its upstream
         self._looked_up: dict[str, str] = {}  # names that cannot be read -> address
+        self._read: dict[str, str] = {}  # names that were read -> address
 
     def of(self, address: str) -> str:
         """What a tool is called."""
@@ -53,9 +55,13 @@ class Names:
         """The address that a name stands for; a name that stands for nothing comes back as it is."""
         self._refresh()
         found = self._looked_up.get(name)
-        if found is not None:
-            return found
-        return _read(name)
+        if found is None:
+            found = self._read.get(name)
+        if found is None:
+            found = _read(name)
+            if len(self._read) < _KEPT and len(name) <= _LONG:
+                self._read[name] = found
+        return found
 
     def _refresh(self) -> None:
         now = self._clock.monotonic()

@@ -21,12 +21,25 @@ import orjson
 from interlock.core.canonical import encode, may_hold_long_number
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.doors.asgi import Message, Receive, Send, answer
-from interlock.doors.mcp.calling import INVALID_PARAMS, MISSING_CAPABILITY, Calling, Fault, Wanted, unforeseen
-from interlock.doors.mcp.listing import EXPECTS, Listing
+from interlock.doors.heads import Reply, Way
+from interlock.doors.mcp.calling import (
+    DOOR,
+    INVALID_PARAMS,
+    MISSING_CAPABILITY,
+    Calling,
+    Fault,
+    Wanted,
+    own,
+    unadorned,
+    unforeseen,
+)
+from interlock.doors.mcp.listing import EXPECTS, Form, Listing
 from interlock.doors.mcp.names import Names
-from interlock.service import Service, native_id
+from interlock.doors.template import REQUEST, Templates
+from interlock.service import Service, bearer, native_id
 from interlock.telemetry.w3c import joined
 
 Handle = Callable[[Message, Receive, Send, Caller], Awaitable[None]]
@@ -92,6 +105,7 @@ class Thin:
         self._max_body = max_body
         self._decided: dict[tuple[bytes | None, ...], bool] = {}
         self._introduced: set[bytes] = set()
+        self._templates = Templates()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send, caller: Caller) -> None:
         try:
@@ -111,13 +125,63 @@ class Thin:
             return await answer(send, *reply)
         return await self._watched(self._reply(request["id"], self._calling.call(wanted, caller)), receive, send)
 
+    def way(self, scope: Message, authorization: str | None) -> Way | None:
+        """The short way behind the head of a `tools/call`, if only its body can still make it the SDK's."""
+        headers, digest = _once(scope), bearer(authorization)
+        if (
+            headers is None
+            or digest is None
+            or headers.get(b"mcp-method") != b"tools/call"
+            or b"traceparent" in headers
+        ):
+            return None
+        if not self._decided.get(tuple(map(headers.get, _DECIDING))):
+            return None
+        name, recall = _latin(headers.get(b"mcp-name")), self._service.recall
+        caller = recall(digest)
+        if name is None or caller is None or not self._quick(name, caller):
+            return None
+
+        async def way(body: bytes) -> Reply | None:
+            try:
+                caller = recall(digest)
+                if caller is None or len(body) > self._max_body:
+                    return None
+                request = self._read(body, "tools/call")
+                tool, form, address = self._tool(request["params"], name, caller)
+            except Exception:  # noqa: BLE001 - the SDK's, or wrong: nothing has happened, and the application says so
+                return None
+            request_id, params = request["id"], request["params"]
+            if not tool.quick or not unadorned(params):
+                return None
+            arguments: Json = params.get("arguments", {})
+            native = {"jsonrpc_request_id": native_id(request_id), "mcp_protocol_version": MODERN}
+            try:
+                result = await self._service.calls.invoke_plainly(address, arguments, caller, door=DOOR, native=native)
+                # Another version may have come since the form was looked up; `answer` looks again.
+                if result.plain and not form.native and result.tool == tool.ref:
+                    template = self._templates.of(result.tool, lambda one: self._told(REQUEST, own(one, form)))
+                    return 200, template.fill(result, request_id), b""
+            except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+                return *_faulty(request_id, unforeseen(error)), b""
+            told = self._calling.answer(Wanted(name, arguments, {}), result)
+            return *await self._reply(request_id, told), b""
+
+        return way
+
+    def _quick(self, name: str, caller: Caller) -> bool:
+        """Whether a tool only computes, as far as can be told now."""
+        try:
+            return self._service.lock.catalog.prepared(self._names.address(name), None, caller.capability).quick
+        except Failure:
+            return False
+
     # Is it ours?
 
     async def _headers(self, scope: Message) -> dict[bytes, bytes]:
-        """The headers, each of them there once, if they say all that the SDK demands and nothing rare."""
-        sent: list[tuple[bytes, bytes]] = scope["headers"]
-        headers = dict(sent)
-        if scope["method"] != "POST" or len(headers) != len(sent) or b"\n".join(headers).find(b"mcp-param-") >= 0:
+        """The headers, if they say all that the SDK demands and nothing rare."""
+        headers = _once(scope)
+        if headers is None:
             raise _NotOurs
         deciding = tuple(map(headers.get, _DECIDING))
         ours = self._decided.get(deciding)
@@ -160,6 +224,10 @@ class Thin:
             if not message.get("more_body", False):
                 break
         body: bytes = read[0]["body"] if len(read) == 1 else b"".join(one.get("body", b"") for one in read)
+        return self._read(body, _METHODS[headers[b"mcp-method"]])
+
+    def _read(self, body: bytes, method: str) -> Json:
+        """The request in a body, if it is a plain one of this method."""
         if may_hold_long_number(body):
             raise _NotOurs  # the two parsers read such a number differently
         try:
@@ -169,12 +237,12 @@ class Thin:
         if not isinstance(request, dict):
             raise _NotOurs
         one = cast("Json", request)
-        method, params = one.get("method"), one.get("params")
+        params = one.get("params")
         if (
             len(one) != 4
             or one.get("jsonrpc") != "2.0"
             or type(one.get("id")) not in (int, str)
-            or method != _METHODS[headers[b"mcp-method"]]
+            or one.get("method") != method
             or not isinstance(params, dict)
         ):
             raise _NotOurs
@@ -200,17 +268,15 @@ class Thin:
             if len(self._introduced) < _KNOWN and len(introduction) <= _BRIEF:
                 self._introduced.add(introduction)
 
-    def _wanted(self, request: Json, headers: dict[bytes, bytes], caller: Caller) -> tuple[Wanted, bool]:
-        """The call that a request asks for, and whether its tool only computes."""
-        params: Json = request["params"]
-        name, arguments = params.get("name"), params.get("arguments", {})
-        named = headers.get(b"mcp-name", b"")
+    def _tool(self, params: Json, named: str | None, caller: Caller) -> tuple[Prepared, Form, str]:
+        """The tool that a call is of, how its results are put, and its address."""
+        name = params.get("name")
         if (
-            not params.keys() <= {"name", "arguments", "_meta"}
+            not params.keys() <= _CALLS
             or not isinstance(name, str)
-            or not isinstance(arguments, dict)
-            or named.startswith(b"=?")
-            or named.decode("latin-1") != name
+            or not isinstance(params.get("arguments", {}), dict)
+            or named != name
+            or name.startswith("=?")
         ):
             raise _NotOurs
         address = self._names.address(name)
@@ -221,12 +287,19 @@ class Thin:
         form = self._listing.form(tool)
         if form.headers or (form.native and params["_meta"][_CAPABILITIES]):
             raise _NotOurs  # the SDK checks headers, and relays what an upstream asks of a client that can be asked
+        return tool, form, address
+
+    def _wanted(self, request: Json, headers: dict[bytes, bytes], caller: Caller) -> tuple[Wanted, bool]:
+        """The call that a request asks for, and whether its tool only computes."""
+        params: Json = request["params"]
+        tool, _, address = self._tool(params, _latin(headers.get(b"mcp-name")), caller)
         quick = tool.quick and "interlock/version" not in params["_meta"]
         trace = None
         if b"traceparent" in headers:
             trace = joined(_latin(headers[b"traceparent"]), _latin(headers.get(b"tracestate")))
         ids = {"jsonrpc_request_id": native_id(request["id"]), "mcp_protocol_version": MODERN}
-        return Wanted(name, cast("Json", arguments), params["_meta"], trace, None, address, ids), quick
+        wanted = Wanted(params["name"], params.get("arguments", {}), params["_meta"], trace, None, address, ids)
+        return wanted, quick
 
     # Answering
 
@@ -262,8 +335,11 @@ class Thin:
             return _faulty(request_id, fault)
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             return _faulty(request_id, unforeseen(error))
+        return 200, encode(self._told(request_id, result))
+
+    def _told(self, request_id: int | str, result: Json) -> Json:
         result["_meta"][_SERVER] = self._stamp
-        return 200, encode({"jsonrpc": "2.0", "id": request_id, "result": result})
+        return {"jsonrpc": "2.0", "id": request_id, "result": result}
 
     async def _watched(self, reply: Coroutine[Any, Any, tuple[int, bytes]], receive: Receive, send: Send) -> None:
         """Answer when the call is done, unless its client goes first: then the call is cancelled, on record."""
@@ -307,6 +383,14 @@ def _again(read: list[Message], receive: Receive) -> Receive:
     return replay
 
 
+def _once(scope: Message) -> dict[bytes, bytes] | None:
+    """The headers of a request, if each of them is there once and none is rare."""
+    sent: list[tuple[bytes, bytes]] = scope["headers"]
+    headers = dict(sent)
+    rare = scope["method"] != "POST" or len(headers) != len(sent) or b"\n".join(headers).find(b"mcp-param-") >= 0
+    return None if rare else headers
+
+
 def _takes_both(accept: bytes) -> bool:
     """Whether a client takes JSON and event streams, as the SDK reads its word for it."""
     types = {part.split(b";")[0].strip().lower() for part in accept.split(b",")}
@@ -322,6 +406,7 @@ def _plain(result: Json) -> bool:
     return True
 
 
+_CALLS = frozenset(("name", "arguments", "_meta"))
 _OURS = frozenset(("type", "text", "uri", "name", "mimeType", "size"))
 
 

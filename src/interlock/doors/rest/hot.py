@@ -23,8 +23,10 @@ from interlock.doors.asgi import (
     read_body,
     text,
 )
-from interlock.doors.rest.answers import Reply, of_failure, of_result, running
-from interlock.service import Ask, Service
+from interlock.doors.heads import Way
+from interlock.doors.rest.answers import Reply, of_failure, of_result, running, success
+from interlock.doors.template import Templates
+from interlock.service import Ask, Service, bearer
 from interlock.telemetry.w3c import joined
 
 PATH = "/v1/tools/invoke"
@@ -60,6 +62,7 @@ class Invoke:
     def __init__(self, service: Service, *, most: int = MAX_BODY) -> None:
         self._service = service
         self._most = most
+        self._templates = Templates()
 
     def matches(self, scope: Scope) -> bool:
         return scope["path"] == PATH and scope["method"] == "POST"
@@ -71,7 +74,6 @@ class Invoke:
             service, authorization = self._service, text(sent, b"authorization")
             caller = service.known(authorization) or await service.authenticate(authorization)
             body = await read_body(receive, most=self._most)
-            reply, trace_id = await self._invoke(body, sent, caller, trace)
         except Disconnected:
             return
         except Failure as failure:
@@ -80,19 +82,49 @@ class Invoke:
         except Exception as error:  # noqa: BLE001 - a door answers whatever happens
             trace_id = self.trace_id(trace)
             reply = unforeseen(error, trace_id)
+        else:
+            reply, trace_id = await self._reply(body, sent, caller, trace)
         await answer(send, reply.status, reply.body, (*reply.headers, *self.traced(trace_id, trace)))
 
-    async def _invoke(
+    def way(self, scope: Scope) -> Way | None:
+        """The short way behind the head of a call that joins no trace."""
+        sent = headers(scope)
+        digest, recall, most = bearer(text(sent, b"authorization")), self._service.recall, self._most
+        if digest is None or b"traceparent" in sent:
+            return None
+
+        async def way(body: bytes) -> tuple[int, bytes, bytes] | None:
+            try:
+                caller = recall(digest)
+            except Exception:  # noqa: BLE001 - nothing has happened: the application finds the same, and says so
+                return None
+            if caller is None or len(body) > most:
+                return None
+            reply, trace_id = await self._reply(body, sent, caller, None)
+            further = b"".join([b"%b: %b\r\n" % one for one in reply.headers]) if reply.headers else b""
+            return reply.status, reply.body, b"%bx-trace-id: %b\r\n" % (further, trace_id.encode())
+
+        return way
+
+    async def _reply(
         self, body: bytes, sent: Mapping[bytes, bytes], caller: Caller, trace: str | None
     ) -> tuple[Reply, str]:
-        if sent.get(b"content-type", b"json").find(b"json") < 0:
-            raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")
-        ask, in_background = read(document(body), text(sent, b"idempotency-key"), trace)
-        calls = self._service.calls
-        if in_background:
-            return running(calls.start(ask, caller, door=DOOR)), self.trace_id(trace)
-        result = await calls.invoke(ask, caller, door=DOOR)
-        return of_result(result), result.trace_id
+        """The reply to a caller's body, and the id of its trace."""
+        try:
+            ask, in_background = read(_json(body, sent), text(sent, b"idempotency-key"), trace)
+            calls = self._service.calls
+            if in_background:
+                return running(calls.start(ask, caller, door=DOOR)), self.trace_id(trace)
+            result = await calls.invoke(ask, caller, door=DOOR)
+            if result.plain:
+                return Reply(200, self._templates.of(result.tool, success).fill(result)), result.trace_id
+            return of_result(result), result.trace_id
+        except Failure as failure:
+            trace_id = self.trace_id(trace)
+            return of_failure(failure, trace_id), trace_id
+        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+            trace_id = self.trace_id(trace)
+            return unforeseen(error, trace_id), trace_id
 
     def trace_id(self, trace: str | None) -> str:
         """The id of the trace a request belongs to: its caller's, or a new one."""
@@ -105,6 +137,12 @@ class Invoke:
             return (named,)
         span = self._service.lock.clock.random_bytes(8).hex()
         return named, (b"traceresponse", f"00-{trace_id}-{span}-00".encode())
+
+
+def _json(body: bytes, sent: Mapping[bytes, bytes]) -> Any:
+    if sent.get(b"content-type", b"json").find(b"json") < 0:
+        raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")
+    return document(body)
 
 
 def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:

@@ -1,0 +1,354 @@
+"""The short way behind a known head is the same way: what may change meanwhile is looked at, whatever is known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypedDict
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Failure, Field, Hook, HookResult, tool
+from interlock.authority.tokens import LOOK_EVERY_S
+from interlock.core.prepared import Prepared
+from interlock.doors.asgi import Scope
+from interlock.doors.heads import Reply, Way
+from interlock.doors.server import Gate
+from tests.doors.test_hostile import until
+from tests.doors.test_server import Peer, Place, place
+from tests.sample import Number
+
+Json = dict[str, Any]
+META: Json = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+# Ids, traces and times, in bodies and headers.
+CHANGING = re.compile(
+    rb"[0-9A-Z]{26}|[0-9a-f]{32}|\d{4}-\d\d-\d\dT[\d:.]+Z|(?<=Ms\":)[\d.]+|(?<=_ms\":)[\d.]+|(?<=-length: )\d+|date: .*"
+)
+
+
+class Sum(TypedDict):
+    """What the next version of a tool answers."""
+
+    sum: int
+
+
+class Heard(NamedTuple):
+    """An answer as it came over the wire."""
+
+    head: bytes
+    body: bytes
+
+    @property
+    def status(self) -> int:
+        return int(self.head.split()[1])
+
+    @property
+    def said(self) -> Json:
+        return orjson.loads(self.body)
+
+    @property
+    def settled(self) -> tuple[bytes, bytes]:
+        return CHANGING.sub(b"*", self.head), CHANGING.sub(b"*", self.body)
+
+
+def post(here: Place, path: str, body: Json | bytes, *lines: str) -> bytes:
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1", "host: 127.0.0.1", f"authorization: {here.bearer['authorization']}",
+        "content-type: application/json", *lines, f"content-length: {len(sent)}", "", "",
+    )  # fmt: skip
+    return "\r\n".join(head).encode() + sent
+
+
+def rest(here: Place, body: Json | bytes, *lines: str) -> bytes:
+    return post(here, "/v1/tools/invoke", body, *lines)
+
+
+def rpc(here: Place, body: Json | list[Json] | bytes, *lines: str) -> bytes:
+    return post(here, "/rpc", body if isinstance(body, bytes) else json.dumps(body).encode(), *lines)
+
+
+def mcp(here: Place, name: str, arguments: Any, **meta: Any) -> bytes:
+    params = {"_meta": {**META, **meta}, "name": name, "arguments": arguments}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    lines = ("accept: application/json, text/event-stream", "mcp-protocol-version: 2026-07-28")
+    return post(here, "/mcp", body, *lines, "mcp-method: tools/call", f"mcp-name: {name}")
+
+
+async def ask(peer: Peer, request: bytes) -> Heard:
+    peer.writer.write(request)
+    async with asyncio.timeout(20):
+        head = await peer.reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        return Heard(head, await peer.reader.readexactly(0 if length is None else int(length[1])))
+
+
+class Ways:
+    """Counts the bodies that were answered on a short way."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def find(self, gate: Gate, scope: Scope) -> Way | None:
+        way = FIND(gate, scope)
+
+        async def counted(body: bytes) -> Reply | None:
+            reply = None if way is None else await way(body)
+            self.taken += reply is not None
+            return reply
+
+        return None if way is None else counted
+
+
+FIND = Gate.way
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> Ways:
+    made = Ways()
+
+    def way(gate: Gate, scope: Scope) -> Way | None:
+        return made.find(gate, scope)
+
+    monkeypatch.setattr(Gate, "way", way)
+    return made
+
+
+@pytest_asyncio.fixture
+async def here(home: Path, ways: Ways) -> AsyncGenerator[Place]:
+    async with place(home) as made:
+        await made.server.warm()
+        yield made
+
+
+@tool(
+    version="2.0.0", mutation_class="read_only", namespace="demo", timeout_class="interactive", external_io=False,
+    concurrency_safe=True, breaking_changes=True,
+)  # fmt: skip
+async def add(a: Number, b: Number = 5) -> Sum:
+    """Add two whole numbers."""
+    return {"sum": a + b}
+
+
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="demo", timeout_class="interactive", external_io=False,
+    concurrency_safe=True,
+)  # fmt: skip
+async def odd(which: Annotated[int, Field(description="which one", examples=[1])]) -> int:
+    """Fail in words that are no Unicode, or not at all."""
+    if which > 1:
+        raise Failure("E3401", "no \ud800")
+    return which
+
+
+ADD: Json = {"tool_id": "demo.add", "parameters": {"a": 1, "b": 2}}
+CALL: Json = {"jsonrpc": "2.0", "id": 7, "method": "tools.invoke", "params": ADD}
+BODIES: dict[str, list[Json | bytes]] = {
+    "/v1/tools/invoke": [
+        ADD,
+        {"tool_id": "demo.add", "parameters": {"a": 1000, "b": 2}},
+        {"tool_id": "demo.add", "parameters": {"a": "x"}},
+        {"tool_id": "demo.nothing", "parameters": {}},
+        {"tool_id": "demo.echo", "parameters": {"value": [None, "é\u2028", 2**70]}},
+        {"tool_id": "demo.increment", "parameters": {"name": "a"}, "idempotency_key": "k"},
+        {"tool_id": "demo.increment", "parameters": {"name": "a"}},
+        {"tool_id": "demo.send", "parameters": {"to": "ann"}, "idempotency_key": "p"},
+        {**ADD, "dry_run": True},
+        {**ADD, "tool_version": "9.9.9"},
+        {**ADD, "other": 1},
+        b"{",
+        b"",
+        b"[]",
+    ],
+    "/rpc": [
+        CALL,
+        {**CALL, "id": "x" * 50},
+        {**CALL, "id": None},
+        {**CALL, "params": {"tool_id": "demo.echo", "parameters": {"value": "%b ⟦call⟧"}}},
+        {**CALL, "params": {"tool_id": "demo.add", "parameters": {"a": "x"}}},
+        {**CALL, "method": "nothing"},
+        {"jsonrpc": "2.0", "method": "tools.invoke", "params": ADD},
+        json.dumps([CALL, {**CALL, "id": 8}, {"jsonrpc": "2.0", "method": "tools.invoke", "params": ADD}]).encode(),
+        b"[",
+        b"[]",
+    ],
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_every_body_is_answered_as_on_a_connection_that_knows_nothing(here: Place, ways: Ways, path: str) -> None:
+    peer = await here.raw()
+    for _ in range(2):
+        await ask(peer, post(here, path, BODIES[path][0]))
+    before = ways.taken
+    for body in BODIES[path]:
+        request = post(here, path, body)
+        first = await ask(await here.raw(), request)
+        assert (await ask(peer, request)).settled[0] == first.settled[0], body
+        again = await ask(peer, request)
+        assert again.settled == (await ask(await here.raw(), request)).settled, body
+    assert ways.taken - before == 2 * len(BODIES[path])
+
+
+async def test_an_mcp_call_is_answered_as_on_a_connection_that_knows_nothing(here: Place, ways: Ways) -> None:
+    peer = await here.raw()
+    plain: list[tuple[Any, int]] = [
+        ({"a": 1, "b": 2}, 1),
+        ({"a": 1000}, 1),
+        ({"a": "x"}, 1),
+        ({}, 1),
+        ([], 0),
+        (None, 0),
+    ]
+    for arguments, short in plain:
+        request = mcp(here, "demo-add", arguments)
+        for _ in range(3):
+            await ask(peer, mcp(here, "demo-add", {"a": 5}))
+        before, fresh = ways.taken, await ask(await here.raw(), request)
+        assert (await ask(peer, request)).settled == fresh.settled, arguments
+        assert ways.taken - before == short, arguments
+    for meta in ({"interlock/dryRun": True}, {"interlock/version": "9.9.9"}, {"interlock/session": "s"}, {"x": 1}):
+        before, request = ways.taken, mcp(here, "demo-add", {"a": 1}, **meta)
+        assert (await ask(peer, request)).settled == (await ask(await here.raw(), request)).settled, meta
+        assert ways.taken - before == ("x" in meta), meta
+
+
+async def known(here: Place, ways: Ways) -> list[tuple[bytes, Peer]]:
+    """Requests over each wire, with connections on which they are answered the short way."""
+    asked = [(request, await here.raw()) for request in requests(here)]
+    for request, peer in asked:
+        before = ways.taken
+        for _ in range(3):
+            assert (await ask(peer, request)).status == 200
+        assert ways.taken - before == 2
+    return asked
+
+
+def requests(here: Place) -> list[bytes]:
+    return [rest(here, ADD), rpc(here, CALL), mcp(here, "demo-add", {"a": 1, "b": 2})]
+
+
+def refused(heard: Heard) -> str:
+    """The code of a refusal, wherever its wire has it."""
+    found = re.search(rb'"error_code":"(E\d{4})"', heard.body)
+    return "" if found is None else found[1].decode()
+
+
+async def test_a_token_that_is_revoked_is_refused_at_once(here: Place, ways: Ways) -> None:
+    asked = await known(here, ways)
+    token = here.bearer["authorization"].removeprefix("Bearer ")
+    await here.lock.tokens.revoke(token, reason="lost", by=here.lock.caller)
+    for request, peer in asked:
+        assert refused(await ask(peer, request)) == "E3201", request
+
+
+async def test_a_policy_that_changes_decides(here: Place, ways: Ways) -> None:
+    asked = await known(here, ways)
+    here.lock.home.policy.write_text("permit(principal, action, resource);\nforbid(principal, action, resource);\n")
+    for request, peer in asked:
+        async with asyncio.timeout(20):
+            while not (code := refused(await ask(peer, request))):  # the file is looked at every so often
+                pass
+        assert code == "E3206", request
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_what_goes_wrong_before_a_call_is_told_in_the_same_words(
+    here: Place, ways: Ways, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Whether the short way is known already or only looked for now."""
+    asked = [(request, await here.raw()) for request in requests(here)]
+    for request, peer in asked * times:
+        assert (await ask(peer, request)).status == 200
+
+    def broken(*_: object) -> list[Any]:
+        raise Failure("E3801", "the journal cannot be read")
+
+    monkeypatch.setattr(here.lock.journal, "read", broken)
+    await asyncio.sleep(2 * LOOK_EVERY_S)
+    for request, peer in asked:
+        assert (await ask(peer, request)).settled == (await ask(await here.raw(), request)).settled, request
+
+
+async def test_what_cannot_be_written_is_told_in_the_same_words_and_the_connection_stays(
+    here: Place, ways: Ways
+) -> None:
+    await here.lock.add(odd)
+    for wire in (rest, rpc, mcp):
+
+        def request(which: int, wire: Any = wire) -> bytes:
+            asked: Json = {"tool_id": "demo.odd", "parameters": {"which": which}}
+            if wire is mcp:
+                return mcp(here, "demo-odd", asked["parameters"])
+            return wire(here, asked if wire is rest else {**CALL, "params": asked})
+
+        peer = await here.raw()
+        for _ in range(3):
+            await ask(peer, request(1))
+        taken, fresh = ways.taken, await ask(await here.raw(), request(2))
+        assert refused(fresh) == "E3000"
+        assert (await ask(peer, request(2))).settled == fresh.settled
+        assert (await ask(peer, request(1))).status == 200
+        assert ways.taken == taken + 2
+
+
+async def test_a_hook_that_comes_later_is_heeded(here: Place, ways: Ways) -> None:
+    asked = await known(here, ways)
+    here.lock.hook(Hook(id="no", when="pre", run=lambda _: HookResult(stop="not today")))
+    for request, peer in asked:
+        assert refused(await ask(peer, request)) == "E3211", request
+
+
+async def test_a_version_that_comes_between_two_looks_is_told_in_its_own_form(
+    here: Place, ways: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may publish one after the door has looked and before the gateway does."""
+    request, peer = mcp(here, "demo-add", {"a": 1, "b": 2}), await here.raw()
+    for _ in range(2):
+        await ask(peer, request)
+    before, find = here.lock.catalog.prepared("demo.add", None), here.lock.catalog.prepared
+    await here.lock.add(add)
+    looked: list[object] = []
+
+    def prepared(*asked: Any) -> Prepared:
+        looked.append(asked)
+        return before if len(looked) == 1 else find(*asked)
+
+    monkeypatch.setattr(here.lock.catalog, "prepared", prepared)
+    taken = ways.taken
+    heard = [await ask(peer, request) for _ in range(2)]
+    assert ways.taken - taken == 2
+    assert [one.said["result"]["structuredContent"] for one in heard] == [{"sum": 3}] * 2
+
+
+async def test_a_client_that_goes_takes_nothing_with_it(here: Place, ways: Ways) -> None:
+    """What it asked for is on record all the same, and the next one is answered."""
+    asked = await known(here, ways)
+
+    def closed() -> int:
+        return len(here.lock.journal.read("SELECT 1 FROM journal WHERE kind = 'closed'"))
+
+    before = closed()
+    for request, peer in asked:
+        peer.writer.write(request)
+        await peer.writer.drain()
+        peer.writer.close()
+    await until(lambda: closed() == before + len(asked))
+    for request in requests(here):
+        assert (await ask(await here.raw(), request)).status == 200
+
+
+async def test_what_is_asked_for_in_the_end_is_answered_and_the_connection_closed(here: Place, ways: Ways) -> None:
+    for request, peer in await known(here, ways):
+        before = ways.taken
+        peer.writer.write(request)
+        peer.writer.write_eof()
+        async with asyncio.timeout(20):
+            heard = await peer.reader.read()
+        assert heard.startswith(b"HTTP/1.1 200 OK")
+        assert ways.taken == before + 1

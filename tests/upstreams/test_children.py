@@ -326,6 +326,17 @@ async def test_whoever_comes_during_a_pause_hears_at_once_when_to_come_again() -
     await kept.close()
 
 
+async def test_whoever_comes_during_a_short_pause_waits_it_out() -> None:
+    starts = Starts()
+    kept = Supervisor(starts, clock=Clock(), restarts=Restarts(pause_s=0.05))
+    for deaths in range(1, 4):
+        (await kept.get(1)).ended.set_result("it died")
+        await settle()
+        assert (kept.state, len(starts.made)) == ("starting", deaths), "it is paused"
+        assert (await kept.get(1)) is starts.made[deaths]
+    await kept.close()
+
+
 async def test_a_start_that_crashes_is_made_again_and_those_who_wait_hear_of_the_first() -> None:
     starts = Starts()
     starts.failures = [Crashed("E3502", "it died"), Crashed("E3502", "it died")]

@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -335,14 +336,17 @@ class Supervisor(Generic[T]):
         return 0 if self._current is None else self._current.busy
 
     async def get(self, within_s: float) -> T:
-        """The one that is up, brought up if need be. Raises E3502 when the start under way does not succeed."""
+        """The one that is up, brought up if need be: a short pause before its start is waited out.
+
+        Raises E3502 when the start under way does not succeed, or is not yet due for long.
+        """
         self.used = self._clock.monotonic()
         if self._current is not None:
             return self._current
         if self._closed or self._gave_up:
             raise Failure("E3502", self.reason or "the upstream is closed", details={"sent": False})
-        if self._paused_until is not None:
-            raise self._pausing(self._paused_until - self._clock.monotonic())
+        if self._paused_until is not None and (left_s := self._paused_until - self._clock.monotonic()) > WAITED_OUT_S:
+            raise self._pausing(left_s)
         if self._bringing is None:
             self._bring_up()
         assert self._attempt is not None
@@ -355,11 +359,10 @@ class Supervisor(Generic[T]):
         return outcome
 
     def _pausing(self, left_s: float) -> Failure:
-        """Whoever comes while it is left alone hears so. A short pause is one that a call may wait out."""
-        left_ms = max(1, round(left_s * 1000))
+        """Whoever comes while it is left alone for longer than a call should wait hears when to come again."""
         words = f"the upstream keeps ending, and is left alone for a moment before it is started again; {self.reason}"
-        details = {"sent": False, "left_alone": left_s > WAITED_OUT_S}
-        return Failure("E3502", words, details=details, retry_after_ms=left_ms)
+        details = {"sent": False, "left_alone": True}
+        return Failure("E3502", words, details=details, retry_after_ms=ceil(left_s * 1000))
 
     def discard(self, useless: T) -> None:
         """Have done with one that is of no more use, whether it has ended or not."""

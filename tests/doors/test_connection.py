@@ -467,6 +467,9 @@ class Short(Echo):
 
         return way
 
+    def excuse(self, error: Exception) -> Reply:
+        return 503, str(error).encode(), b"retry-after: 1\r\n"
+
 
 async def _spoken(kind: type[Connection], app: Echo, pieces: list[bytes]) -> tuple[bytes, bool]:
     """What a connection wrote when it was sent some pieces, and whether it closed."""
@@ -483,6 +486,7 @@ async def _spoken(kind: type[Connection], app: Echo, pieces: list[bytes]) -> tup
             await asyncio.sleep(0)
     one.connection_lost(None)
     await asyncio.gather(*state.tasks, return_exceptions=True)
+    assert not state.tasks, "whoever ends the server waits for what is still being done, and for nothing else"
     return sink.written, sink.closed
 
 
@@ -582,13 +586,29 @@ async def test_the_short_way_is_taken_once_a_head_is_known() -> None:
     assert [body for *_, body in cast("list[tuple[bytes, ...]]", app.seen)] == [b"first", b"b"]
 
 
-async def test_a_way_that_breaks_off_ends_in_an_error_and_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Echo):
-        def way(self, scope: Scope) -> Way | None:
-            async def way(body: bytes) -> Reply | None:
-                raise RuntimeError("no")
+class Failing(Short):
+    """A way that leads nowhere."""
 
-            return way
+    def way(self, scope: Scope) -> Way | None:
+        async def way(body: bytes) -> Reply | None:
+            raise RuntimeError("not today")
+
+        return way
+
+
+async def test_a_way_that_fails_is_excused_and_the_connection_stays() -> None:
+    written, closed = await _spoken(Connection, Failing(), [request("POST /echo", b"a")] * 3)
+    assert written.count(b"HTTP/1.1 200 OK") == 1
+    assert written.count(b"HTTP/1.1 503") == written.count(b"retry-after: 1\r\n\r\nnot today") == 2
+    assert not closed
+
+
+async def test_a_way_that_cannot_be_excused_ends_in_an_error_and_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Failing):
+        def excuse(self, error: Exception) -> Reply:
+            raise error
 
     written, closed = await _spoken(Connection, Broken(), [request("POST /echo", b"a")] * 3)
     assert written.count(b"HTTP/1.1 200 OK") == written.count(b"HTTP/1.1 500") == 1

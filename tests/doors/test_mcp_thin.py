@@ -218,11 +218,12 @@ WORD = st.sampled_from(
      "application/*;q=1, text/*", "Application/JSON; charset=utf-8", "text/plain", "2026-07-28", "2025-11-25",
      "tools/call", "tools/list", "demo-add", "=?base64?ZGVtby1hZGQ=?="],
 )  # fmt: skip
+LONG = {"experimental": {"long": {"number": 2**70}}}
 META = st.fixed_dictionaries(
     {},
     optional={
         VERSION: st.sampled_from(["2026-07-28", "2025-11-25", "x", 1, None]),
-        CAPABILITIES: st.sampled_from([{}, {"elicitation": {}}, {"roots": 1}, [], None]),
+        CAPABILITIES: st.sampled_from([{}, {"elicitation": {}}, {"roots": 1}, LONG, [], None]),
         INFO: st.sampled_from([{"name": "t", "version": "1"}, {"name": "t"}, {}, None, "x"]),
         "io.modelcontextprotocol/logLevel": st.sampled_from(["info", "x"]),
         "interlock/key": st.sampled_from(["k", 1, ""]),
@@ -245,7 +246,9 @@ PARAMS = st.fixed_dictionaries(
     {},
     optional={
         "name": st.sampled_from(["demo-add", "demo-echo", "demo-increment", "demo-nothing", "", 1, None]),
-        "arguments": VALUES | st.fixed_dictionaries({"a": st.integers() | VALUES}) | st.just({"value": 1}),
+        "arguments": VALUES
+        | st.fixed_dictionaries({"a": st.integers() | VALUES})
+        | st.sampled_from([{"value": 1}, {"value": 2**70}, {"value": [2**70]}, {"a": 2**70, "b": 1}]),
         "cursor": st.sampled_from(["", "demo.echo", "zzz", 1, None]),
         "_meta": META | VALUES,
         "inputResponses": VALUES,

@@ -89,7 +89,7 @@ async def ask(peer: Peer, request: bytes) -> Heard:
 
 
 class Ways:
-    """Counts the bodies that were answered on a short way."""
+    """Counts the bodies that were answered on a short way, if only by an error."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -98,8 +98,10 @@ class Ways:
         way = FIND(gate, scope)
 
         async def counted(body: bytes) -> Reply | None:
-            reply = None if way is None else await way(body)
-            self.taken += reply is not None
+            assert way is not None
+            self.taken += 1
+            reply = await way(body)
+            self.taken -= reply is None
             return reply
 
         return None if way is None else counted

@@ -28,7 +28,7 @@ import httptools
 
 from interlock.doors.asgi import App, Scope
 from interlock.doors.exchange import Exchange
-from interlock.doors.heads import Head, Way, known
+from interlock.doors.heads import Head, Knows, known
 
 if TYPE_CHECKING:
     from uvicorn import Config
@@ -74,9 +74,9 @@ class Connection(asyncio.Protocol):
         self._head = 0
         self._chunk = 0
         self._wrong = _BAD
-        # The heads that came last, and how the application finds the short way behind one.
+        # The heads that came last, and the application if it knows short ways behind some.
         self._known: list[Head] = []
-        self._find: Callable[[Scope], Way | None] | None = getattr(self._app, "way", None)
+        self._knows = cast("Knows", self._app) if hasattr(self._app, "way") else None
         # Whether the parser takes the rest for another protocol; and whether its successor is being told of this one.
         self._upgraded = False
         self._told_again = False
@@ -86,6 +86,7 @@ class Connection(asyncio.Protocol):
         self._due = _NEVER
         self._when_due: Callable[[], None] = self._late_head
         self._clock: asyncio.TimerHandle | None = None
+        self._rings = _NEVER
         self._writable: asyncio.Event | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -183,15 +184,12 @@ class Connection(asyncio.Protocol):
     def _repeat(self, head: Head, body: bytes) -> None:
         """A request whose head is that of an earlier one."""
         if not head.looked:
-            head.looked, head.way = True, None if self._find is None else self._find(head.said)
+            head.looked, head.way = True, None if self._knows is None else self._knows.way(head.said)
         if head.way is not None:
-            exchange = Exchange(self, head.said, keep_alive=True)
-            exchange.end()
-            self._answer(exchange, head, body)
+            self._answer(Exchange(self, head.said, keep_alive=True, whole=True), head, body)
         else:
-            exchange = Exchange(self, head.scope(len(body)), keep_alive=True)
+            exchange = Exchange(self, head.scope(len(body)), keep_alive=True, whole=True)
             exchange.feed(body)
-            exchange.end()
             self._answer(exchange)
         self._due, self._when_due = _NEVER, self._end_idle
 
@@ -313,9 +311,8 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, exchange: Exchange, head: Head | None = None, body: bytes = b"") -> None:
         self._answering = exchange
-        task = self._loop.create_task(exchange.run(self._app, head, body))
+        exchange.task = task = self._loop.create_task(exchange.run(self._app, head, body))
         self._server.tasks.add(task)
-        task.add_done_callback(self._server.tasks.discard)
 
     def answered(self, exchange: Exchange) -> None:
         """An answer is out: on to the next request, if it may be made on this connection."""
@@ -330,8 +327,12 @@ class Connection(asyncio.Protocol):
             self._expect(LINGER_S, self.transport.abort)
         elif not self._head:
             self._expect(KEEP_ALIVE_S, self._end_idle)
-        if not self._waiting:
+        if self._paused and not self._waiting:
             self.resume_reading()
+
+    def over(self, exchange: Exchange) -> None:
+        """Nothing more is done for a request; until then, whoever ends the server waits for it."""
+        self._server.tasks.discard(exchange.task)
 
     def common_headers(self) -> bytes:
         return _encoded.of(self._server.default_headers)
@@ -357,16 +358,16 @@ class Connection(asyncio.Protocol):
     def _expect(self, within_s: float, otherwise: Callable[[], None]) -> None:
         due = self._loop.time() + within_s
         self._due, self._when_due = due, otherwise
-        if self._clock is None or self._clock.when() > due:
+        if self._rings > due:
             self._wind(due)
 
     def _wind(self, at: float) -> None:
         if self._clock is not None:
             self._clock.cancel()
-        self._clock = self._loop.call_at(at, self._ring)
+        self._clock, self._rings = self._loop.call_at(at, self._ring), at
 
     def _ring(self) -> None:
-        self._clock = None
+        self._clock, self._rings = None, _NEVER
         if self.transport.is_closing():
             return
         if self._loop.time() >= self._due:

@@ -9,11 +9,11 @@ import asyncio
 import http
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, cast
 
 from interlock.core.errors import Failure
 from interlock.doors.asgi import App, Message, Scope
-from interlock.doors.heads import Head
+from interlock.doors.heads import Head, Knows
 
 # Of a body, what is kept before somebody reads it.
 _AHEAD = 64 << 10
@@ -45,19 +45,25 @@ class Wire(Protocol):
         """An answer is out."""
         ...
 
+    def over(self, exchange: Exchange) -> None:
+        """Nothing more is done for a request."""
+        ...
+
 
 class Exchange:
     """One request and its answer, as an application sees them."""
 
     __slots__ = (
         "_asked", "_body", "_chunked", "_given", "_gone", "_head", "_hung_up", "_late", "_left", "_news", "_wire",
-        "begun", "done", "keep_alive", "scope", "whole",
+        "begun", "done", "keep_alive", "scope", "task", "whole",
     )  # fmt: skip
 
-    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool) -> None:
+    task: asyncio.Task[None]
+
+    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, whole: bool = False) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
-        self.whole = False
+        self.whole = whole
         self.done = False
         self._wire = wire
         self._asked = False
@@ -76,7 +82,10 @@ class Exchange:
         """Have the application answer; or the short way behind a known head, if that takes the body."""
         try:
             if head is not None and head.way is not None:
-                reply = await head.way(body)
+                try:
+                    reply = await head.way(body)
+                except Exception as error:  # noqa: BLE001 - a door answers whatever happens
+                    reply = cast("Knows", app).excuse(error)
                 if reply is not None:
                     await self._reply(*reply)
                     return
@@ -88,6 +97,7 @@ class Exchange:
         finally:
             if not self.done and not self._gone:
                 self._break_off()
+            self._wire.over(self)
 
     # The request, as the connection reads it
 

@@ -8,6 +8,7 @@ way (`Way`) to the answer, for which nothing but the body is left to look at.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from interlock.doors.asgi import Scope
 
@@ -18,6 +19,18 @@ _DIGITS = 10
 Reply = tuple[int, bytes, bytes]
 # From a body to its answer. None: nothing has happened, and the application is to be asked.
 Way = Callable[[bytes], Awaitable[Reply | None]]
+
+
+class Knows(Protocol):
+    """An application that knows short ways."""
+
+    def way(self, scope: Scope) -> Way | None:
+        """The way behind a head, if there is one."""
+        ...
+
+    def excuse(self, error: Exception) -> Reply:
+        """What is said when a way has failed."""
+        ...
 
 
 class Head:

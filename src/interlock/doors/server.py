@@ -129,10 +129,15 @@ class Gate:
         """The short way behind a head that the gate lets through; its route knows it."""
         find = getattr(self._hot.get((scope["method"], scope["path"])), "way", None)
         try:
-            way: Way | None = None if find is None or self._unwelcome(scope) is not None else find(scope)
+            return None if find is None or self._unwelcome(scope) is not None else find(scope)
         except Exception:  # noqa: BLE001 - the application finds the same, and says what is wrong
             return None
-        return None if way is None else _guarded(way)
+
+    def excuse(self, error: Exception) -> Reply:
+        """What is told of an error on a short way, as on the long one."""
+        failure, trace_id = _foreseen(error)
+        further = b"".join(b"%b: %b\r\n" % one for one in retry_after(failure))
+        return failure.row.http, orjson.dumps(refusal(failure, trace_id)), further
 
     def _unwelcome(self, scope: Scope) -> Failure | None:
         """Why a request is not let through: by the name it has for us, or the page it comes from."""
@@ -175,20 +180,6 @@ class Gate:
             return True
         scheme, _, place = said.partition("://")
         return scheme in ("http", "https") and bool(place) and host is not None and place.encode() == host.lower()
-
-
-def _guarded(way: Way) -> Way:
-    """The same way, on which an error is told as the gate tells it."""
-
-    async def guarded(body: bytes) -> Reply | None:
-        try:
-            return await way(body)
-        except Exception as error:  # noqa: BLE001 - a door answers whatever happens
-            failure, trace_id = _foreseen(error)
-            further = b"".join(b"%b: %b\r\n" % one for one in retry_after(failure))
-            return failure.row.http, orjson.dumps(refusal(failure, trace_id)), further
-
-    return guarded
 
 
 def _foreseen(error: Exception) -> tuple[Failure, str]:

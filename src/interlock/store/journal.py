@@ -57,7 +57,7 @@ LONELY = 8
 
 _INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)"
 # Each step of a statement hands the interpreter over and back. Many rows to a statement make that one hand-over.
-_ROWS_AT_ONCE = 32
+_ROWS_AT_ONCE = 64
 _INSERT_MANY = _INSERT + ", (?, ?, ?, ?, ?)" * (_ROWS_AT_ONCE - 1)
 _HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
 _ANCHORED = "SELECT seq, key_id FROM anchor ORDER BY seq DESC LIMIT 1"

@@ -206,9 +206,9 @@ class Calling:
         )
 
 
-def unadorned(params: Json) -> bool:
+def unadorned(meta: Json, arguments: Json) -> bool:
     """Whether a client says nothing of a call beside its arguments."""
-    return _SAID.keys().isdisjoint(params["_meta"]) and KEY not in params.get("arguments", ())
+    return _SAID.keys().isdisjoint(meta) and KEY not in arguments
 
 
 def questions(answers: Json | None, failure: Failure) -> Json | None:

@@ -137,7 +137,7 @@ class Thin:
             return None
         if not self._decided.get(tuple(map(headers.get, _DECIDING))):
             return None
-        name, recall = _latin(headers.get(b"mcp-name")), self._service.recall
+        name, recall = _latin(headers.get(b"mcp-name")), self._service.lock.tokens.recall
         caller = recall(digest)
         if name is None or caller is None or not self._quick(name, caller):
             return None
@@ -147,14 +147,14 @@ class Thin:
                 caller = recall(digest)
                 if caller is None or len(body) > self._max_body:
                     return None
-                request = self._read(body, "tools/call")
-                tool, form, address = self._tool(request["params"], name, caller)
+                request, usual = self._read(body, "tools/call")
+                params: Json = request["params"]
+                tool, form, address = self._tool(params, name, caller)
             except Exception:  # noqa: BLE001 - the SDK's, or wrong: nothing has happened, and the application says so
                 return None
-            request_id, params = request["id"], request["params"]
-            if not tool.quick or not unadorned(params):
+            request_id, arguments = request["id"], params.get("arguments", {})
+            if not tool.quick or not unadorned(_NOTHING if usual else params["_meta"], arguments):
                 return None
-            arguments: Json = params.get("arguments", {})
             native = {"jsonrpc_request_id": native_id(request_id), "mcp_protocol_version": MODERN}
             try:
                 result = await self._service.calls.invoke_plainly(address, arguments, caller, door=DOOR, native=native)
@@ -224,12 +224,10 @@ class Thin:
             if not message.get("more_body", False):
                 break
         body: bytes = read[0]["body"] if len(read) == 1 else b"".join(one.get("body", b"") for one in read)
-        return self._read(body, _METHODS[headers[b"mcp-method"]])
+        return self._read(body, _METHODS[headers[b"mcp-method"]])[0]
 
-    def _read(self, body: bytes, method: str) -> Json:
-        """The request in a body, if it is a plain one of this method."""
-        if may_hold_long_number(body):
-            raise _NotOurs  # the two parsers read such a number differently
+    def _read(self, body: bytes, method: str) -> tuple[Json, bool]:
+        """The request in a body, if it is a plain one of this method, and whether its client says just the usual."""
         try:
             request: Any = orjson.loads(body)
         except ValueError:
@@ -246,16 +244,22 @@ class Thin:
             or not isinstance(params, dict)
         ):
             raise _NotOurs
-        self._introduce(cast("Json", params).get("_meta"))
-        return one
+        said = cast("Json", params)
+        meta, arguments = said.get("_meta"), said.get("arguments", _NOTHING)
+        usual = orjson.dumps(meta) in self._introduced
+        # The two parsers read a long number differently; what came out as a whole one was none.
+        exact = usual and arguments.__class__ is dict and _EXACT.issuperset(map(type, arguments.values()))
+        if not exact and may_hold_long_number(body):
+            raise _NotOurs
+        if not usual:
+            self._introduce(meta)
+        return one, usual
 
     def _introduce(self, meta: Any) -> None:
         """Who the client says it is. Few clients differ, so each introduction is judged once."""
         if not isinstance(meta, dict):
             raise _NotOurs
         said = cast("Json", meta)
-        if orjson.dumps(said) in self._introduced:
-            return
         if said.get(_VERSION) != MODERN or _CAPABILITIES not in said or "progressToken" in said:
             raise _NotOurs
         known = {name: said[name] for name in said if name.startswith(_RESERVED)}
@@ -406,6 +410,8 @@ def _plain(result: Json) -> bool:
     return True
 
 
+_NOTHING: Json = {}
+_EXACT = frozenset((str, int, bool, type(None)))
 _CALLS = frozenset(("name", "arguments", "_meta"))
 _OURS = frozenset(("type", "text", "uri", "name", "mimeType", "size"))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
@@ -119,6 +119,51 @@ def test_closing_keeps_what_the_author_said_and_does_not_break_combinations() ->
         assert close({**document}) == document
     combined = Schema({"type": "object", "allOf": [{"properties": {"a": {"type": "integer"}}}]}, closed=True)
     assert combined.valid({"a": 1})
+
+
+NAMES = st.sampled_from(["a", "b", "c", 'q"', "é"])
+LEAVES = st.sampled_from([{"type": "integer"}, {"type": "string"}, {}, {"$ref": "#/$defs/leaf"}, False])
+
+
+def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Objects that are closed or open and demand some, all or more than all of what they list."""
+    objects: st.SearchStrategy[Any] = st.fixed_dictionaries(
+        {"properties": st.dictionaries(NAMES, inner, max_size=3)},
+        optional={
+            "type": st.sampled_from(["object", ["object", "null"]]),
+            "additionalProperties": st.sampled_from([False, False, False, True, {"type": "integer"}]),
+            "patternProperties": st.just({"^b": {"type": "string"}}),
+            "minProperties": st.integers(0, 2),
+            "maxProperties": st.integers(0, 2),
+            "required": st.lists(NAMES, unique=True, max_size=3),
+            "items": inner,
+            "anyOf": st.lists(inner, min_size=1, max_size=2),
+        },
+    )
+    return objects.flatmap(lambda one: st.sampled_from([one, {**one, "required": list(one["properties"])}]))
+
+
+SCHEMAS = st.recursive(LEAVES, _objects, max_leaves=6).filter(lambda one: isinstance(one, dict))
+VALUES = st.recursive(
+    st.sampled_from([1, "x", None]),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=3) | st.lists(inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=500)
+@given(SCHEMAS, VALUES)
+def test_a_yes_is_a_yes_in_both_forms_of_a_schema(document: Json, value: Any) -> None:
+    schema = Schema({**document, "$defs": {"leaf": {"type": "integer"}}})
+    assert schema.valid(value) == (not schema.errors(value))
+
+
+def test_a_row_with_all_members_or_one_too_few_or_another_in_its_place() -> None:
+    part: Json = {"properties": {"a": {}, "b": {}}, "required": ["b", "a"], "additionalProperties": False}
+    schema = Schema({"type": "object", **part})
+    assert [schema.valid(dict.fromkeys(names, 1)) for names in ("ab", "a", "b", "", "ac", "abc")] == [True] + 5 * [
+        False
+    ]
 
 
 def test_making_a_schema_leaves_its_source_alone() -> None:

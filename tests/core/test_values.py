@@ -7,6 +7,7 @@ import json
 import typing
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 import pytest
@@ -68,6 +69,10 @@ PLAIN: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (float, _ratio),
     (float | None, _ratio | st.none()),
     (list[int], st.lists(_number)),
+    (list[Annotated[int, Field(ge=-(2**60))]], st.lists(_number)),
+    (dict[str, int], st.dictionaries(st.text(), _number)),
+    (dict[str, dict[str, Part]], st.dictionaries(st.text(), st.dictionaries(st.text(), _part))),
+    (list[list[str]], st.lists(st.lists(st.text()))),
     (dict[str, list[float]], st.dictionaries(st.text(), st.lists(_ratio))),
     (int | None, _number | st.none()),
     (int | str, _number | st.text()),
@@ -195,6 +200,21 @@ def test_what_a_model_leaves_open_is_nobody_elses_either(hint: Any, value: Any) 
     assert not _containers(first.facts) & _containers(value)
 
 
+def test_rows_that_share_their_parts_are_read_all_the_same() -> None:
+    inner: Any = int
+    for _ in range(5):
+        names = [f"member {number}" for number in range(7)]
+        inner = TypedDict("Row", dict.fromkeys(names, inner))  # pyright: ignore[reportGeneralTypeIssues, reportArgumentType, reportInvalidTypeForm] - made as needed
+    convert = converter(inner)
+    assert convert is not None
+    value: Any = 5.0
+    for _ in range(5):
+        value = {f"member {number}": copy.deepcopy(value) for number in range(7)}
+    made = convert(value)
+    assert _told(made) == _told(TypeAdapter[Any](inner).validate_python(value))
+    assert not _containers(made) & _containers(value)
+
+
 def test_rows_in_rows_are_read_once_however_deep() -> None:
     rows: Any = int
     for _ in range(40):
@@ -251,6 +271,71 @@ def _(result: int, arguments: Json) -> list[str]:
 @push.compensate
 def _(names: list[str], numbers: list[int]) -> None:
     seen.append({"names": names, "numbers": numbers})
+
+
+MANIFEST = """
+tool_id: take
+namespace: greedy
+version: 1.0.0
+name: Take
+description: Use up what was given.
+provider: local
+protocol: native
+mutation_class: read_only
+parameters:
+  type: object
+  properties:
+    names: {type: array, items: {type: string}, description: names, examples: [[a]]}
+    rows: {type: object, additionalProperties: true, description: rows, examples: [{a: [1]}]}
+  required: [names]
+  additionalProperties: true
+result_schema: {type: integer}
+required_permissions: []
+idempotency: {}
+observability: {}
+timeout_class: interactive
+external_io: false
+execution: {target: "greedy.py:take"}
+"""
+
+
+@pytest.mark.parametrize("kind", ["async def", "def"])
+async def test_what_a_tool_of_a_manifest_does_to_its_arguments_reaches_nobody(
+    lock: Interlock, tmp_path: Path, kind: str
+) -> None:
+    body = "names.clear(); rows['a'].clear(); more['b'].clear(); return 0"
+    (tmp_path / "greedy.py").write_text(f"{kind} take(names, rows={{'a': []}}, more={{'b': []}}): {body}")
+    (tmp_path / "greedy.yaml").write_text(MANIFEST)
+    await lock.add_from(str(tmp_path / "greedy.yaml"))
+    given: Json = {"names": ["a"], "rows": {"a": [1]}, "more": {"b": [2]}}
+    as_given = copy.deepcopy(given)
+    for _ in range(3):
+        assert (await lock.call("greedy.take", given)).ok
+        assert given == as_given
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="greedy")
+def count(names: Names) -> list[str]:
+    """Tell what was given, once its own checks have been at it."""
+    return names
+
+
+@count.check
+def _(names: list[str]) -> None:
+    names.append("checked")
+
+
+@count.verify
+def _(arguments: Json, result: list[str]) -> None:
+    arguments["names"].append("verified")
+    result.append("verified")
+
+
+async def test_what_a_tools_checks_do_to_its_input_or_its_result_reaches_nobody(lock: Interlock) -> None:
+    await admit(lock, count)
+    given: Json = {"names": ["a"]}
+    assert (await lock.call("greedy.count", given)).unwrap() == ["a"]
+    assert given == {"names": ["a"]}
 
 
 @pytest_asyncio.fixture

@@ -19,9 +19,10 @@ import pydantic
 import typing_extensions
 
 from interlock.core.context import Context
+from interlock.core.copying import item_hint
 from interlock.core.explain import authoring_faults
 from interlock.core.schema import Fault, Json, pointer, walk
-from interlock.core.values import Converter, converter, is_plain, item_hint
+from interlock.core.values import Converter, converter, is_plain
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Annotations:
     context: str | None = None
     parameters: Json = dataclasses.field(default_factory=dict[str, Any])
     result: Json = dataclasses.field(default_factory=dict[str, Any])
-    converters: tuple[tuple[str, Converter], ...] = ()
+    # For the parameters that need one; None where nothing is known of any.
+    converters: tuple[tuple[str, Converter], ...] | None = None
     dump: Callable[[Any], Any] | None = None
 
 

@@ -59,11 +59,11 @@ class Schema:
 
     @cached_property
     def fits(self) -> Any:
-        """The validator's own yes-or-no, for the hot path; raises for what JSON cannot hold."""
+        """A validator's yes-or-no, for the hot path; raises for what JSON cannot hold."""
+        is_valid = compile_validator(_counting(self.document)).is_valid
         if not self._recursive:
-            return self.validator.is_valid
+            return is_valid
         # INVARIANT: a recursive schema never meets a value so deep that the validator's own stack would overflow.
-        is_valid = self.validator.is_valid
 
         def fits(value: Any) -> bool:
             return not _too_deep(value) and is_valid(value)
@@ -272,6 +272,27 @@ def close(schema: Json) -> Json:
             node.setdefault("properties", {})  # the validator then names what is undeclared
             node["additionalProperties"] = False
     return schema
+
+
+def _same_names(required: Any, properties: Json) -> bool:
+    return isinstance(required, list) and sorted(map(repr, cast("list[Any]", required))) == sorted(
+        map(repr, properties)
+    )
+
+
+def _counting(document: Json) -> Json:
+    """A schema that the same values fit, in less time: to count members is quicker than to look for each of them.
+
+    Where an object may have only the members that it must have, it has them if it has so many.
+    """
+    same = copy.deepcopy(document)
+    for node in walk(same):
+        if node.get("additionalProperties") is False and not node.keys() & {"patternProperties", "minProperties"}:
+            may = cast("Json", node["properties"]) if isinstance(node.get("properties"), dict) else {}
+            if may and _same_names(node.get("required"), may):
+                del node["required"]
+                node["minProperties"] = len(may)
+    return same
 
 
 _CHILD_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")

@@ -2,8 +2,8 @@
 
 A function gets values of its own: whatever it does to them changes neither what its caller holds nor what is checked,
 kept or recorded of the call afterwards. JSON has one kind of number, so 5.0 becomes 5 where a hint says `int`, and 3
-becomes 3.0 where it says `float`. Single numbers, which most arguments are, are made here; all else is pydantic's, with
-whatever authors said of it.
+becomes 3.0 where it says `float`. Single numbers, which most arguments are, are made here, and lists and rows of plain
+values by a function written for their type; all else is pydantic's, with whatever authors said of it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from interlock.core.canonical import private_copy
+from interlock.core.copying import bare, copier, item_hint, real
 
 Converter = Callable[[Any], Any]
 
@@ -43,6 +44,9 @@ def converter(hint: Any) -> Converter | None:
             return _copied
         if _is_immutable(plain):
             return None
+        copy = copier(plain)
+        if copy is not None:
+            return copy
     make = pydantic.TypeAdapter[Any](hint).validate_python
     return make if _is_made_anew(hint) else lambda value: make(_copied(value))
 
@@ -52,10 +56,7 @@ def _whole(value: Any) -> Any:
 
 
 def _real(value: Any) -> Any:
-    try:
-        return float(value) if value.__class__ is int else value
-    except OverflowError:
-        return value
+    return real(value) if value.__class__ is int else value
 
 
 def _copied(value: Any) -> Any:
@@ -115,17 +116,6 @@ def _is_made_anew(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
     if typing_extensions.is_typeddict(hint) and hint not in inside:
         return all(_is_made_anew(item, (*inside, hint)) for item in _items(hint))
     return False
-
-
-def bare(hint: Any) -> Any:
-    """A type without what is said beside it."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-
-
-def item_hint(hint: Any) -> Any:
-    """The type of a typed dict's member, whether or not it must be there."""
-    wrapped = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
-    return typing.get_args(hint)[0] if wrapped else hint
 
 
 def _items(typed_dict: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
+from interlock.core.canonical import private_copy
 from interlock.core.context import Context
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
@@ -138,6 +139,8 @@ def _takes_context(tool: Tool[..., Any], operation: str) -> bool:
 
 def bind(tool: Tool[..., Any], call_input: Json) -> Json:
     """The arguments in the function's own types. INVARIANT: nothing in them is anybody else's."""
+    if tool.arguments is None:
+        return private_copy(call_input)
     if not tool.arguments:
         return call_input
     arguments = dict(call_input)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -34,9 +35,10 @@ async def consult(handler: Callable[..., Any], left_s: float, /, *args: Any, **k
         raise Failure("E3401", f"one of the tool's own checks failed: {type(error).__name__}") from error
 
 
-async def faults_by(handler: Callable[..., Any], left_s: float, /, *args: Any, **kwargs: Any) -> list[Fault]:
+async def faults_by(handler: Callable[..., Any], left_s: float, /, **kwargs: Any) -> list[Fault]:
     """What a handler finds wrong. An answer that is no list of faults is one: nobody can tell what it means."""
-    found: Any = await consult(handler, left_s, *args, **kwargs)
+    # INVARIANT: what a handler does to the input or the result of a call changes neither.
+    found: Any = await consult(handler, left_s, **copy.deepcopy(kwargs))
     if found is None:
         return []
     if isinstance(found, str | bytes) or not isinstance(found, Iterable):

@@ -1,0 +1,157 @@
+"""Functions that make JSON data anew, each written for one type.
+
+Data that fits the schema of a plain type has a known shape: where its containers are, and where the kind of a number
+may not be that of the hint. So what is to be done to it can be written down once, as a function of a few lines, and
+nothing of the data is looked at that cannot need it. For a list of rows with an `id: int`, a `name: str` and, some of
+them, `tags: list[str]`, that is
+
+    def copy(it):
+        made_1 = []
+        for it_1 in it:
+            it_1 = {**it_1}
+            it_2 = it_1['id']
+            if it_2.__class__ is float:
+                it_1['id'] = whole(it_2)
+            if 'tags' in it_1:
+                it_3 = it_1['tags']
+                it_3 = [*it_3]
+                it_1['tags'] = it_3
+            made_1.append(it_1)
+        it = made_1
+        return it
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Literal
+
+import typing_extensions
+
+_IMMUTABLE = (str, bool, type(None))
+# Python takes only so many blocks in one another; and types that share their parts would be written out for each use.
+_DEEPEST, _LONGEST = 15, 300
+
+
+class _Open(Exception):  # noqa: N818 - an answer, not an error
+    """A type that does not say what its values are made of."""
+
+
+def copier(hint: Any) -> Callable[[Any], Any] | None:
+    """What makes values of a plain type anew; None where it leaves open what they hold, or is one of several."""
+    try:
+        body = list(_copied(hint, "it", count(1), 0))
+    except _Open:
+        return None
+    names: dict[str, Any] = {"whole": int, "real": real}
+    # Written below and nowhere else; of a type's own words it holds the names of members, as literals.
+    exec("\n    ".join(("def copy(it):", *body, "return it")), names)  # noqa: S102
+    return names["copy"]
+
+
+def _copied(hint: Any, it: str, names: Iterator[int], depth: int) -> Iterator[str]:
+    """Lines that put a copy in the place of what a name stands for; none where nobody can change that."""
+    hint = bare(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if depth > _DEEPEST:
+        raise _Open
+    if hint in _IMMUTABLE or (origin is Literal and all(type(arg) in _IMMUTABLE for arg in args)):
+        return
+    if hint is int or hint is float:
+        yield f"{it} = {_number(hint, it)} else {it}"
+    elif origin is list and args:
+        yield from _each(args[0], it, names, depth, of_list=True)
+    elif origin is dict and len(args) > 1:
+        yield from _each(args[1], it, names, depth, of_list=False)
+    elif origin in (typing.Union, types.UnionType):
+        yield from _perhaps([arg for arg in args if arg is not type(None)], it, names, depth)
+    elif typing_extensions.is_typeddict(hint):
+        yield f"{it} = {{**{it}}}"
+        for member, item in typing.get_type_hints(hint, include_extras=True).items():
+            yield from _member(hint, member, item, it, names, depth)
+    else:
+        raise _Open
+
+
+def _each(hint: Any, it: str, names: Iterator[int], depth: int, *, of_list: bool) -> Iterator[str]:
+    number = _next(names)
+    one, made = f"it_{number}", f"made_{number}"
+    lines = list(_copied(hint, one, names, depth + 1))
+    if bare(hint) in (int, float):
+        copy = f"{_number(bare(hint), one)} else {one}"
+        yield f"{it} = [{copy} for {one} in {it}]" if of_list else f"{it} = {{k: {copy} for k, {one} in {it}.items()}}"
+    elif not lines:
+        yield f"{it} = [*{it}]" if of_list else f"{it} = {{**{it}}}"
+    else:
+        yield f"{made} = []" if of_list else f"{made} = {{}}"
+        yield f"for {one} in {it}:" if of_list else f"for key_{number}, {one} in {it}.items():"
+        yield from _inside(lines)
+        yield f"    {made}.append({one})" if of_list else f"    {made}[key_{number}] = {one}"
+        yield f"{it} = {made}"
+
+
+def _perhaps(there: list[Any], it: str, names: Iterator[int], depth: int) -> Iterator[str]:
+    lines = [list(_copied(hint, it, names, depth + 1)) for hint in there]
+    if len(there) > 1 and any(lines):
+        raise _Open  # which of them a value is of, pydantic finds out
+    if any(lines):
+        yield f"if {it} is not None:"
+        yield from _inside(lines[0])
+
+
+def _member(row: Any, member: str, item: Any, it: str, names: Iterator[int], depth: int) -> Iterator[str]:
+    hint, said = item_hint(item), typing.get_origin(item)
+    always = said is typing.Required or (said is not typing.NotRequired and member in row.__required_keys__)
+    one = f"it_{_next(names)}"
+    lines = list(_copied(hint, one, names, depth + 1))
+    if not lines:
+        return
+    kept = f"{it}[{member!r}]"
+    if bare(hint) in (int, float):
+        value, _, condition = _number(bare(hint), one).partition(" if ")
+        lines = [f"{one} = {kept}", f"if {condition}:", f"    {kept} = {value}"]
+    else:
+        lines = [f"{one} = {kept}", *lines, f"{kept} = {one}"]
+    if always:
+        yield from lines
+    else:
+        yield f"if {member!r} in {it}:"
+        yield from _inside(lines)
+
+
+def _number(kind: type, it: str) -> str:
+    """A number as one of the right kind, if it is of the other."""
+    return f"whole({it}) if {it}.__class__ is float" if kind is int else f"real({it}) if {it}.__class__ is int"
+
+
+def _next(names: Iterator[int]) -> int:
+    number = next(names)
+    if number > _LONGEST:
+        raise _Open
+    return number
+
+
+def _inside(lines: list[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)
+
+
+def real(number: int) -> int | float:
+    """A whole number as one of the other kind; itself where it is too large to be one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return number
+
+
+def bare(hint: Any) -> Any:
+    """A type without what is said beside it."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def item_hint(hint: Any) -> Any:
+    """The type of a typed dict's member, whether or not it must be there."""
+    wrapped = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
+    return typing.get_args(hint)[0] if wrapped else hint

@@ -1,9 +1,11 @@
 """`doors`: the same call over every door and over the peers' servers, under load.
 
-Every server is a process of one worker on one core; the load comes from another core. Ours is what `interlock serve`
-starts: a real token, the default policy, a durable audit trail. The peers govern nothing and record nothing. Servers
-take turns, in random order, so that whatever slows the machine for a while slows all of them; figures are medians over
-the rounds. What an upstream's backend costs is paid on the load's core, in the same way for ours and the peer's.
+Every server is a process of one worker on one core, and asked for one thing (FastMCP for two); the load comes from
+another core. Ours are what `interlock serve` starts: a real token, the default policy, a durable audit trail. The peers
+govern nothing and record nothing. Servers take turns, in random order, so that whatever slows the machine for a while
+slows all of them; and all of them are started anew for every round, as where the kernel happens to put a process makes
+it up to a fifth slower or faster for as long as it lives. Figures are medians over the rounds. What an upstream's
+backend costs is paid on the load's core, in the same way for ours and the peer's.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +48,8 @@ SDK, FASTMCP, FASTMCP_LEGACY = "mcp SDK modern", "FastMCP modern", "FastMCP lega
 FASTAPI, STARLETTE, GRPC_ECHO = "FastAPI echo", "Starlette echo", "grpc.aio echo"
 PROXIED, PROXY = "Interlock REST, HTTP upstream", "Starlette + aiohttp proxy"
 LISTING, SDK_LISTING = f"Interlock MCP, {LISTED} tools", f"mcp SDK, {LISTED} tools"
+
+OURS = (REST, WRITE, JSONRPC, MCP, GRPC, PROXIED)
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 _META = "io.modelcontextprotocol/"
@@ -134,12 +139,15 @@ async def run(plan: Plan) -> list[Table]:
 
 
 def _run(plan: Plan) -> list[Table]:
-    rounds, seconds = (3, 0.4) if plan.quick else (5, 1.5)
-    with ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-")))
-        load = stack.enter_context(start_load())
-        calls = _compare(load, _callers(stack, place), LEVELS, rounds, seconds)
-        lists = _compare(load, _listers(stack, place), (1,), rounds, seconds)
+    rounds, seconds = (3, 0.4) if plan.quick else (5, 2.0)
+    calls, lists = defaultdict[tuple[str, int], Found](Found), defaultdict[tuple[str, int], Found](Found)
+    order = random.Random(1)
+    for _ in range(rounds):
+        with ExitStack() as stack:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-")))
+            load = stack.enter_context(start_load())
+            _compare(load, _callers(stack, place), LEVELS, seconds, order, calls)
+            _compare(load, _listers(stack, place), (1,), seconds, order, lists)
     return [_under_load(calls), _alone(calls), _lists(lists), _goals(calls, lists)]
 
 
@@ -204,22 +212,30 @@ def start_backend(stack: ExitStack) -> str:
     return f"http://127.0.0.1:{_peer(stack, 'backend', core=_cores()[1]).port}"
 
 
-def our_callers(stack: ExitStack, place: Path, backend: str, program: Sequence[str] = ()) -> list[Subject]:
-    """One server of ours, and what is asked of it. `program` runs in the place of `interlock`."""
-    _add_upstream(place, backend)
-    server = _interlock(stack, place / "home", "--tools", str(TOOLS), program=program)
+def our_callers(
+    stack: ExitStack, place: Path, backend: str, names: Sequence[str] = OURS, program: Sequence[str] = ()
+) -> list[Subject]:
+    """A server of ours for each thing that is asked. `program` runs in the place of `interlock`."""
+    return [_our_caller(stack, place / str(OURS.index(name)), backend, name, program) for name in names]
+
+
+def _our_caller(stack: ExitStack, home: Path, backend: str, name: str, program: Sequence[str]) -> Subject:
+    if name == PROXIED:
+        _add_upstream(home, backend)
+    server = _interlock(stack, home, "--tools", str(TOOLS), program=program)
     token = str(server.facts["token"])
+    if name == GRPC:
+        return Subject(name, server, grpc=_grpc(token) | {"port": int(str(server.facts["grpc"]).rpartition(":")[2])})
     write = {"tool_id": "ledger.post", "parameters": {"account": KEY, "cents": 1}, "idempotency_key": KEY}
     rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": _READ}
-    asked = _grpc(token) | {"port": int(str(server.facts["grpc"]).rpartition(":")[2])}
-    return [
-        Subject(REST, server, [_post("/v1/tools/invoke", _READ, token)]),
-        Subject(WRITE, server, [_post("/v1/tools/invoke", write, token)]),
-        Subject(JSONRPC, server, [_post("/rpc", rpc, token)]),
-        Subject(MCP, server, [_mcp("tools/call", {"name": "ledger-balance", "arguments": _ARGUMENTS}, token)]),
-        Subject(GRPC, server, grpc=asked),
-        Subject(PROXIED, server, [_post("/v1/tools/invoke", _PROXIED, token)]),
-    ]
+    asked = {
+        REST: _post("/v1/tools/invoke", _READ, token),
+        WRITE: _post("/v1/tools/invoke", write, token),
+        JSONRPC: _post("/rpc", rpc, token),
+        MCP: _mcp("tools/call", {"name": "ledger-balance", "arguments": _ARGUMENTS}, token),
+        PROXIED: _post("/v1/tools/invoke", _PROXIED, token),
+    }
+    return Subject(name, server, [asked[name]])
 
 
 def _their_callers(stack: ExitStack, backend: str, token: str) -> list[Subject]:
@@ -237,15 +253,15 @@ def _their_callers(stack: ExitStack, backend: str, token: str) -> list[Subject]:
     ]
 
 
-def _add_upstream(place: Path, backend: str) -> None:
+def _add_upstream(home: Path, backend: str) -> None:
     account = {"type": "string", "description": "ledger account", "examples": ["cash"]}
     schema = {"type": "object", "properties": {"account": account}, "required": ["account"]}
     answer = {"type": "object", "properties": {"balance": {"type": "integer"}}, "required": ["balance"]}
     words = "Balance of one account, in cents."
     tool = {"name": "balance", "description": words, "path": "/balance", "input_schema": schema}
-    config = place / "shop.json"
+    config = home.with_suffix(".json")
     config.write_text(json.dumps({"urls": [backend], "tools": [{**tool, "output_schema": answer}]}))
-    command = (*_PROGRAM, "--home", str(place / "home"), "upstream", "add", "http", "shop", str(config))
+    command = (*_PROGRAM, "--home", str(home), "upstream", "add", "http", "shop", str(config))
     subprocess.run((*command, "--accept-hints", "--allow-private"), check=True, stdout=subprocess.DEVNULL)
 
 
@@ -326,22 +342,26 @@ def _ask(port: int, request: str) -> Json:
 
 
 def _compare(
-    load: subprocess.Popen[str], subjects: Sequence[Subject], levels: Iterable[int], rounds: int, seconds: float
-) -> Figures:
-    order = random.Random(1)
+    load: subprocess.Popen[str],
+    subjects: Sequence[Subject],
+    levels: Iterable[int],
+    seconds: float,
+    order: random.Random,
+    figures: dict[tuple[str, int], Found],
+) -> None:
+    """One round: every subject at every level once, in any order. What is found is added to the figures."""
     turns = [(subject, level) for subject in subjects for level in levels]
-    figures = {(subject.name, level): Found() for subject, level in turns}
     for subject in subjects:
         measure(load, subject, max(levels), seconds / 4)  # warms it up, and refuses what does not answer
-    for _ in range(rounds):
-        for subject, level in order.sample(turns, len(turns)):
-            outcome = measure(load, subject, level, seconds)
-            found = figures[subject.name, level]
-            found.rates.append(outcome["laps"] / outcome["wall_s"])
-            found.cpu_us.append(outcome["cpu_s"] / outcome["laps"] * 1e6)
-            found.shares.append(outcome["cpu_s"] / outcome["wall_s"])
-            found.latencies_us.append(outcome["latencies_us"])
-    return figures
+    for subject, level in turns:
+        figures[subject.name, level]  # in the order of the tables
+    for subject, level in order.sample(turns, len(turns)):
+        outcome = measure(load, subject, level, seconds)
+        found = figures[subject.name, level]
+        found.rates.append(outcome["laps"] / outcome["wall_s"])
+        found.cpu_us.append(outcome["cpu_s"] / outcome["laps"] * 1e6)
+        found.shares.append(outcome["cpu_s"] / outcome["wall_s"])
+        found.latencies_us.append(outcome["latencies_us"])
 
 
 def measure(load: subprocess.Popen[str], subject: Subject, connections: int, seconds: float) -> Json:

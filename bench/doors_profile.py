@@ -54,11 +54,10 @@ def profile(name: str, connections: int) -> None:
         os.environ[_FILE] = str(place / "profile")
         load = stack.enter_context(doors.start_load())
         program = (sys.executable, "-m", "bench.doors_profile", "--serve")
-        subjects = doors.our_callers(stack, place, doors.start_backend(stack), program)
-        asked = {one.name.removeprefix("Interlock "): one for one in subjects}
+        asked = {one.removeprefix("Interlock "): one for one in doors.OURS}
         if name not in asked:
             raise SystemExit(f"one of: {', '.join(asked)}")
-        subject = asked[name]
+        (subject,) = doors.our_callers(stack, place, doors.start_backend(stack), (asked[name],), program)
         doors.measure(load, subject, connections, SECONDS / 4)
         os.kill(subject.server.pid, signal.SIGUSR1)
         laps = doors.measure(load, subject, connections, SECONDS)["laps"]

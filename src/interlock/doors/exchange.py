@@ -60,23 +60,17 @@ class Exchange:
 
     task: asyncio.Task[None]
 
-    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, whole: bool = False) -> None:
+    def __init__(self, wire: Wire, scope: Scope, keep_alive: bool, whole: bool = False) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         self.whole = whole
-        self.done = False
         self._wire = wire
-        self._asked = False
-        self._body = b""
-        self._given = False
-        self._late = False
-        self._gone = self._hung_up = False
+        self._body = self._head = b""
+        self.done = self.begun = self._asked = self._given = self._late = self._gone = self._hung_up = False
+        self._chunked = False
         self._news: asyncio.Event | None = None
-        self.begun = False
-        self._head = b""
         # What is to come of a body whose length was said.
         self._left: int | None = 0
-        self._chunked = False
 
     async def run(self, app: App, head: Head | None = None, body: bytes = b"") -> None:
         """Have the application answer; or the short way behind a known head, if that takes the body."""

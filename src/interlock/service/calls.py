@@ -98,7 +98,7 @@ class Calls:
         return await self._lock.gateway.invoke(request)
 
     def invoke_plainly(
-        self, tool: str, arguments: Json, caller: Caller, *, door: str, native: Mapping[str, Any] | None = None
+        self, tool: str, arguments: Json, caller: Caller, door: str, native: Mapping[str, Any] | None = None
     ) -> Coroutine[Any, Any, Result]:
         """The same for a call of which nothing is said beside its arguments."""
         request = Request(

@@ -141,6 +141,7 @@ class Thin:
         caller = recall(digest)
         if name is None or caller is None or not self._quick(name, caller):
             return None
+        invoke, templates = self._service.calls.invoke_plainly, self._templates
 
         async def way(body: bytes) -> Reply | None:
             try:
@@ -157,10 +158,12 @@ class Thin:
                 return None
             native = {"jsonrpc_request_id": native_id(request_id), "mcp_protocol_version": MODERN}
             try:
-                result = await self._service.calls.invoke_plainly(address, arguments, caller, door=DOOR, native=native)
+                result = await invoke(address, arguments, caller, DOOR, native)
                 # Another version may have come since the form was looked up; `answer` looks again.
                 if result.plain and not form.native and result.tool == tool.ref:
-                    template = self._templates.of(result.tool, lambda one: self._told(REQUEST, own(one, form)))
+                    template = templates.known(tool.ref)
+                    if template is None:
+                        template = templates.of(tool.ref, lambda one: self._told(REQUEST, own(one, form)))
                     return 200, template.fill(result, request_id), b""
             except Exception as error:  # noqa: BLE001 - a door answers whatever happens
                 return *_faulty(request_id, unforeseen(error)), b""
@@ -276,11 +279,11 @@ class Thin:
         """The tool that a call is of, how its results are put, and its address."""
         name = params.get("name")
         if (
-            not params.keys() <= _CALLS
-            or not isinstance(name, str)
-            or not isinstance(params.get("arguments", {}), dict)
+            not isinstance(name, str)
+            or not isinstance(params.get("arguments", _NOTHING), dict)
             or named != name
             or name.startswith("=?")
+            or not params.keys() <= _CALLS
         ):
             raise _NotOurs
         address = self._names.address(name)

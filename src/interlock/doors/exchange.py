@@ -89,9 +89,9 @@ class Exchange:
         except Exception:  # noqa: BLE001 - whatever an application does, its client is told
             _log.exception("a request failed")
         finally:
+            self._wire.over(self)
             if not self.done and not self._gone:
                 self._break_off()
-            self._wire.over(self)
 
     # The request, as the connection reads it
 

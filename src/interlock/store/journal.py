@@ -393,8 +393,11 @@ class Journal:
         A key that is damaged or gone must not be noticed later: calls would go on, and nothing would vouch for them.
         """
         try:
+            # While others open the same home, one of them may hold the whole of it for a moment, even against readers.
+            self._connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
             anchored = self._connection.execute(_ANCHORED).fetchone()
             head = self._connection.execute(_HEAD).fetchone()
+            self._connection.execute("PRAGMA busy_timeout=0")
             if anchored is None:
                 # There from the first day, so that a file that is missing later shows.
                 self._home.anchors.touch(mode=0o600)

@@ -40,7 +40,7 @@ Json = dict[str, Any]
 LEVELS = (1, 32, 128)
 LISTED = 500
 TOOLS = Path(__file__).parent / "doors_tools.py"
-KEY = "KEY"
+KEY = "<KEY>"  # no token has it in it
 
 REST, WRITE = "Interlock REST, read", "Interlock REST, durable write"
 JSONRPC, MCP, GRPC = "Interlock JSON-RPC, read", "Interlock MCP modern, read", "Interlock gRPC, read"

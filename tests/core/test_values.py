@@ -183,6 +183,20 @@ class Looser:
     facts: list[Any]
 
 
+class Roomy(TypedDict, extra_items=list[int]):
+    name: str
+
+
+@pytest.mark.parametrize("hint", [Roomy, list[Roomy], dict[str, Roomy]], ids=repr)
+def test_what_a_row_holds_beside_its_members_is_nobody_elses_either(hint: Any) -> None:
+    row: Any = {"name": "a", "more": [1]}
+    value: Any = row if hint is Roomy else [row] if hint == list[Roomy] else {"x": row}
+    convert = converter(hint)
+    assert convert is not None
+    assert _told(convert(value)) == _told(value)
+    assert not _containers(convert(value)) & _containers(value)
+
+
 LOOSE: list[tuple[Any, Any]] = [
     (Loose, {"facts": {"a": [1]}, "more": [{}]}),
     (list[Loose], [{"facts": {"a": {"b": []}}}]),

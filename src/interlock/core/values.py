@@ -78,7 +78,7 @@ def is_plain(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
         return all(is_plain(arg, inside) for arg in args)
     if origin is Literal:
         return all(type(arg) in (*_IMMUTABLE, int) for arg in args)
-    if typing_extensions.is_typeddict(hint) and hint not in inside and not hasattr(hint, "__pydantic_config__"):
+    if _is_row(hint) and hint not in inside and not hasattr(hint, "__pydantic_config__"):
         return all(is_plain(item, (*inside, hint)) for item in _items(hint))
     return False
 
@@ -113,9 +113,15 @@ def _is_made_anew(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
         return True
     if origin in (list, dict, typing.Union, types.UnionType):
         return bool(args) and all(_is_made_anew(arg, inside) for arg in args)
-    if typing_extensions.is_typeddict(hint) and hint not in inside:
+    if _is_row(hint) and hint not in inside:
         return all(_is_made_anew(item, (*inside, hint)) for item in _items(hint))
     return False
+
+
+def _is_row(hint: Any) -> bool:
+    """Whether a type is a dict of which every member is named: one that takes others does not say what they hold."""
+    more = getattr(hint, "__extra_items__", typing_extensions.NoExtraItems)
+    return typing_extensions.is_typeddict(hint) and more in (typing_extensions.NoExtraItems, typing_extensions.Never)
 
 
 def _items(typed_dict: Any) -> Iterator[Any]:

@@ -187,10 +187,14 @@ class Roomy(TypedDict, extra_items=list[int]):
     name: str
 
 
-@pytest.mark.parametrize("hint", [Roomy, list[Roomy], dict[str, Roomy]], ids=repr)
+class Heir(Roomy):
+    other: NotRequired[list[int]]
+
+
+@pytest.mark.parametrize("hint", [Roomy, Heir, list[Roomy], dict[str, Roomy]], ids=repr)
 def test_what_a_row_holds_beside_its_members_is_nobody_elses_either(hint: Any) -> None:
     row: Any = {"name": "a", "more": [1]}
-    value: Any = row if hint is Roomy else [row] if hint == list[Roomy] else {"x": row}
+    value: Any = row if hint in (Roomy, Heir) else [row] if hint == list[Roomy] else {"x": row}
     convert = converter(hint)
     assert convert is not None
     assert _told(convert(value)) == _told(value)

@@ -121,7 +121,9 @@ def _is_made_anew(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
 def _is_row(hint: Any) -> bool:
     """Whether a type is a dict of which every member is named: one that takes others does not say what they hold."""
     more = getattr(hint, "__extra_items__", typing_extensions.NoExtraItems)
-    return typing_extensions.is_typeddict(hint) and more in (typing_extensions.NoExtraItems, typing_extensions.Never)
+    named = more in (typing_extensions.NoExtraItems, typing_extensions.Never)
+    bases = filter(typing_extensions.is_typeddict, getattr(hint, "__orig_bases__", ()))
+    return typing_extensions.is_typeddict(hint) and named and all(map(_is_row, bases))
 
 
 def _items(typed_dict: Any) -> Iterator[Any]:

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
+from interlock.core import canonical
 from tests import sample
 
 LEDGER = Path(__file__).parents[1] / "ledger"
@@ -50,6 +51,19 @@ def nothing_stays_on_loan() -> Iterator[None]:
     """Whatever was lent in a test is given back in it: then, and only then, records of the log are made as ever."""
     yield
     assert logging.getLogRecordFactory() is logging.LogRecord
+
+
+@pytest.fixture(scope="module", params=["compiled", "interpreted"])
+def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For what must be the same where the walk over JSON data was compiled, and where it could not be."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "interpreted":
+            patch.setattr("interlock.core.canonical.compiled", None)
+            patch.setattr("interlock.core.shapes.compiled", None)
+        elif canonical.compiled is None:
+            assert not os.environ.get("CI"), "the walk is not compiled: is there a C compiler, and did ./dev sync run?"
+            pytest.skip("the walk is not compiled: there was no C compiler when ./dev sync ran")
+        yield
 
 
 TOOLS = (sample.add, sample.shout, sample.echo, sample.increment, sample.send, sample.unsteady)

@@ -17,6 +17,8 @@ from interlock import Interlock
 from interlock.core.canonical import canonical, derive_key, digest, parse
 from interlock.core.errors import Failure
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 Json = dict[str, Any]
 PRECOMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 

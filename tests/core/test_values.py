@@ -22,6 +22,8 @@ from interlock import Context, Effect, Interlock, tool
 from interlock.core.values import converter, is_plain
 from tests.gateway.test_interleavings import admit
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 Json = dict[str, Any]
 
 

@@ -36,6 +36,8 @@ from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import records
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 plain = tool(
     version="1.0.0", mutation_class="read_only", namespace="line", timeout_class="interactive", external_io=False
 )

@@ -2,7 +2,8 @@
 
 Canonical JSON here is UTF-8 without insignificant whitespace, keys sorted by code point, strings in Unicode NFC, and
 numbers in one spelling: a float that is a whole number is written as that whole number (`1.0`, `1e0` and `1` are one
-value). orjson does nearly all of it at once; the slow path runs only where its output shows that something is left.
+value). Plain data is written by the compiled walk (`_walk.c`). Where there is none, orjson does nearly all of it at
+once, and the slow path runs only where its output shows that something is left.
 """
 
 from __future__ import annotations
@@ -19,11 +20,21 @@ import orjson
 
 from interlock.core.errors import Failure
 
+try:
+    from interlock.core import _walk as compiled
+except ImportError:  # installed where there was no compiler
+    compiled = None  # pyright: ignore[reportAssignmentType] - None is what stands for that
+
 _SORTED = orjson.OPT_SORT_KEYS
 
 
 def canonical(value: Any) -> bytes:
     """The canonical bytes of a JSON value. Refuses what JSON cannot hold (E3004)."""
+    return (None if compiled is None else compiled.canonical(value)) or interpreted(value)
+
+
+def interpreted(value: Any) -> bytes:
+    """The same by orjson and Python: for whatever is not plain, and wherever nothing was compiled."""
     try:
         # Without PASSTHROUGH options orjson would quietly turn dataclasses, dates and str subclasses into JSON.
         encoded = orjson.dumps(value, None, _STRICT)
@@ -196,7 +207,8 @@ def decode(text: bytes) -> Any:
 
 def private_copy(value: Any) -> Any:
     """A copy of JSON data that nobody else can reach, with every text and number as it was."""
-    return decode(encode(value))
+    copy = None if compiled is None else compiled.copied(value)
+    return decode(encode(value)) if copy is None else copy
 
 
 def parse(raw: bytes | str) -> Any:

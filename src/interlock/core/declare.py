@@ -61,6 +61,7 @@ class Tool(Generic[P, R]):
         self.takes_context = annotations.context is not None
         self.is_async = inspect.iscoroutinefunction(function)
         self.arguments = annotations.converters
+        self.rich = annotations.rich
         self.dump = annotations.dump
         self._facts = facts
         self._manifest: Manifest | None = manifest

@@ -34,6 +34,8 @@ class Annotations:
     result: Json = dataclasses.field(default_factory=dict[str, Any])
     # For the parameters that need one; None where nothing is known of any.
     converters: tuple[tuple[str, Converter], ...] | None = None
+    # What makes the values that JSON does not have, from JSON data that is the function's own already.
+    rich: tuple[tuple[str, Converter], ...] = ()
     dump: Callable[[Any], Any] | None = None
 
 
@@ -77,6 +79,11 @@ def read_annotations(function: Callable[..., Any], around: Mapping[str, Any]) ->
         parameters=parameters,
         result=_tidy(adapter.json_schema(mode="serialization")),
         converters=tuple((name, make) for name, make in made.items() if make is not None),
+        rich=tuple(
+            (name, pydantic.TypeAdapter[Any](hint).validate_python)
+            for name, (hint, _) in fields.items()
+            if not is_plain(hint)
+        ),
         dump=None if is_plain(returns) else lambda value: adapter.dump_python(value, mode="json", warnings="none"),
     )
     return read, faults

@@ -226,11 +226,12 @@ class Read:
     """
 
     __slots__ = (
-        "arguments", "caller", "decision", "id", "input_hash", "model_input", "request", "seal", "started",
+        "arguments", "caller", "decision", "id", "input_hash", "model_input", "own", "request", "seal", "started",
         "started_ms", "tool", "trace_id",
     )  # fmt: skip
 
     model_input: bytes
+    own: Json | None
     input_hash: str
     id: str
     trace_id: str

@@ -10,6 +10,7 @@ from interlock.core.declare import Tool
 from interlock.core.fragments import declares_fragments
 from interlock.core.redact import SchemaRedactor, property_names
 from interlock.core.schema import Json, Schema
+from interlock.core.shapes import taker
 
 
 class Prepared:
@@ -44,6 +45,7 @@ class Prepared:
         "sink",
         "slow",
         "straight",
+        "take",
         "tier",
         "writes",
     )
@@ -99,6 +101,9 @@ class Prepared:
             and not (self.paged or self.credentials or self.service or self.required_scopes or self.tier)
             and not (self.has_checks or self.has_verifier or self.key_required)
         )  # fmt: skip
+        # Checks, copies and writes its input in one go, where that can be done.
+        kept = None if bound.arguments is None else [name for name, _ in bound.rich]
+        self.take = taker(self.facing.document, kept) if self.straight else None
 
     def handler(self, name: str) -> Callable[..., Any] | None:
         return self.bound.handlers.get(name)

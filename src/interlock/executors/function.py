@@ -34,7 +34,8 @@ class FunctionExecutor:
         """Begin a plain read on the spot. Most come to their end without waiting for anything."""
         if read.seal is not self._seal:
             raise _unsealed()
-        return Begun(read.tool.bound, read.arguments)
+        own, read.own = read.own, None  # its function's alone from here on, and gone as soon as that has ended
+        return Begun(read.tool.bound, read.arguments, own)
 
     async def run(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
         """Call the function, or go on with one that has begun."""
@@ -91,12 +92,16 @@ class Begun:
 
     __slots__ = ("_coroutine", "_error", "_waits_for", "ended", "output")
 
-    def __init__(self, tool: Tool[..., Any], call_input: Json) -> None:
+    def __init__(self, tool: Tool[..., Any], call_input: Json, own: Json | None) -> None:
         self.ended = False
         self.output: Any = None
         self._error: BaseException | None = None
         try:
-            running = tool.function(**bind(tool, call_input))
+            if own is None:
+                own = bind(tool, call_input)
+            elif tool.rich:
+                _enrich(tool, own)
+            running = tool.function(**own)
         except BaseException as error:  # noqa: BLE001 - told to whoever awaits it; a StopIteration is no end here
             self._error = error
             return
@@ -135,6 +140,13 @@ async def _awaited(running: Awaitable[Any]) -> Any:
 
 def _takes_context(tool: Tool[..., Any], operation: str) -> bool:
     return tool.takes_context if operation == "invoke" else tool.undo_takes_context and operation == "compensate"
+
+
+def _enrich(tool: Tool[..., Any], own: Json) -> None:
+    """Put the values that JSON does not have in the place of those they are made from."""
+    for name, make in tool.rich:
+        if name in own:
+            own[name] = make(own[name])
 
 
 def bind(tool: Tool[..., Any], call_input: Json) -> Json:

@@ -89,8 +89,13 @@ class Straight:
         clock = self._clock
         try:
             tool = self._catalog.prepared(request.tool, request.version, caller.capability)
-            if not tool.straight or tool.sink is None or tool.sink.guarded or not tool.fits_input(given):
+            if not tool.straight or tool.sink is None or tool.sink.guarded:
                 return None
+            taken = None if tool.take is None else tool.take(given)
+            if taken is None:
+                if not tool.fits_input(given):
+                    return None
+                taken = canonical(given), None
             for name, _ in tool.defaults:
                 if name not in given:
                     return None
@@ -103,8 +108,8 @@ class Straight:
             rest = records.rest_of_read(decision, caller, request.door, request.native)
             if rest is None:
                 return None
-            read.model_input = model_input = canonical(given)
-            read.input_hash = input_hash = hashlib.sha256(model_input).hexdigest()
+            read.model_input, read.own = taken
+            read.input_hash = input_hash = hashlib.sha256(taken[0]).hexdigest()
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
             odd = self._loops.seen(caller, tool.ref, input_hash, now)
             if odd is not None:

@@ -1,0 +1,733 @@
+/* One walk over JSON data: held against a shape, copied, and written in canonical form, all at once.
+
+   The package can do the same with orjson, a validator and Python; this does it three times sooner. It only ever says
+   yes: whatever is not plain about a value (a type that JSON does not have, a number beyond 64 bits, a text that is not
+   in Unicode's NFC, anything that does not fit) is answered with None, and then looked at by those who can say what is
+   wrong with it.
+
+   INVARIANT: where a container is copied, only the copy is read. Nobody else can reach that, so whatever runs meanwhile
+   (to make a container may start a collection, and that may run finalizers) cannot change it, and what was checked and
+   written is what is handed on. Where nothing is copied, nothing is made that could start a collection. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Deeper values and larger rows are left to others. */
+#define DEEPEST 50
+#define MEMBERS 64
+
+/* What a shape says */
+
+enum { ANY, TEXT, WHOLE, REAL, NUMBER, TRUTH, NOTHING, CHOICE, LIST, MAP, ROW };
+
+static const char *const KINDS[] = {"any",     "text",   "whole", "real", "number", "truth",
+                                    "nothing", "choice", "list",  "map",  "row",    NULL};
+
+typedef struct node {
+    int kind;
+    int nullable;
+    PyObject *choices;      /* of a CHOICE: a frozenset of texts */
+    struct node *each;      /* of a LIST or a MAP */
+    struct member *members; /* of a ROW, in the order of their names */
+    struct seen *seen;      /* of a ROW: which of them came first in the last one, which came second, and so on */
+    Py_ssize_t count;
+} node;
+
+typedef struct member {
+    PyObject *name;
+    char *text; /* the name as JSON, with its colon */
+    Py_ssize_t size;
+    int required;
+    node node;
+} member;
+
+/* A name as it was given. It is held, so that another object cannot take its place in memory and pass for it. */
+typedef struct seen {
+    PyObject *name;
+    Py_ssize_t member;
+} seen;
+
+static const node ANYTHING = {ANY, 0, NULL, NULL, NULL, NULL, 0};
+
+/* What is written */
+
+#define FEW 16
+#define LEVELS 6
+
+/* The names of the last small object at some depth, as they came, and how they are put in order. That object is still
+   there while the walk lasts, so names that are the same objects are the same names. */
+typedef struct {
+    Py_ssize_t count;
+    PyObject *names[FEW];
+    unsigned char order[FEW];
+} remembered;
+
+typedef struct {
+    int writing, copying;
+    PyObject *bytes;
+    char *at, *end;
+    remembered last[LEVELS];
+} walker;
+
+static PyObject *orjson_dumps, *is_normalized, *nfc;
+
+static int grow(walker *w, Py_ssize_t more) {
+    Py_ssize_t used = w->at - PyBytes_AS_STRING(w->bytes), size = PyBytes_GET_SIZE(w->bytes);
+    if (more > PY_SSIZE_T_MAX / 4 - size) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (_PyBytes_Resize(&w->bytes, 2 * size + more) < 0) {
+        return -1;
+    }
+    w->at = PyBytes_AS_STRING(w->bytes) + used;
+    w->end = PyBytes_AS_STRING(w->bytes) + PyBytes_GET_SIZE(w->bytes);
+    return 0;
+}
+
+static inline int room(walker *w, Py_ssize_t more) {
+    return w->end - w->at >= more ? 0 : grow(w, more);
+}
+
+static inline int put(walker *w, const char *text, Py_ssize_t size) {
+    if (room(w, size) < 0) {
+        return -1;
+    }
+    memcpy(w->at, text, (size_t)size);
+    w->at += size;
+    return 0;
+}
+
+static inline int put_char(walker *w, char c) {
+    if (room(w, 1) < 0) {
+        return -1;
+    }
+    *w->at++ = c;
+    return 0;
+}
+
+/* What stands between values, where anything is written at all. */
+static inline int mark(walker *w, char c) {
+    return w->writing ? put_char(w, c) : 0;
+}
+
+/* Whether one of eight bytes is one that JSON escapes: below a blank, a quote, or a backslash. */
+static inline int has_escape(const char *text) {
+    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
+    uint64_t word, quote, slash;
+    memcpy(&word, text, 8);
+    quote = word ^ (ones * '"');
+    slash = word ^ (ones * '\\');
+    return ((((word - ones * ' ') & ~word) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash)) & highs) != 0;
+}
+
+static inline int is_escape(unsigned char c) {
+    return c < ' ' || c == '"' || c == '\\';
+}
+
+/* The rest of a text, from its first character to be escaped. */
+static int put_escaped(walker *w, const char *text, const char *end) {
+    static const char SHORT[] = "\bb\tt\nn\ff\rr";
+    while (text < end) {
+        const char *run = text, *known;
+        while (end - text >= 8 && !has_escape(text)) {
+            text += 8;
+        }
+        while (text < end && !is_escape((unsigned char)*text)) {
+            text++;
+        }
+        if (put(w, run, text - run) < 0 || room(w, 8) < 0) {
+            return -1;
+        }
+        if (text == end) {
+            break;
+        }
+        unsigned char c = (unsigned char)*text++;
+        *w->at++ = '\\';
+        if (c >= ' ') {
+            *w->at++ = (char)c;
+        } else if (c && (known = strchr(SHORT, c)) != NULL) {
+            *w->at++ = known[1];
+        } else {
+            w->at += sprintf(w->at, "u%04x", c);
+        }
+    }
+    return 0;
+}
+
+static int put_text(walker *w, PyObject *text) {
+    const char *data, *at, *end;
+    Py_ssize_t size;
+    if (PyUnicode_IS_COMPACT_ASCII(text)) {
+        data = PyUnicode_DATA(text);
+        size = PyUnicode_GET_LENGTH(text);
+    } else if ((data = PyUnicode_AsUTF8AndSize(text, &size)) == NULL) {
+        return -1; /* it has a lone surrogate */
+    }
+    if (!w->writing) {
+        return 0;
+    }
+    if (!PyUnicode_IS_ASCII(text)) {
+        PyObject *given[] = {nfc, text}, *normal = PyObject_Vectorcall(is_normalized, given, 2, NULL);
+        Py_XDECREF(normal);
+        if (normal != Py_True) {
+            return -1;
+        }
+    }
+    for (at = data, end = data + size; end - at >= 8 && !has_escape(at); at += 8) {
+    }
+    for (; at < end && !is_escape((unsigned char)*at); at++) {
+    }
+    if (room(w, at - data + 2) < 0) {
+        return -1;
+    }
+    *w->at++ = '"';
+    memcpy(w->at, data, (size_t)(at - data));
+    w->at += at - data;
+    return at < end && put_escaped(w, at, end) < 0 ? -1 : put_char(w, '"');
+}
+
+/* The digits of a whole number, and noughts before them if it has fewer than it should. */
+static int put_digits(walker *w, uint64_t number, int least) {
+    char digits[24], *at = digits + sizeof(digits);
+    do {
+        *--at = (char)('0' + number % 10);
+        number /= 10;
+        least--;
+    } while (number || least > 0);
+    return put(w, at, digits + sizeof(digits) - at);
+}
+
+static int put_whole(walker *w, long long number) {
+    if (number < 0 && put_char(w, '-') < 0) {
+        return -1;
+    }
+    return put_digits(w, number < 0 ? 0 - (uint64_t)number : (uint64_t)number, 1);
+}
+
+static int put_real(walker *w, PyObject *value) {
+    static const double TENS[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8};
+    double number = PyFloat_AS_DOUBLE(value), size = fabs(number);
+    if (!isfinite(number)) {
+        return -1;
+    }
+    if (!w->writing) {
+        return 0;
+    }
+    if (number == floor(number)) {
+        return size < 9e18 ? put_whole(w, (long long)number) : -1; /* 1.0 and 1 are one number */
+    }
+    /* Of all decimals of up to 15 digits at most one is read as this number, so the first that is, is the shortest. To
+       divide two numbers that are exact is as exact as to read the decimal. */
+    for (int places = 1; places <= 8 && size >= 1e-3; places++) {
+        double shifted = rint(size * TENS[places]);
+        if (shifted >= 1e15) {
+            break;
+        }
+        if (shifted / TENS[places] == size) {
+            uint64_t digits = (uint64_t)shifted, ten = (uint64_t)TENS[places];
+            if ((number < 0 && put_char(w, '-') < 0) || put_digits(w, digits / ten, 1) < 0 || put_char(w, '.') < 0) {
+                return -1;
+            }
+            return put_digits(w, digits % ten, places);
+        }
+    }
+    PyObject *spelt = PyObject_CallOneArg(orjson_dumps, value);
+    int done = spelt == NULL ? -1 : put(w, PyBytes_AS_STRING(spelt), PyBytes_GET_SIZE(spelt));
+    Py_XDECREF(spelt);
+    return done;
+}
+
+/* The walk. What takes a value's place in the copy is put in `made`, as a reference of its own. */
+
+static int walk(walker *w, const node *shape, PyObject *value, PyObject **made, int depth);
+
+static int walk_whole(walker *w, const node *shape, PyObject *value, PyObject **made) {
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow || (number == -1 && PyErr_Occurred())) {
+        return -1;
+    }
+    if (shape->kind == REAL) {
+        if (number > 1LL << 53 || number < -(1LL << 53) || (*made = PyFloat_FromDouble((double)number)) == NULL) {
+            return -1;
+        }
+    }
+    return w->writing ? put_whole(w, number) : 0;
+}
+
+/* A container as the walk may read it: one of its own if a copy is made. */
+static PyObject *own_list(const walker *w, PyObject *value) {
+    if (!w->copying) {
+        return Py_NewRef(value);
+    }
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    PyObject *own = PyList_New(size);
+    if (own == NULL || PySequence_Fast_GET_SIZE(value) != size) {
+        Py_CLEAR(own); /* it was changed by a finalizer: PyList_GetSlice would go on, and read what is not there */
+    }
+    for (Py_ssize_t i = 0; own != NULL && i < size; i++) {
+        PyList_SET_ITEM(own, i, Py_NewRef(PySequence_Fast_GET_ITEM(value, i)));
+    }
+    return own;
+}
+
+static PyObject *own_dict(const walker *w, PyObject *value) {
+    return w->copying ? PyDict_Copy(value) : Py_NewRef(value);
+}
+
+/* What to answer once a container was walked, or could not be. */
+static int walked(const walker *w, PyObject *own, PyObject **made, int done) {
+    if (w->copying && done == 0) {
+        *made = own;
+    } else {
+        Py_XDECREF(own);
+    }
+    return done;
+}
+
+static int walk_list(walker *w, const node *each, PyObject *value, PyObject **made, int depth) {
+    PyObject *own = own_list(w, value);
+    int done = own == NULL ? -1 : mark(w, '[');
+    for (Py_ssize_t i = 0; done == 0 && i < PySequence_Fast_GET_SIZE(own); i++) {
+        PyObject *new = NULL;
+        done = i && mark(w, ',') < 0 ? -1 : walk(w, each, PySequence_Fast_GET_ITEM(own, i), &new, depth);
+        if (new != NULL && done == 0) {
+            done = PyList_SetItem(own, i, new);
+        } else {
+            Py_XDECREF(new);
+        }
+    }
+    return walked(w, own, made, done < 0 ? -1 : mark(w, ']'));
+}
+
+/* A member of an object that, where a copy is made, is the walk's own. */
+static inline int walk_member(walker *w, const node *shape, PyObject *own, PyObject *name, PyObject *item, int depth) {
+    PyObject *new = NULL;
+    int done = walk(w, shape, item, &new, depth);
+    if (new != NULL) {
+        done = done < 0 ? -1 : PyDict_SetItem(own, name, new);
+        Py_DECREF(new);
+    }
+    return done;
+}
+
+typedef struct {
+    PyObject *name, *item;
+    const char *text;
+    Py_ssize_t size;
+} entry;
+
+static int compare(const void *one, const void *other) {
+    const entry *a = one, *b = other;
+    int order = memcmp(a->text, b->text, (size_t)(a->size < b->size ? a->size : b->size));
+    return order ? order : (a->size > b->size) - (a->size < b->size);
+}
+
+/* Reads a name; the order of code points is that of the bytes they are written with. */
+static int read_name(entry *it) {
+    return PyUnicode_CheckExact(it->name) && (it->text = PyUnicode_AsUTF8AndSize(it->name, &it->size)) != NULL ? 0 : -1;
+}
+
+/* The members of an object in the order of their names. */
+static int sorted_members(PyObject *own, entry *members) {
+    Py_ssize_t at = 0;
+    entry *new = members;
+    while (PyDict_Next(own, &at, &new->name, &new->item)) {
+        if (read_name(new++) < 0) {
+            return -1;
+        }
+    }
+    qsort(members, (size_t)(new - members), sizeof(entry), compare);
+    return 0;
+}
+
+/* The same of a few, which is done sooner where the names are those of the last such object. */
+static int few_members(PyObject *own, entry *members, remembered *last) {
+    Py_ssize_t at = 0, n = 0, count = PyDict_GET_SIZE(own);
+    PyObject *names[FEW], *items[FEW];
+    int same = count == last->count;
+    for (; n < count && PyDict_Next(own, &at, &names[n], &items[n]); n++) {
+        same = same && names[n] == last->names[n];
+    }
+    if (!same) {
+        last->count = -1;
+        for (n = 0; n < count; n++) {
+            entry new = {names[n], items[n], NULL, 0};
+            if (read_name(&new) < 0) {
+                return -1;
+            }
+            for (at = n; at > 0 && compare(&members[at - 1], &new) > 0; at--) {
+                members[at] = members[at - 1];
+                last->order[at] = last->order[at - 1];
+            }
+            members[at] = new;
+            last->order[at] = (unsigned char)n;
+            last->names[n] = names[n];
+        }
+        last->count = count;
+    }
+    for (n = 0; n < count; n++) {
+        members[n].name = names[last->order[n]];
+        members[n].item = items[last->order[n]];
+    }
+    return 0;
+}
+
+static int walk_members(walker *w, const node *each, PyObject *own, entry *members, Py_ssize_t count, int depth) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if ((i && mark(w, ',') < 0) || put_text(w, members[i].name) < 0 || mark(w, ':') < 0 ||
+            walk_member(w, each, own, members[i].name, members[i].item, depth) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int walk_map(walker *w, const node *each, PyObject *value, PyObject **made, int depth) {
+    entry few[FEW];
+    PyObject *own = own_dict(w, value);
+    Py_ssize_t count = own == NULL ? 0 : PyDict_GET_SIZE(own);
+    int done = own == NULL ? -1 : mark(w, '{');
+    if (done == 0 && count <= FEW && depth < LEVELS) {
+        done = few_members(own, few, &w->last[depth]) < 0 ? -1 : walk_members(w, each, own, few, count, depth);
+    } else if (done == 0) {
+        entry *members = PyMem_New(entry, (size_t)count + 1);
+        if (members == NULL) {
+            PyErr_NoMemory();
+        }
+        done = members == NULL || sorted_members(own, members) < 0 ? -1 : walk_members(w, each, own, members, count, depth);
+        PyMem_Free(members);
+    }
+    return walked(w, own, made, done < 0 ? -1 : mark(w, '}'));
+}
+
+/* Which member of a row a name is, and -1 for none; looked up if another name came in this place the last time. */
+static inline Py_ssize_t member_at(const node *shape, PyObject *name, Py_ssize_t place) {
+    seen *it = &shape->seen[place];
+    if (it->name == name) {
+        return it->member;
+    }
+    for (Py_ssize_t i = 0; i < shape->count && PyUnicode_CheckExact(name); i++) {
+        if (PyUnicode_Compare(name, shape->members[i].name) == 0) {
+            Py_XSETREF(it->name, Py_NewRef(name));
+            return it->member = i;
+        }
+    }
+    return -1;
+}
+
+static int walk_row(walker *w, const node *shape, PyObject *value, PyObject **made, int depth) {
+    PyObject *items[MEMBERS], *name, *item, *own = own_dict(w, value);
+    Py_ssize_t at = 0, place = 0, written = 0;
+    int done = own == NULL || PyDict_GET_SIZE(own) > shape->count ? -1 : put_char(w, '{');
+    memset(items, 0, (size_t)shape->count * sizeof(PyObject *));
+    while (done == 0 && PyDict_Next(own, &at, &name, &item)) {
+        Py_ssize_t which = member_at(shape, name, place++);
+        if (which < 0) {
+            done = -1;
+        } else {
+            items[which] = item;
+        }
+    }
+    for (Py_ssize_t i = 0; done == 0 && i < shape->count; i++) {
+        const member *one = &shape->members[i];
+        if (items[i] == NULL) {
+            done = one->required ? -1 : 0;
+        } else if ((written++ && put_char(w, ',') < 0) || put(w, one->text, one->size) < 0) {
+            done = -1;
+        } else {
+            done = walk_member(w, &one->node, own, one->name, items[i], depth);
+        }
+    }
+    return walked(w, own, made, done < 0 ? -1 : put_char(w, '}'));
+}
+
+static int walk(walker *w, const node *shape, PyObject *value, PyObject **made, int depth) {
+    PyTypeObject *type = Py_TYPE(value);
+    int kind = shape->kind, any = kind == ANY;
+    if (type == &PyUnicode_Type) {
+        int fits = kind == CHOICE ? PySet_Contains(shape->choices, value) == 1 : any || kind == TEXT;
+        return fits ? put_text(w, value) : -1;
+    }
+    if (type == &PyLong_Type) {
+        return any || kind == WHOLE || kind == REAL || kind == NUMBER ? walk_whole(w, shape, value, made) : -1;
+    }
+    if (type == &PyFloat_Type) {
+        return any || kind == REAL || kind == NUMBER ? put_real(w, value) : -1;
+    }
+    if (value == Py_None) {
+        if (!any && kind != NOTHING && !shape->nullable) {
+            return -1;
+        }
+        return w->writing ? put(w, "null", 4) : 0;
+    }
+    if (type == &PyBool_Type) {
+        if (!any && kind != TRUTH) {
+            return -1;
+        }
+        return !w->writing ? 0 : value == Py_True ? put(w, "true", 4) : put(w, "false", 5);
+    }
+    if (depth == DEEPEST) {
+        return -1;
+    }
+    if (type == &PyDict_Type && kind == ROW) {
+        return walk_row(w, shape, value, made, depth + 1);
+    }
+    if (type == &PyDict_Type && (any || kind == MAP)) {
+        return walk_map(w, any ? shape : shape->each, value, made, depth + 1);
+    }
+    if ((type == &PyList_Type && (any || kind == LIST)) || (type == &PyTuple_Type && any)) {
+        return walk_list(w, any ? shape : shape->each, value, made, depth + 1);
+    }
+    return -1;
+}
+
+/* Walks from the top. Answers 1 for yes, 0 for what is not plain, -1 with an error set if there is no memory. */
+static int begin(walker *w, const node *shape, PyObject *value, PyObject **made, Py_ssize_t size) {
+    w->bytes = NULL;
+    for (int i = 0; i < LEVELS; i++) {
+        w->last[i].count = -1;
+    }
+    if (w->writing) {
+        if ((w->bytes = PyBytes_FromStringAndSize(NULL, size)) == NULL) {
+            return -1;
+        }
+        w->at = PyBytes_AS_STRING(w->bytes);
+        w->end = w->at + size;
+    }
+    if (walk(w, shape, value, made, 0) == 0) {
+        if (w->writing && _PyBytes_Resize(&w->bytes, w->at - PyBytes_AS_STRING(w->bytes)) < 0) {
+            Py_CLEAR(*made);
+            return -1;
+        }
+        return 1;
+    }
+    Py_CLEAR(*made);
+    Py_CLEAR(w->bytes);
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        return -1;
+    }
+    PyErr_Clear();
+    return 0;
+}
+
+static PyObject *answer(int walked, PyObject *yes) {
+    return walked > 0 ? yes : walked < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value) {
+    walker w;
+    PyObject *made = NULL;
+    w.writing = 1;
+    w.copying = 0;
+    int walked = begin(&w, &ANYTHING, value, &made, 256);
+    return answer(walked, w.bytes);
+}
+
+static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *value) {
+    walker w;
+    PyObject *made = NULL;
+    w.writing = 0;
+    w.copying = 1;
+    int walked = begin(&w, &ANYTHING, value, &made, 0);
+    return answer(walked, made != NULL ? made : walked > 0 ? Py_NewRef(value) : NULL);
+}
+
+/* Shapes, as Python knows them */
+
+typedef struct {
+    PyObject_HEAD
+    node root;
+    Py_ssize_t usual; /* how long the last text was */
+} shape;
+
+static void clear(node *it) {
+    for (Py_ssize_t i = 0; i < it->count; i++) {
+        Py_XDECREF(it->seen[i].name);
+        Py_XDECREF(it->members[i].name);
+        PyMem_Free(it->members[i].text);
+        clear(&it->members[i].node);
+    }
+    PyMem_Free(it->members);
+    PyMem_Free(it->seen);
+    if (it->each != NULL) {
+        clear(it->each);
+        PyMem_Free(it->each);
+    }
+    Py_XDECREF(it->choices);
+}
+
+static int bad_plan(const char *why) {
+    PyErr_SetString(PyExc_ValueError, why);
+    return -1;
+}
+
+static int read_plan(PyObject *plan, node *it, int depth);
+
+/* Reads (name, text, required, plan). */
+static int read_member(PyObject *plan, member *it, int depth) {
+    PyObject *name, *inner;
+    const char *text;
+    if (!PyTuple_Check(plan)) {
+        return bad_plan("a member is (name, text, required, plan)");
+    }
+    if (!PyArg_ParseTuple(plan, "Uy#pO", &name, &text, &it->size, &it->required, &inner)) {
+        return -1;
+    }
+    it->name = Py_NewRef(name);
+    PyUnicode_InternInPlace(&it->name);
+    it->text = PyMem_Malloc((size_t)it->size + 1);
+    if (it->text == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(it->text, text, (size_t)it->size);
+    return read_plan(inner, &it->node, depth);
+}
+
+static int read_row(PyObject *plans, node *it, int depth) {
+    if (!PyTuple_Check(plans) || PyTuple_GET_SIZE(plans) > MEMBERS) {
+        return bad_plan("a row is a tuple of members, and not too many");
+    }
+    it->members = PyMem_Calloc((size_t)PyTuple_GET_SIZE(plans) + 1, sizeof(member));
+    it->seen = PyMem_Calloc((size_t)PyTuple_GET_SIZE(plans) + 1, sizeof(seen));
+    if (it->members == NULL || it->seen == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plans); i++) {
+        if (read_member(PyTuple_GET_ITEM(plans, i), &it->members[it->count++], depth) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Reads (kind, nullable, more). What was read of one that cannot be is freed by `clear`. */
+static int read_plan(PyObject *plan, node *it, int depth) {
+    const char *kind;
+    PyObject *more;
+    if (depth > DEEPEST || !PyTuple_Check(plan)) {
+        return bad_plan("a plan is (kind, nullable, more), and not too deep");
+    }
+    if (!PyArg_ParseTuple(plan, "spO", &kind, &it->nullable, &more)) {
+        return -1;
+    }
+    for (it->kind = 0; strcmp(KINDS[it->kind], kind) != 0; it->kind++) {
+        if (KINDS[it->kind + 1] == NULL) {
+            return bad_plan("there is no such kind of data");
+        }
+    }
+    if (it->kind == ROW) {
+        return read_row(more, it, depth + 1);
+    }
+    if (it->kind == LIST || it->kind == MAP) {
+        if ((it->each = PyMem_Calloc(1, sizeof(node))) == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        return read_plan(more, it->each, depth + 1);
+    }
+    if (it->kind == CHOICE) {
+        if (!PyFrozenSet_CheckExact(more)) {
+            return bad_plan("a choice is a frozenset of texts");
+        }
+        it->choices = Py_NewRef(more);
+    }
+    return 0;
+}
+
+static PyObject *shape_new(PyTypeObject *type, PyObject *args, PyObject *named) {
+    static char *names[] = {"plan", NULL};
+    PyObject *plan;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O:Shape", names, &plan)) {
+        return NULL;
+    }
+    shape *self = (shape *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->usual = 128;
+    if (read_plan(plan, &self->root, 0) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void shape_dealloc(shape *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    clear(&self->root);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static PyObject *shape_take(shape *self, PyObject *value) {
+    walker w;
+    PyObject *made = NULL, *both = NULL;
+    w.writing = w.copying = 1;
+    int walked = begin(&w, &self->root, value, &made, self->usual);
+    if (walked > 0) {
+        self->usual = PyBytes_GET_SIZE(w.bytes) + 16;
+        both = PyTuple_Pack(2, w.bytes, made != NULL ? made : value);
+        Py_XDECREF(made);
+        Py_DECREF(w.bytes);
+    }
+    return answer(walked, both);
+}
+
+static PyMethodDef shape_methods[] = {
+    {"take", (PyCFunction)shape_take, METH_O, "A value's canonical form and a copy of it; None where it does not fit."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot shape_slots[] = {
+    {Py_tp_doc, "What JSON data should look like: Shape((kind, nullable, more))."},
+    {Py_tp_new, shape_new},
+    {Py_tp_dealloc, shape_dealloc},
+    {Py_tp_methods, shape_methods},
+    {0, NULL},
+};
+
+static PyType_Spec shape_spec = {
+    .name = "interlock.core._walk.Shape",
+    .basicsize = sizeof(shape),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = shape_slots,
+};
+
+static PyMethodDef functions[] = {
+    {"canonical", canonical, METH_O, "The canonical form of JSON data; None where it is not plain."},
+    {"copied", copied, METH_O, "A copy of JSON data that shares nothing with it; None where it is not plain."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "_walk", .m_doc = "One walk over JSON data.", .m_size = -1, .m_methods = functions,
+};
+
+static PyObject *imported(const char *from, const char *name) {
+    PyObject *module = PyImport_ImportModule(from);
+    PyObject *found = module == NULL ? NULL : PyObject_GetAttrString(module, name);
+    Py_XDECREF(module);
+    return found;
+}
+
+PyMODINIT_FUNC PyInit__walk(void) {
+    orjson_dumps = imported("orjson", "dumps");
+    is_normalized = imported("unicodedata", "is_normalized");
+    nfc = PyUnicode_InternFromString("NFC");
+    if (orjson_dumps == NULL || is_normalized == NULL || nfc == NULL) {
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition), *type = PyType_FromSpec(&shape_spec);
+    if (module == NULL || type == NULL || PyModule_AddObjectRef(module, "Shape", type) < 0) {
+        Py_CLEAR(module);
+    }
+    Py_XDECREF(type);
+    return module;
+}

@@ -59,6 +59,7 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "interpreted":
             patch.setattr("interlock.core.canonical.compiled", None)
+            patch.setattr("interlock.core.redact.compiled", None)
             patch.setattr("interlock.core.shapes.compiled", None)
         elif canonical.compiled is None:
             assert not os.environ.get("CI"), "the walk is not compiled: is there a C compiler, and did ./dev sync run?"

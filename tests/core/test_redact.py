@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from interlock.core.errors import Failure
 from interlock.core.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 REDACTOR = Redactor()
 STRICT = Redactor(RedactionRules(strict=True))
 NOBODY: frozenset[str] = frozenset()

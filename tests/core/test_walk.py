@@ -147,6 +147,34 @@ def test_what_is_nested_too_deep_is_left_to_others(depth: int, taken: bool) -> N
     assert compiled.copied(round_about) is None
 
 
+def _met(value: Any, names: set[str], texts: list[str]) -> None:
+    if isinstance(value, dict):
+        names.update(cast("Json", value))
+    elif isinstance(value, str):
+        texts.append(value)
+    if isinstance(value, dict | list):
+        for item in cast("Json", value).values() if isinstance(value, dict) else cast("list[Any]", value):
+            _met(item, names, texts)
+
+
+@given(PLAIN, st.data())
+def test_names_are_known_and_texts_gathered(value: Any, data: st.DataObject) -> None:
+    names: set[str] = set()
+    texts: list[str] = []
+    _met(value, names, texts)
+    found: list[str] = []
+    assert compiled.gathered(value, names, found)
+    assert found == texts
+    if names:
+        unknown = data.draw(st.sampled_from(sorted(names)))
+        assert not compiled.gathered(value, names - {unknown}, [])
+
+
+@pytest.mark.parametrize("odd", [b"", Odd("a"), {1: 2}, {Odd("a"): 1}, {1, 2}, object()])
+def test_nothing_is_gathered_from_what_json_does_not_have(odd: Any) -> None:
+    assert not compiled.gathered([{"a": (odd,)}], {"a"}, [])
+
+
 # Shapes
 
 
@@ -306,9 +334,12 @@ OTHER: list[Any] = [
     {"type": "object", "additionalProperties": False, "properties": {"a": {}}, "required": ["b"]},
     {"type": "object", "additionalProperties": False, "properties": {"é": {}}},
     {"type": "object", "additionalProperties": False, "properties": {f"m{i}": {} for i in range(65)}},
+    {"type": "object", "additionalProperties": False, "properties": {}, "required": True},
     {"type": "array", "minItems": 1},
     {"anyOf": [{"type": "string"}, {"type": "integer"}]},
     {"anyOf": [{"type": "string"}, {"type": "null"}], "minLength": 2},
+    {"anyOf": [{"type": "string"}, {"type": "null", "enum": [1]}]},
+    {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "integer"}]},
     {"enum": ["a", 1]},
     {"enum": ["a"], "type": "integer"},
     {"type": ["string", "null"]},
@@ -357,7 +388,7 @@ def _larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 _SIMPLE: list[Any] = [{"type": name} for name in ("string", "integer", "number", "boolean", "null", "object", "array")]
-_LEAVES: list[Any] = [True, {}, {"enum": ["a", "b"]}, {"const": "a", "type": "string"}, *OTHER[:4], *OTHER[7:13]]
+_LEAVES: list[Any] = [True, {}, {"enum": ["a", "b"]}, {"const": "a", "type": "string"}, *OTHER[:4], *OTHER[8:16]]
 SCHEMAS = st.recursive(st.sampled_from([*_SIMPLE, *_LEAVES]), _larger, max_leaves=6)
 SMALL = st.recursive(
     st.sampled_from([None, True, 0, 1.0, 0.5, "a", "2020-01-01", ""]),

@@ -537,6 +537,44 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *value) {
     return answer(walked, made != NULL ? made : walked > 0 ? Py_NewRef(value) : NULL);
 }
 
+/* The same way through data, to see what is in it: whether all names are among those that are known, and which texts
+   there are. Answers 1 for yes, 0 for what is not plain, -1 with an error set. Nothing is made on the way. */
+static int gather(PyObject *value, PyObject *known, PyObject *texts, int depth) {
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == &PyUnicode_Type) {
+        return PyList_Append(texts, value) < 0 ? -1 : 1;
+    }
+    if (type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type || value == Py_None) {
+        return 1;
+    }
+    int yes = depth < DEEPEST;
+    if (type == &PyDict_Type) {
+        PyObject *name, *item;
+        Py_ssize_t at = 0;
+        while (yes > 0 && PyDict_Next(value, &at, &name, &item)) {
+            yes = PyUnicode_CheckExact(name) ? PySet_Contains(known, name) : 0;
+            yes = yes > 0 ? gather(item, known, texts, depth + 1) : yes;
+        }
+        return yes;
+    }
+    if (type == &PyList_Type || type == &PyTuple_Type) {
+        for (Py_ssize_t i = 0; yes > 0 && i < PySequence_Fast_GET_SIZE(value); i++) {
+            yes = gather(PySequence_Fast_GET_ITEM(value, i), known, texts, depth + 1);
+        }
+        return yes;
+    }
+    return 0;
+}
+
+static PyObject *gathered(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *value, *known, *texts;
+    if (!PyArg_ParseTuple(args, "OO!O!:gathered", &value, &PySet_Type, &known, &PyList_Type, &texts)) {
+        return NULL;
+    }
+    int yes = gather(value, known, texts, 0);
+    return yes < 0 ? NULL : PyBool_FromLong(yes);
+}
+
 /* Shapes, as Python knows them */
 
 typedef struct {
@@ -703,6 +741,7 @@ static PyType_Spec shape_spec = {
 static PyMethodDef functions[] = {
     {"canonical", canonical, METH_O, "The canonical form of JSON data; None where it is not plain."},
     {"copied", copied, METH_O, "A copy of JSON data that shares nothing with it; None where it is not plain."},
+    {"gathered", gathered, METH_VARARGS, "Whether all names in JSON data are known; adds its texts to a list."},
     {NULL, NULL, 0, NULL},
 };
 

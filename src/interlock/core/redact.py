@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
+from interlock.core.canonical import compiled
 from interlock.core.errors import Failure
 from interlock.core.patterns import REDACTED, SENSITIVE_NAMES, Patterns
 from interlock.core.redact_schema import NO_SCHEMA, PLAIN, Graph, Walk, compile_graph
@@ -109,7 +110,10 @@ class Redactor:
 
     def _run(self, data: Any, graph: Graph, *, disclose: frozenset[str], every: bool, patterns: bool) -> Redacted:
         texts: list[str] = []
-        plain = self._glance((data,), texts.append)
+        plain = compiled is not None and compiled.gathered(data, self._harmless, texts)
+        if not plain:
+            texts.clear()
+            plain = self._glance((data,), texts.append)
         # No pattern of ours reaches over a NUL; one that was configured might.
         clean = not patterns or (plain and not self._patterns.extra and self._change("\0".join(texts)) is None)
         if plain and not graph.guarded and clean:

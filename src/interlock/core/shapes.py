@@ -64,7 +64,9 @@ class _Reader:
         if said != {"type": "object", "additionalProperties": False} or not isinstance(members, dict):
             raise _Other
         parts = cast("Json", members)
-        if not set(required) <= parts.keys() or len(parts) > _MEMBERS or not all(map(str.isascii, parts)):
+        if not isinstance(required, list) or not parts.keys() >= set(cast("list[str]", required)):
+            raise _Other
+        if len(parts) > _MEMBERS or not all(map(str.isascii, parts)):
             raise _Other
         plans = (
             (name, canonical(name) + b":", name in required, self.part(parts[name], depth + 1, real=real(name)))
@@ -88,13 +90,19 @@ class _Reader:
                 return _choice(values)
             case {"const": value, **more} if more in ({}, {"type": "string"}):
                 return _choice([value])
-            case {"anyOf": [one, {"type": "null"}], **more} | {"anyOf": [{"type": "null"}, one], **more} if not more:
-                kind, _, inner = self.part(one, depth + 1, real=real)
-                return kind, True, inner
+            case {"anyOf": [one, other], **more} if not more:
+                return self._nullable(one, other, depth + 1, real=real)
             case {"type": str(kind), **more} if kind in _PLAIN and not more:
                 return ("number" if kind == "number" and not real else _PLAIN[kind]), False, None
             case _:
                 raise _Other
+
+    def _nullable(self, one: Any, other: Any, depth: int, *, real: bool) -> Plan:
+        first, second = self.part(one, depth, real=real), self.part(other, depth, real=real)
+        kind, _, inner = second if first[0] == "nothing" else first
+        if "nothing" not in (first[0], second[0]):
+            raise _Other
+        return kind, True, inner
 
     def _said(self, node: Any, depth: int) -> Json:
         """What a schema says about data, and at most about where it is said."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import tomllib
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -29,6 +30,12 @@ def requirement_ids() -> set[str]:
     """Every clause id of the ledger."""
     files = (tomllib.loads(path.read_text()) for path in sorted(LEDGER.glob("*.toml")))
     return {requirement["id"] for file in files for requirement in file["requirement"]}
+
+
+def pytest_configure() -> None:
+    """What tests start must hear Ctrl-C also where the tests themselves run in the background, and do not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

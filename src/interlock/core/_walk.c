@@ -11,6 +11,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -221,8 +222,8 @@ static int put_real(walker *w, PyObject *value) {
         return size < 9e18 ? put_whole(w, (long long)number) : -1; /* 1.0 and 1 are one number */
     }
     /* Of all decimals of up to 15 digits at most one is read as this number, so the first that is, is the shortest. To
-       divide two numbers that are exact is as exact as to read the decimal. */
-    for (int places = 1; places <= 8 && size >= 1e-3; places++) {
+       divide two numbers that are exact is as exact as to read the decimal (where doubles are computed as doubles). */
+    for (int places = 1; FLT_EVAL_METHOD == 0 && places <= 8 && size >= 1e-3; places++) {
         double shifted = rint(size * TENS[places]);
         if (shifted >= 1e15) {
             break;

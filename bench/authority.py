@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import ours
+from bench import ours, peers
+from bench.calls import BATCHED, DURABLE_MANY, goals
 from bench.measure import Contender, Figure, Plan, compare, number
 from bench.payloads import PAYLOADS
 from bench.report import Table, verdict
@@ -35,7 +36,30 @@ async def run(plan: Plan) -> list[Table]:
         token = await _token(lock)
         calls = await _calls(lock, token, plan)
         cached = await _cached(lock, token, plan)
-        return [_added(calls, cached), *_decisions(lock, plan), await _rates(plan)]
+        return [
+            _added(calls, cached),
+            goals(await _against_peers(lock, token, plan), ", with a token of three links"),
+            *_decisions(lock, plan),
+            await _rates(plan),
+        ]
+
+
+async def _against_peers(batched: Interlock, token: str, plan: Plan) -> dict[str, Mapping[str, Figure]]:
+    """The calls that goals were set for, made with a token, beside the peers, which have nothing like it."""
+    figures: dict[str, Mapping[str, Figure]] = {}
+    async with ours.opened("durable") as durable:
+        other = await _token(durable)
+        for payload in PAYLOADS[:2]:
+            field = [
+                ours.contender(batched, payload, BATCHED, token=token),
+                ours.contender(durable, payload, DURABLE_MANY, ours.MANY, token=other),
+                peers.langchain(payload),
+                *await peers.pydantic_ai(payload),
+            ]
+            for contender in field:
+                await contender.check(payload.expected)
+            figures[payload.name] = await compare(field, plan)
+    return figures
 
 
 async def _token(lock: Interlock) -> str:

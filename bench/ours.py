@@ -31,12 +31,12 @@ async def opened(audit: Literal["durable", "batched"]) -> AsyncGenerator[Interlo
             yield lock
 
 
-def contender(lock: Interlock, payload: Payload, name: str, callers: int = 1) -> Contender:
+def contender(lock: Interlock, payload: Payload, name: str, callers: int = 1, *, token: str | None = None) -> Contender:
     """Calls of a payload through all six phases, until their records are on disk."""
     address, arguments = f"bench.{payload.function.__name__}", payload.arguments
     return Contender(
         name=name,
-        call=lambda: lock.call(address, arguments),
+        call=lambda: lock.call(address, arguments, token=token),
         callers=callers,
         settle=lock.journal.drain,
         answer=lambda result: result.unwrap(),

@@ -55,8 +55,35 @@ async def test_a_crowd_that_never_ends_is_not_waited_for(journal: Journal) -> No
     first = asyncio.create_task(journal.commit(lambda _: None))
     async with asyncio.timeout(10):
         while not first.done():
-            journal.post(lambda _: None)
+            if journal.fill < 0.5:  # a disk may take its time, and the queue has an end
+                journal.post(lambda _: None)
             await asyncio.sleep(0)
+
+
+async def turns_of(journal: Journal, count: int) -> int:
+    """How many turns of the loop go by before so many who come together are being written."""
+    coming = [asyncio.create_task(journal.commit(lambda _: None)) for _ in range(count)]
+    await asyncio.sleep(0)
+    turns = 0
+    while journal.fill:
+        await asyncio.sleep(0)
+        turns += 1
+    await asyncio.gather(*coming)
+    return turns
+
+
+@pytest.mark.parametrize("size", [journals.LARGE, 2 * journals.LARGE])
+async def test_a_large_crowd_that_is_all_here_is_waited_for_no_longer(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(journals, "GATHER_S", 60.0)
+    await turns_of(journal, size)
+    usual = await turns_of(journal, size)
+    assert usual < journals.QUIET_TURNS
+    assert await turns_of(journal, journals.LARGE // 2) > journals.QUIET_TURNS, "the others may still be coming"
+    for _ in range(30):
+        await turns_of(journal, 3)
+    assert await turns_of(journal, journals.LARGE) == usual, "the crowd has become smaller, and that is known"
 
 
 async def test_whoever_is_alone_does_not_wait_for_company(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, cast
 
@@ -88,6 +89,8 @@ class _Proven:
         return Capability(digest=digest.hex(), issuer=self.issuer, links=self.links, keys=self.keys)
 
 
+# A program sends the same token with call after call, and it is the longest text of each.
+@lru_cache(maxsize=64)
 def token_digest(token: str) -> bytes:
     """By what a token that was verified is remembered."""
     return hashlib.sha256(token.encode(errors="replace")).digest()
@@ -121,6 +124,8 @@ class Tokens:
         if is_did(issuer) or self._trusted.get(issuer) is not None:
             raise Failure("E3108", f"`{issuer}` cannot be our issuer's name: it is a DID or another issuer's")
         self._remembered: dict[bytes, tuple[Caller, float]] = {}
+        # Those that hang on nothing revoked, until something is; and between when they hold, in ms.
+        self._sound: dict[str, tuple[Capability, int, int]] = {}
         self._void_links: set[str] = set()
         self._void_subjects: set[str] = set()
         self._void_keys: set[str] = set()
@@ -185,6 +190,16 @@ class Tokens:
         for key in capability.keys:
             if key in self._void_keys:
                 raise Failure("E3201", f"the token is revoked: the key `{key}` that signed it is")
+        if len(self._sound) >= REMEMBERED:
+            self._sound.clear()
+        self._sound[capability.digest] = (capability, leaf.not_before * 1000, leaf.expires * 1000)
+
+    def is_sound(self, capability: Capability, now: float, now_ms: int) -> bool:
+        """Whether a capability that was checked before holds still; where this is false, `check` has to look."""
+        known = self._sound.get(capability.digest)
+        if known is None or known[0] is not capability or now - self._looked >= LOOK_EVERY_S:
+            return False
+        return known[1] <= now_ms < known[2]
 
     def _remember(self, digest: bytes, caller: Caller, expires: int) -> None:
         if len(self._remembered) >= REMEMBERED:
@@ -207,6 +222,7 @@ class Tokens:
                 sets[kind].add(ref)
                 self._through = seq
             self._remembered.clear()
+            self._sound.clear()
             self._epoch += 1
             self._seen = seen
         self._looked = now

@@ -39,7 +39,7 @@ typedef struct node {
 
 typedef struct member {
     PyObject *name;
-    char *text; /* the name as JSON, with its colon */
+    char *text; /* the name as JSON, between a comma and a colon; eight bytes longer than it is */
     Py_ssize_t size;
     int required;
     node node;
@@ -115,11 +115,12 @@ static inline int mark(walker *w, char c) {
     return w->writing ? put_char(w, c) : 0;
 }
 
-/* Whether one of eight bytes is one that JSON escapes: below a blank, a quote, or a backslash. */
-static inline int has_escape(const char *text) {
+/* Copies eight bytes, and tells whether one of them is one that JSON escapes: below a blank, a quote, a backslash. */
+static inline int copy_word(char *to, const char *from) {
     const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
     uint64_t word, quote, slash;
-    memcpy(&word, text, 8);
+    memcpy(&word, from, 8);
+    memcpy(to, &word, 8);
     quote = word ^ (ones * '"');
     slash = word ^ (ones * '\\');
     return ((((word - ones * ' ') & ~word) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash)) & highs) != 0;
@@ -129,22 +130,27 @@ static inline int is_escape(unsigned char c) {
     return c < ' ' || c == '"' || c == '\\';
 }
 
-/* The rest of a text, from its first character to be escaped. */
+/* As much of a text as needs no escape. There must be room for all of it, and for eight bytes more. */
+static inline const char *put_run(walker *w, const char *text, const char *end) {
+    char *at = w->at;
+    while (end - text >= 8 && !copy_word(at, text)) {
+        text += 8;
+        at += 8;
+    }
+    while (text < end && !is_escape((unsigned char)*text)) {
+        *at++ = *text++;
+    }
+    w->at = at;
+    return text;
+}
+
+/* The rest of a text, from a character to be escaped. */
 static int put_escaped(walker *w, const char *text, const char *end) {
     static const char SHORT[] = "\bb\tt\nn\ff\rr";
     while (text < end) {
-        const char *run = text, *known;
-        while (end - text >= 8 && !has_escape(text)) {
-            text += 8;
-        }
-        while (text < end && !is_escape((unsigned char)*text)) {
-            text++;
-        }
-        if (put(w, run, text - run) < 0 || room(w, 8) < 0) {
+        const char *known;
+        if (room(w, end - text + 16) < 0) {
             return -1;
-        }
-        if (text == end) {
-            break;
         }
         unsigned char c = (unsigned char)*text++;
         *w->at++ = '\\';
@@ -155,12 +161,13 @@ static int put_escaped(walker *w, const char *text, const char *end) {
         } else {
             w->at += sprintf(w->at, "u%04x", c);
         }
+        text = put_run(w, text, end);
     }
     return 0;
 }
 
 static int put_text(walker *w, PyObject *text) {
-    const char *data, *at, *end;
+    const char *data, *rest;
     Py_ssize_t size;
     if (PyUnicode_IS_COMPACT_ASCII(text)) {
         data = PyUnicode_DATA(text);
@@ -178,17 +185,12 @@ static int put_text(walker *w, PyObject *text) {
             return -1;
         }
     }
-    for (at = data, end = data + size; end - at >= 8 && !has_escape(at); at += 8) {
-    }
-    for (; at < end && !is_escape((unsigned char)*at); at++) {
-    }
-    if (room(w, at - data + 2) < 0) {
+    if (room(w, size + 16) < 0) {
         return -1;
     }
     *w->at++ = '"';
-    memcpy(w->at, data, (size_t)(at - data));
-    w->at += at - data;
-    return at < end && put_escaped(w, at, end) < 0 ? -1 : put_char(w, '"');
+    rest = put_run(w, data, data + size);
+    return rest < data + size && put_escaped(w, rest, data + size) < 0 ? -1 : put_char(w, '"');
 }
 
 /* The digits of a whole number, and noughts before them if it has fewer than it should. */
@@ -421,6 +423,18 @@ static inline Py_ssize_t member_at(const node *shape, PyObject *name, Py_ssize_t
     return -1;
 }
 
+/* A name that is at hand as it is written. */
+static inline int put_name(walker *w, const member *one, int first) {
+    if (room(w, one->size + 8) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = first; i < one->size; i += 8) {
+        memcpy(w->at + i - first, one->text + i, 8);
+    }
+    w->at += one->size - first;
+    return 0;
+}
+
 static int walk_row(walker *w, const node *shape, PyObject *value, PyObject **made, int depth) {
     PyObject *items[MEMBERS], *name, *item, *own = own_dict(w, value);
     Py_ssize_t at = 0, place = 0, written = 0;
@@ -438,8 +452,10 @@ static int walk_row(walker *w, const node *shape, PyObject *value, PyObject **ma
         const member *one = &shape->members[i];
         if (items[i] == NULL) {
             done = one->required ? -1 : 0;
-        } else if ((written++ && put_char(w, ',') < 0) || put(w, one->text, one->size) < 0) {
+        } else if (put_name(w, one, !written++) < 0) {
             done = -1;
+        } else if (one->node.kind == TEXT && PyUnicode_CheckExact(items[i])) {
+            done = put_text(w, items[i]);
         } else {
             done = walk_member(w, &one->node, own, one->name, items[i], depth);
         }
@@ -619,7 +635,7 @@ static int read_member(PyObject *plan, member *it, int depth) {
     }
     it->name = Py_NewRef(name);
     PyUnicode_InternInPlace(&it->name);
-    it->text = PyMem_Malloc((size_t)it->size + 1);
+    it->text = PyMem_Calloc((size_t)it->size + 8, 1);
     if (it->text == NULL) {
         PyErr_NoMemory();
         return -1;

@@ -101,14 +101,18 @@ class Capability:
     issuer: str
     links: tuple[Link, ...]
     keys: tuple[str, ...] = ()
-    # Whether any link bounds more than tools and resources, and whether one bounds what calls may cost.
+    # Whether any link bounds more than tools and resources, whether one bounds what calls may cost, and whether one
+    # allows a tool in some of its versions only.
     constrained: bool = field(init=False, repr=False, compare=False)
     capped: bool = field(init=False, repr=False, compare=False)
+    narrows: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         bounds = [link.constraints for link in self.links]
         object.__setattr__(self, "constrained", any(bounds))
         object.__setattr__(self, "capped", any("max_cost" in one for one in bounds))
+        grants = [grant for link in self.links for grant in link.tools]
+        object.__setattr__(self, "narrows", any(grant.versions != "*" for grant in grants))
 
     @property
     def leaf(self) -> Link:
@@ -117,15 +121,6 @@ class Capability:
     @property
     def root(self) -> Link:
         return self.links[0]
-
-    @property
-    def narrows(self) -> bool:
-        """Whether some link allows a tool in some of its versions only."""
-        for link in self.links:
-            for grant in link.tools:
-                if grant.versions != "*":
-                    return True
-        return False
 
     def names(self, tool: str) -> bool:
         """Whether every link of the chain allows this tool, in whatever versions."""

@@ -59,7 +59,8 @@ def new_id(now_ms: int, random: bytes) -> str:
 
 def new_ids(now_ms: int, random: bytes) -> tuple[str, str]:
     """The id of a call, as `new_id` makes it, and that of a trace, from twenty-four random bytes."""
-    return new_id(now_ms, random[:8]), random[8:].hex()
+    digits = random.hex()
+    return _seconds_part(now_ms >> 10) + _PAIRS[now_ms & 1023] + digits[:16].upper(), digits[16:]
 
 
 def begun_ms(call_id: str) -> int | None:

@@ -69,7 +69,7 @@ class _Reader:
         if len(parts) > _MEMBERS or not all(map(str.isascii, parts)):
             raise _Other
         plans = (
-            (name, canonical(name) + b":", name in required, self.part(parts[name], depth + 1, real=real(name)))
+            (name, b",%s:" % canonical(name), name in required, self.part(parts[name], depth + 1, real=real(name)))
             for name in sorted(parts)
         )
         return "row", False, tuple(plans)

@@ -93,7 +93,8 @@ class Authorizer:
         caller, tool = read.caller, read.tool
         capability = caller.capability
         if capability is not None:
-            self._tokens.check(capability)
+            if not self._tokens.is_sound(capability, read.started, read.started_ms):
+                self._tokens.check(capability)
             if capability.constrained or self._covered.get((capability.digest, tool.digest)) is not False:
                 return None
         decision = self._engine.plain(caller, tool.digest, read.started, read.started_ms)

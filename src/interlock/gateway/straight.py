@@ -15,7 +15,9 @@ import asyncio
 import hashlib
 from typing import Any
 
-from interlock.core.canonical import canonical, encode
+import orjson
+
+from interlock.core.canonical import canonical
 from interlock.core.clock import Clock, new_ids
 from interlock.core.phases import Read, Request
 from interlock.core.results import Result
@@ -136,7 +138,7 @@ class Straight:
                 if shown.paths:
                     return None
                 value = shown.value
-            size = len(encode(value))
+            size = len(orjson.dumps(value))
             if tool.max_inline is not None and size > tool.max_inline:
                 return None
             latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000

@@ -49,9 +49,10 @@ CROWDED = 1000
 MAX_PENDING = 20_000
 # A lone unit is committed on the loop only while commits are quick; a slow disk must not stall everybody.
 INLINE_BELOW_S = 0.005
-# A flush waits until nothing has come for so many turns, for so long at most. After so many batches of one unit, the
-# crowd is over and nothing waits any more.
+# A flush waits until nothing has come for so many turns, for so long at most; a large crowd that is as large as it
+# usually is, is waited for no longer. After so many batches of one unit, the crowd is over and nothing waits any more.
 QUIET_TURNS = 6
+LARGE = 64
 GATHER_S = 0.005
 LONELY = 8
 
@@ -158,6 +159,7 @@ class Journal:
         # Whether a record was committed where it came up in this turn of the loop: whoever comes next may have company.
         self._on_the_spot = False
         self._company = 0
+        self._usual = 0
         self._gathered = 0
         self._quiet_turns = 0
         self._gather_until = 0.0
@@ -241,6 +243,7 @@ class Journal:
             self._idle.set()
             return
         self._company = LONELY if len(batch) > 1 else max(self._company - 1, 0)
+        self._usual = max(len(batch), self._usual - self._usual // 8)
         if len(batch) == 1 and self._commit_s < INLINE_BELOW_S and self._commit_inline(batch):
             return
         self._committing = True
@@ -253,7 +256,8 @@ class Journal:
             self._gather_until = self._loop.time() + GATHER_S
         self._quiet_turns = 0 if count > self._gathered else self._quiet_turns + 1
         self._gathered = count
-        return self._quiet_turns < QUIET_TURNS and self._loop.time() < self._gather_until
+        all_here = count >= LARGE and count >= self._usual
+        return self._quiet_turns < (1 if all_here else QUIET_TURNS) and self._loop.time() < self._gather_until
 
     def _commit_inline(self, batch: list[_Waiting[Any]]) -> bool:
         """Commit on the loop; False when another process holds the lock and waiting would stall the loop."""

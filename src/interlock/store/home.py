@@ -265,6 +265,8 @@ def _upgrade(path: Path) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     with engine.connect() as connection:
+        # For a new file. A record takes about a kilobyte, and of smaller pages a quarter could be left empty.
+        connection.exec_driver_sql("PRAGMA page_size=8192")
         # The driver would commit before each DDL statement; SQLite itself can roll DDL back.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")

@@ -17,6 +17,7 @@ from bench.payloads import PAYLOADS, Payload
 from bench.report import Table
 from interlock import Interlock
 from interlock.core.canonical import canonical, encode
+from interlock.core.prepared import Prepared
 from interlock.core.redact import Redactor
 from interlock.executors.function import bind
 
@@ -65,9 +66,7 @@ async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
     given, given_back = payload.arguments, payload.expected
     return [
         Contender(name="the function", call=lambda: payload.function(**given)),
-        _part("the input in its one form, and its digest", lambda: hashlib.sha256(canonical(given)).hexdigest()),
-        _part("the input held against its schema", lambda: tool.fits_input(given)),
-        _part("values of the function's own", lambda: bind(tool.bound, given)),
+        _part("the input checked, copied, in its one form, and its digest", lambda: _taken(tool, given)),
         _part(
             "the output held against its schema, and encoded",
             lambda: (tool.fits_output(given_back), encode(given_back)),
@@ -81,6 +80,15 @@ async def _contenders(lock: Interlock, payload: Payload) -> list[Contender]:
         ),
         whole,
     ]
+
+
+def _taken(tool: Prepared, given: Any) -> tuple[str, Any]:
+    """As the straight line takes it: in one go, or step by step where nothing was compiled."""
+    taken = None if tool.take is None else tool.take(given)
+    if taken is None:
+        assert tool.fits_input(given)
+        taken = canonical(given), bind(tool.bound, given)
+    return hashlib.sha256(taken[0]).hexdigest(), taken[1]
 
 
 def _part(name: str, work: Callable[[], Any]) -> Contender:

@@ -226,6 +226,14 @@ async def lock(line_home: Path, tmp_path: Path) -> AsyncGenerator[Interlock]:
         yield one
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nobody_has_changed_the_policy() -> Generator[None]:
+    """Its files are looked at every so often, by a call that leaves the line for that: here, when a test says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("interlock.authority.policy.LOOK_EVERY_S", 3600.0)
+        yield
+
+
 # What goes it
 
 

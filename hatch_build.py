@@ -6,6 +6,7 @@ so, unless INTERLOCK_COMPILED=required asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -47,7 +48,7 @@ class CompileWalk(BuildHookInterface[Any]):
 
 def compile_module(source: Path, module: Path) -> str | None:
     """Compile a module; why that could not be done, if it could not."""
-    new = module.with_name(f"{module.name}.{os.getpid()}")
+    new = module.with_name(f"{module.name}.{os.getpid()}.so")
     # Python knows with which compiler it was built; the machine may have another.
     built_with = shlex.split(sysconfig.get_config_var("LDSHARED") or "cc -shared")
     words = "nothing was tried"
@@ -55,9 +56,9 @@ def compile_module(source: Path, module: Path) -> str | None:
         try:
             include = sysconfig.get_path("include")
             command = [*compiler, *FLAGS, f"-I{include}", str(source), "-o", str(new), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - the machine's compiler
-        except FileNotFoundError:
-            words = f"there is no `{compiler[0]}`"
+            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")  # noqa: S603 - the machine's own
+        except OSError as error:
+            words = f"`{compiler[0]}`: {error.strerror}"
         except subprocess.CalledProcessError as error:
             words = error.stderr.strip().splitlines()[0] if error.stderr.strip() else f"`{compiler[0]}` failed"
         else:
@@ -65,5 +66,6 @@ def compile_module(source: Path, module: Path) -> str | None:
             new.replace(module)
             return None
     for old in (new, module):  # one compiled from another source would be worse than none
-        old.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            old.unlink()
     return words

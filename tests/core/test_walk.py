@@ -326,6 +326,23 @@ def test_one_change_anywhere_is_taken_only_if_the_validator_takes_it(arguments: 
         assert taken[0] == interpreted(changed)
 
 
+def test_what_a_hint_makes_of_a_value_is_not_for_the_schema_to_say() -> None:
+    """A tuple stays whatever it was, and a whole number stays one where only the schema was told otherwise."""
+
+    async def odd(anything: Any, whole: Annotated[int, Field(json_schema_extra={"type": "number"})]) -> int:
+        """Take what hints and schema differ about."""
+        del anything
+        return whole
+
+    read, _ = read_annotations(odd, {})
+    take = taker(Schema(read.parameters, closed=True).document, [name for name, _ in read.rich])
+    assert take is not None
+    assert take({"anything": [(1,)], "whole": 3}) is None
+    taken = take({"anything": [[1]], "whole": 3})
+    assert taken is not None
+    assert same(taken[1], {"anything": [[1]], "whole": 3})
+
+
 OTHER: list[Any] = [
     {"type": "string", "maxLength": 3},
     {"type": "string", "format": "date"},
@@ -347,6 +364,10 @@ OTHER: list[Any] = [
     {"$ref": "#/$defs/itself"},
     {"$ref": "#/$defs/wide"},
     {"$ref": "#/$defs/row", "maxProperties": 1},
+    {"$ref": "#/$defs/narrower"},
+    {"$ref": "#/$defs/ro%77"},
+    {"$ref": "#/$defs/row/properties/a"},
+    {"$ref": 1},
     False,
     "string",
     None,
@@ -359,12 +380,14 @@ def test_a_schema_that_says_more_is_no_shape(part: Any) -> None:
     for _ in range(9):
         properties = {f"m{i}": wide for i in range(3)}
         wide = {"type": "object", "additionalProperties": False, "properties": properties}
-    definitions = {
+    definitions: Json = {
         "itself": {"type": "array", "items": {"$ref": "#/$defs/itself"}},
         "row": {"type": "object", "additionalProperties": False, "properties": {"a": {"type": "string"}}},
         "wide": wide,
+        "narrower": {"$ref": "#/$defs/row", "properties": {"a": {}, "b": {}}},
+        "ro%77": {"type": "string"},
     }
-    document = {"type": "object", "additionalProperties": False, "$defs": definitions}
+    document: Json = {"type": "object", "additionalProperties": False, "$defs": definitions}
     assert taker({**document, "properties": {"a": part}}, []) is None
     assert taker({**document, "properties": {"a": {"type": "string", "x-note": 1, "title": "a"}}}, []) is not None
 
@@ -463,13 +486,63 @@ def test_whatever_finalizers_do_meanwhile_what_was_written_is_what_is_handed_on(
     assert met or sys.version_info >= (3, 12)  # from then on a collection waits for the walk to end
 
 
+@pytest.mark.parametrize("change", ["clear", "shrink", "grow"])
+def test_whatever_finalizers_do_to_an_object_that_is_being_copied(change: str) -> None:
+    """An object that is changed between two steps of copying it is taken as it was, as it is, or not at all."""
+    shape = compiled.Shape(("map", False, ("text", False, None)))
+    loose = compiled.Shape(("map", False, ("any", False, None)))
+
+    class Changer:
+        def __init__(self, target: Json) -> None:
+            self.target = target
+            self.me = self
+
+        def __del__(self) -> None:
+            if change == "grow":
+                self.target.update({f"m{i}": 1 for i in range(12)})
+            else:
+                for name in list(self.target)[0 if change == "clear" else 20 :]:
+                    del self.target[name]
+
+    threshold = gc.get_threshold()
+    for taken_by in (shape.take, loose.take, compiled.copied):
+        data: Json = {f"n{i}": "text" for i in range(3 if change == "grow" else 400)}
+        gc.collect()  # also empties the list of objects that could be used again, which would start no collection
+        gc.disable()
+        Changer(data)
+        held: list[list[Any]] = [[] for _ in range(50)]
+        gc.set_threshold(1, 1000, 1000)
+        gc.enable()
+        taken = taken_by(data)
+        gc.set_threshold(*threshold)
+        assert held
+        if isinstance(taken, tuple):
+            assert taken[0] == interpreted(taken[1])
+            assert taken_by is loose.take or all(item == "text" for item in cast("Json", taken[1]).values())
+
+
+def test_a_set_whose_members_meddle_is_survived() -> None:
+    data: Json = {"a": "".join(["x"] * 1000), "b": ["".join(["y"] * 1000)]}
+
+    class Member:
+        def __hash__(self) -> int:
+            return hash("a")
+
+        def __eq__(self, other: object) -> bool:
+            data.clear()
+            return True
+
+    found: list[str] = []
+    assert compiled.gathered(data, cast("set[str]", {Member()}), found) in (True, False)
+
+
 def test_nothing_is_left_behind() -> None:
     assert TAKE is not None
     take = TAKE
     part: Json = {"number": 1, "ratio": 2, "kind": "one", "more": [1, 2]}
     fits: Json = {
         "text": "a\n", "flag": True, "part": part, "rows": [part] * 3, "table": {"é": [1, 0.1 + 0.2]}, "ratio": None,
-        "free": {"a": [{}, ()], **{f"n{i}": i for i in range(40)}}, "model": {"count": 1, "share": 1}, "models": [],
+        "free": {"a": [{}, []], **{f"n{i}": i for i in range(40)}}, "model": {"count": 1, "share": 1}, "models": [],
     }  # fmt: skip
     late = {**fits, "rows": [part, {**part, "more": [1, "2"]}], "text": "a" * 1000}
     odd = {**fits, "free": {"a": {"b": [1, 2**70]}}}

@@ -5,9 +5,10 @@
    in Unicode's NFC, anything that does not fit) is answered with None, and then looked at by those who can say what is
    wrong with it.
 
-   INVARIANT: where a container is copied, only the copy is read. Nobody else can reach that, so whatever runs meanwhile
-   (to make a container may start a collection, and that may run finalizers) cannot change it, and what was checked and
-   written is what is handed on. Where nothing is copied, nothing is made that could start a collection. */
+   INVARIANT: where a container is copied, only the copy is read. Nobody else has that, so whatever runs meanwhile (to
+   make a container may start a collection, and that may run finalizers) does not change it, and what was checked and
+   written is what is handed on. Where nothing is copied, nothing is made that could start a collection. (Who searches
+   the collector's objects for the copy, to change it, is in this process already and needs no such thing.) */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -279,7 +280,15 @@ static PyObject *own_list(const walker *w, PyObject *value) {
 }
 
 static PyObject *own_dict(const walker *w, PyObject *value) {
-    return w->copying ? PyDict_Copy(value) : Py_NewRef(value);
+    if (!w->copying) {
+        return Py_NewRef(value);
+    }
+    /* First made, then filled: PyDict_Copy reads on after what it makes may have let a finalizer change the other. */
+    PyObject *own = PyDict_New();
+    if (own != NULL && PyDict_Update(own, value) < 0) {
+        Py_CLEAR(own);
+    }
+    return own;
 }
 
 /* What to answer once a container was walked, or could not be. */
@@ -497,7 +506,8 @@ static int walk(walker *w, const node *shape, PyObject *value, PyObject **made, 
     if (type == &PyDict_Type && (any || kind == MAP)) {
         return walk_map(w, any ? shape : shape->each, value, made, depth + 1);
     }
-    if ((type == &PyList_Type && (any || kind == LIST)) || (type == &PyTuple_Type && any)) {
+    /* What a tool is given for a tuple is not for a shape to say. */
+    if ((type == &PyList_Type && (any || kind == LIST)) || (type == &PyTuple_Type && any && !(w->writing && w->copying))) {
         return walk_list(w, any ? shape : shape->each, value, made, depth + 1);
     }
     return -1;
@@ -569,14 +579,20 @@ static int gather(PyObject *value, PyObject *known, PyObject *texts, int depth) 
         PyObject *name, *item;
         Py_ssize_t at = 0;
         while (yes > 0 && PyDict_Next(value, &at, &name, &item)) {
+            Py_INCREF(name); /* to look for it may run whatever the set holds */
+            Py_INCREF(item);
             yes = PyUnicode_CheckExact(name) ? PySet_Contains(known, name) : 0;
             yes = yes > 0 ? gather(item, known, texts, depth + 1) : yes;
+            Py_DECREF(item);
+            Py_DECREF(name);
         }
         return yes;
     }
     if (type == &PyList_Type || type == &PyTuple_Type) {
         for (Py_ssize_t i = 0; yes > 0 && i < PySequence_Fast_GET_SIZE(value); i++) {
-            yes = gather(PySequence_Fast_GET_ITEM(value, i), known, texts, depth + 1);
+            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
+            yes = gather(item, known, texts, depth + 1);
+            Py_DECREF(item);
         }
         return yes;
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any, cast
 
 from interlock.core.canonical import canonical, compiled
-from interlock.core.schema import Json, resolve_ref
+from interlock.core.schema import Json
 
 Take = Callable[[Any], "tuple[bytes, Json] | None"]
 # As the compiled walk reads it: its kind, whether null will do as well, and what is in it.
@@ -105,16 +105,23 @@ class _Reader:
         return kind, True, inner
 
     def _said(self, node: Any, depth: int) -> Json:
-        """What a schema says about data, and at most about where it is said."""
-        self._left -= 1
-        if not isinstance(node, dict) or depth > _DEEPEST or self._left < 0:
-            raise _Other
-        said = _without_notes(cast("Json", node))
-        if "$ref" in said:
-            if len(said) > 1:
+        """What a schema says about data, itself or where it refers to."""
+        while True:
+            self._left -= 1
+            if not isinstance(node, dict) or depth > _DEEPEST or self._left < 0:
                 raise _Other
-            said = _without_notes(resolve_ref(self._root, said))
-        return said
+            said = _without_notes(cast("Json", node))
+            if "$ref" not in said:
+                return said
+            node = self._referred(said)
+
+    def _referred(self, said: Json) -> Any:
+        """What nothing but a reference refers to: a definition of the schema's own, by its plain name."""
+        where, _, name = str(said["$ref"]).rpartition("/")
+        if len(said) > 1 or where not in ("#/$defs", "#/definitions") or "%" in name or "~" in name:
+            raise _Other
+        held = self._root.get(where[2:])
+        return cast("Json", held).get(name) if isinstance(held, dict) else None
 
 
 def _without_notes(node: Json) -> Json:

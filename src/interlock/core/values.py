@@ -88,7 +88,9 @@ def _only_bounds(said: Any) -> bool:
     if isinstance(said, FieldInfo):
         renamed = said.alias is not None or said.validation_alias is not None
         filled = said.default is not PydanticUndefined or said.default_factory is not None
-        return not renamed and not filled and all(map(_only_bounds, said.metadata))
+        extra = said.json_schema_extra
+        marked = extra is None or (isinstance(extra, dict) and all(name.startswith("x-") for name in extra))
+        return not renamed and not filled and marked and all(map(_only_bounds, said.metadata))
     if isinstance(said, pydantic.StringConstraints):
         return not (said.strip_whitespace or said.to_lower or said.to_upper)
     # Patterns and the like are of a class that pydantic keeps to itself.

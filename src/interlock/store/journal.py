@@ -184,7 +184,7 @@ class Journal:
 
     def append(self, kind: str, call: str, body: bytes) -> asyncio.Future[None]:
         """Make one record durable: await what this returns."""
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._enqueue(_Waiting((kind, call, body), future))
         return future
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import annotated_types
 import pydantic
@@ -88,8 +88,9 @@ def _only_bounds(said: Any) -> bool:
     if isinstance(said, FieldInfo):
         renamed = said.alias is not None or said.validation_alias is not None
         filled = said.default is not PydanticUndefined or said.default_factory is not None
-        extra = said.json_schema_extra
-        marked = extra is None or (isinstance(extra, dict) and all(name.startswith("x-") for name in extra))
+        extra: Any = said.json_schema_extra or {}
+        # Marks of ours change no type; anything else an author adds to the schema might.
+        marked = isinstance(extra, dict) and all(name.startswith("x-") for name in cast("dict[str, Any]", extra))
         return not renamed and not filled and marked and all(map(_only_bounds, said.metadata))
     if isinstance(said, pydantic.StringConstraints):
         return not (said.strip_whitespace or said.to_lower or said.to_upper)

@@ -89,7 +89,8 @@ class _Proven:
         return Capability(digest=digest.hex(), issuer=self.issuer, links=self.links, keys=self.keys)
 
 
-# A program sends the same token with call after call, and it is the longest text of each.
+# A program sends the same token with call after call, and it is the longest text of each. (The last few tokens are kept
+# in memory for this, where whoever sends them has them too; they are remembered as verified by their digests alone.)
 @lru_cache(maxsize=64)
 def token_digest(token: str) -> bytes:
     """By what a token that was verified is remembered."""

@@ -103,10 +103,10 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
 
 
 def _check_python(_: Home) -> Iterator[Finding]:
-    fits = sys.version_info >= (3, 11)
-    advice = "" if fits else "install Python 3.11 or newer"
     from interlock.core.canonical import compiled
 
+    fits = sys.version_info >= (3, 11)
+    advice = "" if fits else "install Python 3.11 or newer"
     slower = "" if compiled else ", without the compiled part (large inputs take longer)"
     found = f"{platform.python_version()} on {sys.platform}{slower}"
     yield Finding("python", "good" if fits else "broken", found, advice)

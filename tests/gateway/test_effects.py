@@ -27,6 +27,7 @@ from interlock.demo_tools import _ledger as ledger  # pyright: ignore[reportPriv
 from interlock.effects.files import FileWatcher
 from interlock.effects.watch import declared
 from interlock.gateway.hooks import Hook, HookResult
+from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
@@ -223,13 +224,16 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
 async def test_a_tool_that_lies_and_does_not_come_back_is_caught_too(
     tmp_path: Path, watched: dict[str, Any], end: str
 ) -> None:
-    async with opened(tmp_path / "home", **watched) as lock:
+    clock = FakeClock()
+    async with opened(tmp_path / "home", clock=clock.clock, **watched) as lock:
+        call = asyncio.create_task(lock.call("eff.honest", way=f"write, then {'fail' if end == 'fails' else 'wait'}"))
         if end == "fails":
-            assert code(await lock.call("eff.honest", way="write, then fail")) == "E3417"
+            assert code(await call) == "E3417"
         elif end == "times out":
-            assert code(await lock.call("eff.honest", way="write, then wait", timeout_s=0.2)) == "E3417"
+            await world.wrote.wait()
+            clock.advance(3600)
+            assert code(await call) == "E3417"
         else:
-            call = asyncio.create_task(lock.call("eff.honest", way="write, then wait"))
             await world.wrote.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):

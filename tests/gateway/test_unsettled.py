@@ -36,7 +36,7 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
     @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
     async def over(ctx: Context) -> None:
         """Make a write below that does not come back."""
-        await ctx.call("demo.strand", {"name": "below"}, key="below", timeout_s=0.05)
+        await ctx.call("demo.strand", {"name": "below"}, key="below", timeout_s=1)
 
     @tool(version="1.0.0", mutation_class="read_only", namespace="demo", concurrency_safe=True)
     async def fall() -> int:

@@ -74,7 +74,7 @@ async def test_a_failure_names_what_failed_on_its_phase_and_on_the_whole(home: P
         assert await shape("seen.crash", how="raise") == (
             "tool.invoke!EXECUTION_FAILED", ["Validate", "Authorize", "Execute!EXECUTION_FAILED", "Return"],
         )  # fmt: skip
-        assert await shape("seen.crash", how="hang", timeout_s=0.02) == (
+        assert await shape("seen.crash", how="hang", timeout_s=1) == (
             "tool.invoke!DEADLINE_EXCEEDED", ["Validate", "Authorize", "Execute!DEADLINE_EXCEEDED", "Return"],
         )  # fmt: skip
         assert await shape("seen.liar", text="b") == (

@@ -11,6 +11,7 @@ from contextlib import closing
 
 from interlock.cli.doctor import examine
 from interlock.store.home import SCHEMA_HEAD, Home, Instance
+from tests.audit.test_chain import EARLIER
 from tests.cli.conftest import INTERLOCK, Cli
 
 OLDER = "0006"
@@ -18,9 +19,10 @@ RUNNING = "01JCXK2M4Q8Z7T5V9W3Y6B1D0F"
 
 
 def set_back(cli: Cli) -> None:
-    """Make the home one of the version before: what the last migration added is gone."""
+    """Make the home one of an earlier version: what the last migrations added is gone, what they removed is back."""
     with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
         database.execute("ALTER TABLE ticket DROP COLUMN changed")
+        database.execute(EARLIER)
         database.execute("UPDATE alembic_version SET version_num = ?", (OLDER,))
         database.commit()
 
@@ -43,6 +45,8 @@ def test_a_home_is_not_migrated_under_a_process_that_runs_on_it(cli: Cli) -> Non
         assert (told.status, told.advice[:7]) == ("attention", "stop it")
     assert cli("tools", "list").code == 0
     assert schema(cli) == SCHEMA_HEAD
+    with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
+        assert database.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal_only_grows'").fetchone() is None
 
 
 def test_commands_that_meet_an_older_home_at_once_all_find_it_migrated(cli: Cli) -> None:

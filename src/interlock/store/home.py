@@ -20,7 +20,7 @@ import orjson
 
 from interlock.core.errors import Failure
 
-SCHEMA_HEAD = "0007"
+SCHEMA_HEAD = "0008"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # How much of the end of the anchors file is looked at: some twenty lines, which concurrent writers may have swapped.
@@ -205,7 +205,7 @@ def _size(path: Path) -> int:
 def connect(path: Path) -> sqlite3.Connection:
     """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
     connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256)
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", _REPLACING):
         _persist(connection, f"PRAGMA {pragma}")
     connection.set_authorizer(_append_only)
     return connection
@@ -218,14 +218,17 @@ def _persist(connection: sqlite3.Connection, statement: str) -> None:
     connection.execute("PRAGMA busy_timeout=0")
 
 
+# Whoever replaces a row removes one, and meets the trigger that removing meets.
+_REPLACING = "recursive_triggers=ON"
 _LEDGER = frozenset({"journal", "anchor", "segment"})
+_GUARDS = frozenset({"writable_schema", "recursive_triggers"})
 _REWRITES = frozenset({sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_DROP_TABLE})
 
 
 def _append_only(action: int, first: str | None, second: str | None, *_: str | None) -> int:
     # INVARIANT: the running program has no right to change or remove a record, whatever code asks it to.
     if action == sqlite3.SQLITE_PRAGMA:
-        forbidden = first == "writable_schema" and second is not None
+        forbidden = first in _GUARDS and second is not None
     elif action in (sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_DROP_TRIGGER):
         forbidden = second in _LEDGER
     else:

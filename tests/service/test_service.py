@@ -274,7 +274,7 @@ async def test_those_who_are_turned_away_are_counted_each_and_told_of_together(
     before = place.lock.journal.read("SELECT count(*) FROM journal")
     told = asyncio.Queue[str]()
     telemetry.alerts.listeners.append(lambda alert: told.put_nowait(alert.facts["reason"]))
-    service.refusals = Refusals(telemetry, tell_every_s=0.01)
+    service.refusals = Refusals(telemetry, tell_every_s=0.5)
     for header in (None, "Bearer a.b.c", "Basic x", "Bearer a.b.c", None):
         assert (await refusal(functools.partial(service.authenticate, header))).code in ("E3203", "E3212")
     assert telemetry.metrics.signals["IDENTITY_REFUSED"] == 5

@@ -405,7 +405,12 @@ async def test_a_function_may_return_a_task_in_place_of_a_coroutine(
     assert seen.begun == 1
 
 
-async def test_a_function_that_fails_lets_go_of_what_it_held(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inline_s", [0.0, 3600.0])
+async def test_a_function_that_fails_lets_go_of_what_it_held(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, inline_s: float
+) -> None:
+    """Whether its record was written on the loop or by the writer's thread."""
+    monkeypatch.setattr("interlock.store.journal.INLINE_BELOW_S", inline_s)
     held: list[weakref.ref[Choice]] = []
 
     def fail() -> Any:

@@ -290,6 +290,8 @@ class Journal:
                 future.set_exception(waiting.error)
             else:
                 future.set_result(waiting.value)
+        # The writer's thread has the list until its next one comes, and what is in it may hold much.
+        batch.clear()
         if self._pending:
             if not self._scheduled:
                 self._scheduled = True

@@ -210,6 +210,14 @@ def test_tuples_stay_tuples_and_the_input_is_not_changed() -> None:
 
 
 @pytest.mark.proves("AUDIT-05")
+@given(st.text("0123456789.+-() \u2010\u00a0\nab\0", max_size=40), st.sampled_from([REDACTOR, STRICT]))
+def test_nothing_is_found_in_a_text_without_an_at_sign_or_four_digits(text: str, redactor: Redactor) -> None:
+    """The compiled walk does not hand such texts on to be searched."""
+    few = "".join(c for i, c in enumerate(text) if not c.isdigit() or sum(map(str.isdigit, text[:i])) < 3)
+    assert redactor.text(few) == few
+    assert redactor.value([few]).value == [few]
+
+
 def test_patterns_and_names_can_be_added() -> None:
     rules = RedactionRules(extra_patterns=(("staff", r"^EMP-\d+|REDACTED", "[STAFF]"),), extra_names=("pin-code",))
     redactor = Redactor(rules)

@@ -23,7 +23,7 @@ from interlock.core.canonical import canonical, compiled, interpreted
 from interlock.core.errors import Failure
 from interlock.core.hints import read_annotations
 from interlock.core.schema import Schema
-from interlock.core.shapes import taker
+from interlock.core.shapes import fitter, taker
 
 Json = dict[str, Any]
 
@@ -139,8 +139,10 @@ def test_what_is_nested_too_deep_is_left_to_others(depth: int, taken: bool) -> N
     value: Any = 1
     for i in range(depth):
         value = [value] if i % 2 else {"a": value}
-    for function in (compiled.canonical, compiled.copied, compiled.Shape(("any", False, None)).take):
+    anything = compiled.Shape(("any", False, None))
+    for function in (compiled.canonical, compiled.copied, anything.take):
         assert (function(value) is not None) is taken
+    assert anything.fits(value) is taken
     round_about: list[Any] = []
     round_about.append({"again": round_about})
     assert compiled.canonical(round_about) is None
@@ -157,14 +159,21 @@ def _met(value: Any, names: set[str], texts: list[str]) -> None:
             _met(item, names, texts)
 
 
-@given(PLAIN, st.data())
-def test_names_are_known_and_texts_gathered(value: Any, data: st.DataObject) -> None:
+def _may_be_private(text: str) -> bool:
+    return not text.isascii() or "@" in text or sum(map(text.count, "0123456789")) >= 4
+
+
+TELLING = st.text("19@.a- é", max_size=12)
+
+
+@given(PLAIN | st.lists(TELLING) | st.dictionaries(TELLING, TELLING), st.data())
+def test_names_are_known_and_texts_gathered_that_may_be_private(value: Any, data: st.DataObject) -> None:
     names: set[str] = set()
     texts: list[str] = []
     _met(value, names, texts)
     found: list[str] = []
     assert compiled.gathered(value, names, found)
-    assert found == texts
+    assert found == list(filter(_may_be_private, texts))
     if names:
         unknown = data.draw(st.sampled_from(sorted(names)))
         assert not compiled.gathered(value, names - {unknown}, [])
@@ -233,6 +242,13 @@ SCHEMA = Schema(READ.parameters, closed=True)
 TAKE = taker(SCHEMA.document, [name for name, _ in READ.rich])
 
 
+def never(value: Any) -> bool:
+    return False
+
+
+FITS = fitter(SCHEMA.document, never)
+
+
 @settings(max_examples=300)
 @given(ARGUMENTS)
 def test_arguments_that_fit_are_taken_as_the_long_way_takes_them(arguments: Json) -> None:
@@ -241,6 +257,7 @@ def test_arguments_that_fit_are_taken_as_the_long_way_takes_them(arguments: Json
     before = copy.deepcopy(arguments)
     taken = TAKE(arguments)
     assert SCHEMA.fits(arguments)
+    assert FITS(arguments)
     assert taken is not None
     written, made = taken
     assert written == interpreted(arguments)
@@ -321,6 +338,7 @@ def test_one_change_anywhere_is_taken_only_if_the_validator_takes_it(arguments: 
     change = data.draw(st.sampled_from(CHANGES))
     changed = _changed(arguments, path, change)
     taken = TAKE(changed)
+    assert SCHEMA.valid(changed) or not FITS(changed)
     if taken is not None:
         assert SCHEMA.valid(changed)
         assert taken[0] == interpreted(changed)
@@ -400,13 +418,14 @@ def _larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         "type": st.just("object"),
         "properties": st.dictionaries(_NAMES, inner, max_size=3),
         "required": st.lists(_NAMES, max_size=2, unique=True),
-        "additionalProperties": st.just(False),
+        "additionalProperties": st.booleans(),
     }
     return (
         st.fixed_dictionaries({"type": st.just("array"), "items": inner})
         | st.fixed_dictionaries({"type": st.just("object"), "additionalProperties": inner})
         | st.fixed_dictionaries({"anyOf": st.tuples(inner, st.just({"type": "null"})).map(list)})
         | st.fixed_dictionaries(row)
+        | st.fixed_dictionaries({name: row[name] for name in ("type", "properties")})
     )
 
 
@@ -430,6 +449,37 @@ def test_whatever_a_schema_says_what_is_taken_fits_it(part: Any, value: Any, kep
         assert Schema(document).valid({"a": value})
         assert taken[0] == interpreted({"a": value})
         assert taken[1] == {"a": value}
+    whole = cast("Json", part) if isinstance(part, dict) else {}
+    assert not fitter(whole, never)(value) or Schema(whole).valid(value)
+
+
+ROW = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}
+
+
+@given(st.dictionaries(ASCII | _NAMES, PLAIN, max_size=8), st.booleans())
+def test_a_row_that_is_open_may_have_more_members(more: Json, list_of: bool) -> None:
+    document = {"type": "array", "items": ROW} if list_of else ROW
+    for row in ({"a": "x", **more}, {**more, "a": "x", "b": 1}, more):
+        value = [row, row] if list_of else row
+        assert fitter(document, never)(value) == Schema(document).valid(value)
+
+
+def test_open_rows_are_looked_at_whole_and_neither_taken_nor_copied() -> None:
+    plan = ("open", False, (("a", b",", True, ("text", False, None)), ("b", b",", False, ("whole", False, None))))
+    shape = compiled.Shape(plan)
+    for many in (0, 1, 2, 3, 65, 1000):
+        value: Json = {f"m{i}": i for i in range(many)} | {"a": "x"}
+        assert shape.fits(value)
+        assert shape.fits({"a": "x"} | value)
+        assert not shape.fits({**value, "b": "x"})
+        assert not shape.fits({**value, "c": {"d": [2**70]}})
+        assert not shape.fits({**value, "\ud800": 1})
+        assert not shape.fits({**value, 1: 1})
+        assert not shape.fits({**value, "c": "\ud800"})
+        assert not shape.fits({**value, "c": (1, {b""})})
+        assert shape.take(value) is None
+    assert not shape.fits([])
+    assert not shape.fits({"b": 1})
 
 
 @pytest.mark.parametrize(
@@ -437,6 +487,7 @@ def test_whatever_a_schema_says_what_is_taken_fits_it(part: Any, value: Any, kep
     [
         None, (), ("text",), ("text", False), ("what", False, None), ("list", False, None), ("map", False, ("text",)),
         ("row", False, None), ("row", False, (None,)), ("row", False, (("a",),)), ("choice", False, ["a"]),
+        ("choice", False, frozenset({1})), ("choice", False, frozenset({Odd("a")})), ("open", False, (None,)),
         ("row", False, (("a", "a:", True, ("text", False, None)),)), ("row", False, (("a", b"a:", True, None),)),
         ("row", False, tuple((f"m{i}", b"", True, ("any", False, None)) for i in range(65))),
     ],
@@ -552,6 +603,10 @@ def test_nothing_is_left_behind() -> None:
             assert take(fits) is not None
             assert take(late) is None
             assert take(odd) is None
+            assert FITS(fits)
+            assert not FITS(late)
+            assert not FITS(odd)
+            assert fitter(ROW, never)({"a": "", **{f"n{i}": i for i in range(40)}})
             assert compiled.canonical(fits) is not None
             assert compiled.canonical(odd) is None
             assert compiled.copied(fits) is not None

@@ -23,18 +23,19 @@
 
 /* What a shape says */
 
-enum { ANY, TEXT, WHOLE, REAL, NUMBER, TRUTH, NOTHING, CHOICE, LIST, MAP, ROW };
+/* An open row may have members besides those that are named. It can be checked, and no more than that. */
+enum { ANY, TEXT, WHOLE, REAL, NUMBER, TRUTH, NOTHING, CHOICE, LIST, MAP, ROW, OPEN };
 
-static const char *const KINDS[] = {"any",     "text",   "whole", "real", "number", "truth",
-                                    "nothing", "choice", "list",  "map",  "row",    NULL};
+static const char *const KINDS[] = {"any",    "text", "whole", "real", "number", "truth", "nothing",
+                                    "choice", "list", "map",   "row",  "open",   NULL};
 
 typedef struct node {
     int kind;
     int nullable;
     PyObject *choices;      /* of a CHOICE: a frozenset of texts */
     struct node *each;      /* of a LIST or a MAP */
-    struct member *members; /* of a ROW, in the order of their names */
-    struct seen *seen;      /* of a ROW: which of them came first in the last one, which came second, and so on */
+    struct member *members; /* of a row, in the order of their names */
+    struct seen *seen;      /* of a row: which of them came first in the last one, and so on; one for all beyond them */
     Py_ssize_t count;
 } node;
 
@@ -399,12 +400,22 @@ static int walk_members(walker *w, const node *each, PyObject *own, entry *membe
     return 0;
 }
 
+/* A member whose name is only looked at. */
+static int walk_unwritten(walker *w, const node *each, PyObject *own, PyObject *name, PyObject *item, int depth) {
+    entry it = {name, item, NULL, 0};
+    return read_name(&it) < 0 ? -1 : walk_member(w, each, own, name, item, depth);
+}
+
 static int walk_map(walker *w, const node *each, PyObject *value, PyObject **made, int depth) {
     entry few[FEW];
-    PyObject *own = own_dict(w, value);
-    Py_ssize_t count = own == NULL ? 0 : PyDict_GET_SIZE(own);
+    PyObject *name, *item, *own = own_dict(w, value);
+    Py_ssize_t at = 0, count = own == NULL ? 0 : PyDict_GET_SIZE(own);
     int done = own == NULL ? -1 : mark(w, '{');
-    if (done == 0 && count <= FEW && depth < LEVELS) {
+    if (done == 0 && !w->writing) {
+        while (done == 0 && PyDict_Next(own, &at, &name, &item)) {
+            done = walk_unwritten(w, each, own, name, item, depth);
+        }
+    } else if (done == 0 && count <= FEW && depth < LEVELS) {
         done = few_members(own, few, &w->last[depth]) < 0 ? -1 : walk_members(w, each, own, few, count, depth);
     } else if (done == 0) {
         entry *members = PyMem_New(entry, (size_t)count + 1);
@@ -419,7 +430,7 @@ static int walk_map(walker *w, const node *each, PyObject *value, PyObject **mad
 
 /* Which member of a row a name is, and -1 for none; looked up if another name came in this place the last time. */
 static inline Py_ssize_t member_at(const node *shape, PyObject *name, Py_ssize_t place) {
-    seen *it = &shape->seen[place];
+    seen *it = &shape->seen[place < shape->count ? place : shape->count];
     if (it->name == name) {
         return it->member;
     }
@@ -447,21 +458,22 @@ static inline int put_name(walker *w, const member *one, int first) {
 static int walk_row(walker *w, const node *shape, PyObject *value, PyObject **made, int depth) {
     PyObject *items[MEMBERS], *name, *item, *own = own_dict(w, value);
     Py_ssize_t at = 0, place = 0, written = 0;
-    int done = own == NULL || PyDict_GET_SIZE(own) > shape->count ? -1 : put_char(w, '{');
+    int open = shape->kind == OPEN;
+    int done = own == NULL || (!open && PyDict_GET_SIZE(own) > shape->count) ? -1 : mark(w, '{');
     memset(items, 0, (size_t)shape->count * sizeof(PyObject *));
     while (done == 0 && PyDict_Next(own, &at, &name, &item)) {
         Py_ssize_t which = member_at(shape, name, place++);
-        if (which < 0) {
-            done = -1;
-        } else {
+        if (which >= 0) {
             items[which] = item;
+        } else {
+            done = open ? walk_unwritten(w, &ANYTHING, own, name, item, depth) : -1;
         }
     }
     for (Py_ssize_t i = 0; done == 0 && i < shape->count; i++) {
         const member *one = &shape->members[i];
         if (items[i] == NULL) {
             done = one->required ? -1 : 0;
-        } else if (put_name(w, one, !written++) < 0) {
+        } else if (w->writing && put_name(w, one, !written++) < 0) {
             done = -1;
         } else if (one->node.kind == TEXT && PyUnicode_CheckExact(items[i])) {
             done = put_text(w, items[i]);
@@ -469,7 +481,7 @@ static int walk_row(walker *w, const node *shape, PyObject *value, PyObject **ma
             done = walk_member(w, &one->node, own, one->name, items[i], depth);
         }
     }
-    return walked(w, own, made, done < 0 ? -1 : put_char(w, '}'));
+    return walked(w, own, made, done < 0 ? -1 : mark(w, '}'));
 }
 
 static int walk(walker *w, const node *shape, PyObject *value, PyObject **made, int depth) {
@@ -500,7 +512,7 @@ static int walk(walker *w, const node *shape, PyObject *value, PyObject **made, 
     if (depth == DEEPEST) {
         return -1;
     }
-    if (type == &PyDict_Type && kind == ROW) {
+    if (type == &PyDict_Type && (kind == ROW || (kind == OPEN && !w->writing && !w->copying))) {
         return walk_row(w, shape, value, made, depth + 1);
     }
     if (type == &PyDict_Type && (any || kind == MAP)) {
@@ -564,12 +576,26 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *value) {
     return answer(walked, made != NULL ? made : walked > 0 ? Py_NewRef(value) : NULL);
 }
 
+/* Whether anything private may be found in a text. None of the patterns matches without an `@` or four digits. */
+static int may_be_private(PyObject *text) {
+    if (!PyUnicode_IS_COMPACT_ASCII(text)) {
+        return 1;
+    }
+    const unsigned char *data = PyUnicode_DATA(text);
+    Py_ssize_t digits = 0, ats = 0;
+    for (Py_ssize_t i = 0, size = PyUnicode_GET_LENGTH(text); i < size; i++) {
+        digits += (unsigned char)(data[i] - '0') < 10;
+        ats += data[i] == '@';
+    }
+    return digits >= 4 || ats;
+}
+
 /* The same way through data, to see what is in it: whether all names are among those that are known, and which texts
-   there are. Answers 1 for yes, 0 for what is not plain, -1 with an error set. Nothing is made on the way. */
+   should be searched. Answers 1 for yes, 0 for what is not plain, -1 with an error set. Nothing is made on the way. */
 static int gather(PyObject *value, PyObject *known, PyObject *texts, int depth) {
     PyTypeObject *type = Py_TYPE(value);
     if (type == &PyUnicode_Type) {
-        return PyList_Append(texts, value) < 0 ? -1 : 1;
+        return may_be_private(value) && PyList_Append(texts, value) < 0 ? -1 : 1;
     }
     if (type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type || value == Py_None) {
         return 1;
@@ -622,6 +648,9 @@ static void clear(node *it) {
         Py_XDECREF(it->members[i].name);
         PyMem_Free(it->members[i].text);
         clear(&it->members[i].node);
+    }
+    if (it->seen != NULL) {
+        Py_XDECREF(it->seen[it->count].name);
     }
     PyMem_Free(it->members);
     PyMem_Free(it->seen);
@@ -678,6 +707,19 @@ static int read_row(PyObject *plans, node *it, int depth) {
     return 0;
 }
 
+/* Reads a frozenset of texts. They are no more than that: to look for one of them runs nobody's code. */
+static int read_choice(PyObject *texts, node *it) {
+    PyObject *each = PyFrozenSet_CheckExact(texts) ? PyObject_GetIter(texts) : NULL, *text;
+    int plain = each != NULL;
+    while (plain && (text = PyIter_Next(each)) != NULL) {
+        plain = PyUnicode_CheckExact(text);
+        Py_DECREF(text);
+    }
+    Py_XDECREF(each);
+    it->choices = Py_NewRef(texts);
+    return PyErr_Occurred() ? -1 : plain ? 0 : bad_plan("a choice is a frozenset of texts");
+}
+
 /* Reads (kind, nullable, more). What was read of one that cannot be is freed by `clear`. */
 static int read_plan(PyObject *plan, node *it, int depth) {
     const char *kind;
@@ -693,7 +735,7 @@ static int read_plan(PyObject *plan, node *it, int depth) {
             return bad_plan("there is no such kind of data");
         }
     }
-    if (it->kind == ROW) {
+    if (it->kind == ROW || it->kind == OPEN) {
         return read_row(more, it, depth + 1);
     }
     if (it->kind == LIST || it->kind == MAP) {
@@ -703,13 +745,7 @@ static int read_plan(PyObject *plan, node *it, int depth) {
         }
         return read_plan(more, it->each, depth + 1);
     }
-    if (it->kind == CHOICE) {
-        if (!PyFrozenSet_CheckExact(more)) {
-            return bad_plan("a choice is a frozenset of texts");
-        }
-        it->choices = Py_NewRef(more);
-    }
-    return 0;
+    return it->kind == CHOICE ? read_choice(more, it) : 0;
 }
 
 static PyObject *shape_new(PyTypeObject *type, PyObject *args, PyObject *named) {
@@ -751,7 +787,17 @@ static PyObject *shape_take(shape *self, PyObject *value) {
     return answer(walked, both);
 }
 
+static PyObject *shape_fits(shape *self, PyObject *value) {
+    walker w;
+    PyObject *made = NULL;
+    w.writing = w.copying = 0;
+    int walked = begin(&w, &self->root, value, &made, 0);
+    Py_XDECREF(made);
+    return walked < 0 ? NULL : PyBool_FromLong(walked);
+}
+
 static PyMethodDef shape_methods[] = {
+    {"fits", (PyCFunction)shape_fits, METH_O, "Whether a value is plain and fits."},
     {"take", (PyCFunction)shape_take, METH_O, "A value's canonical form and a copy of it; None where it does not fit."},
     {NULL, NULL, 0, NULL},
 };
@@ -774,7 +820,7 @@ static PyType_Spec shape_spec = {
 static PyMethodDef functions[] = {
     {"canonical", canonical, METH_O, "The canonical form of JSON data; None where it is not plain."},
     {"copied", copied, METH_O, "A copy of JSON data that shares nothing with it; None where it is not plain."},
-    {"gathered", gathered, METH_VARARGS, "Whether all names in JSON data are known; adds its texts to a list."},
+    {"gathered", gathered, METH_VARARGS, "Whether all names in JSON data are known; lists the texts to be searched."},
     {NULL, NULL, 0, NULL},
 };
 

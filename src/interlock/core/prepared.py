@@ -10,7 +10,7 @@ from interlock.core.declare import Tool
 from interlock.core.fragments import declares_fragments
 from interlock.core.redact import SchemaRedactor, property_names
 from interlock.core.schema import Json, Schema
-from interlock.core.shapes import taker
+from interlock.core.shapes import fitter, taker
 
 
 class Prepared:
@@ -61,7 +61,7 @@ class Prepared:
         # The input schema as callers are held to it; without internal fields the two are one.
         self.facing = Schema(schema.caller_facing) if schema.hidden else schema
         self.fits_input: Callable[[Any], bool] = self.facing.fits
-        self.fits_output: Callable[[Any], bool] = contract.output.fits
+        self.fits_output = fitter(contract.output.document, contract.output.fits)
         self.defaults = schema.defaults
         self.dump = bound.dump
         # Of its results and of its input; compiled by the gateway when first needed.

@@ -1,8 +1,8 @@
 """Schemas that say no more than what data looks like, for the compiled walk to hold it against.
 
 Most tools take texts, numbers, and rows and lists of them, and their schemas say no more than that. Such a schema is a
-shape, and data that has it can be checked, copied and written in canonical form in one go. A schema that says anything
-else (a pattern, a bound, alternatives) is no shape, and is the validator's.
+shape, and data that has it can be checked, copied and written in canonical form in one go, or only checked, as results
+are. A schema that says anything else (a pattern, a bound, alternatives) is no shape, and is the validator's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from interlock.core.canonical import canonical, compiled
 from interlock.core.schema import Json
 
 Take = Callable[[Any], "tuple[bytes, Json] | None"]
+Fits = Callable[[Any], bool]
 # As the compiled walk reads it: its kind, whether null will do as well, and what is in it.
 Plan = tuple[str, bool, Any]
 
@@ -50,18 +51,34 @@ def taker(document: Json, kept: Collection[str] | None) -> Take | None:
     return compiled.Shape(plan).take
 
 
-class _Reader:
-    """Reads the shapes out of one schema."""
+def fitter(document: Json, validator: Fits) -> Fits:
+    """What tells whether results fit their schema: the walk, where the schema is a shape, and then the validator."""
+    if compiled is None:
+        return validator
+    try:
+        plan = _Reader(document, open_rows=True).part(document, 0, real=False)
+    except _Other:
+        return validator
+    fits = compiled.Shape(plan).fits
+    return lambda value: fits(value) or validator(value)
 
-    def __init__(self, root: Json) -> None:
+
+class _Reader:
+    """Reads the shapes out of one schema. Rows that may have more members than they name can only be checked."""
+
+    def __init__(self, root: Json, *, open_rows: bool = False) -> None:
         self._root = root
+        self._open_rows = open_rows
         self._left = _LONGEST
 
     def row(self, node: Json, depth: int, real: Callable[[str], bool]) -> Plan:
         """An object of named members; `real` says in which of them a whole number becomes a float."""
         said = self._said(node, depth)
         members, required = said.pop("properties", None), said.pop("required", [])
-        if said != {"type": "object", "additionalProperties": False} or not isinstance(members, dict):
+        more = said.pop("additionalProperties", True)
+        if said != {"type": "object"} or not isinstance(members, dict):
+            raise _Other
+        if more is not False and not (more is True and self._open_rows):
             raise _Other
         parts = cast("Json", members)
         if not isinstance(required, list) or not parts.keys() >= set(cast("list[str]", required)):
@@ -72,7 +89,7 @@ class _Reader:
             (name, b",%s:" % canonical(name), name in required, self.part(parts[name], depth + 1, real=real(name)))
             for name in sorted(parts)
         )
-        return "row", False, tuple(plans)
+        return "open" if more else "row", False, tuple(plans)
 
     def part(self, node: Any, depth: int, *, real: bool) -> Plan:
         """Whatever else a schema describes."""
@@ -135,6 +152,6 @@ def _alone(said: Json, word: str) -> Any:
 
 
 def _choice(values: Any) -> Plan:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in cast("list[Any]", values)):
+    if not isinstance(values, list) or not all(type(value) is str for value in cast("list[Any]", values)):
         raise _Other
     return "choice", False, frozenset(cast("list[str]", values))

@@ -576,18 +576,30 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *value) {
     return answer(walked, made != NULL ? made : walked > 0 ? Py_NewRef(value) : NULL);
 }
 
+/* Whether there is anything from `0` to `@` among eight characters of ASCII. */
+static inline int has_digit_or_at(const char *text) {
+    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
+    uint64_t word;
+    memcpy(&word, text, 8);
+    return ((word + ones * (0x80 - '0')) & ~(word + ones * (0x80 - '@' - 1)) & highs) != 0;
+}
+
 /* Whether anything private may be found in a text. None of the patterns matches without an `@` or four digits. */
 static int may_be_private(PyObject *text) {
     if (!PyUnicode_IS_COMPACT_ASCII(text)) {
         return 1;
     }
-    const unsigned char *data = PyUnicode_DATA(text);
-    Py_ssize_t digits = 0, ats = 0;
-    for (Py_ssize_t i = 0, size = PyUnicode_GET_LENGTH(text); i < size; i++) {
-        digits += (unsigned char)(data[i] - '0') < 10;
-        ats += data[i] == '@';
+    const char *data = PyUnicode_DATA(text), *end = data + PyUnicode_GET_LENGTH(text);
+    for (int digits = 0; data < end;) {
+        if (end - data >= 8 && !has_digit_or_at(data)) {
+            data += 8;
+        } else if (*data == '@' || (*data >= '0' && *data <= '9' && ++digits == 4)) {
+            return 1;
+        } else {
+            data++;
+        }
     }
-    return digits >= 4 || ats;
+    return 0;
 }
 
 /* The same way through data, to see what is in it: whether all names are among those that are known, and which texts

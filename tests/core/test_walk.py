@@ -461,7 +461,9 @@ def test_a_row_that_is_open_may_have_more_members(more: Json, list_of: bool) -> 
     document = {"type": "array", "items": ROW} if list_of else ROW
     for row in ({"a": "x", **more}, {**more, "a": "x", "b": 1}, more):
         value = [row, row] if list_of else row
-        assert fitter(document, never)(value) == Schema(document).valid(value)
+        # Whether 1.0 is a whole number is not for the walk to say.
+        sure = not isinstance(row.get("b"), float)
+        assert fitter(document, never)(value) == (Schema(document).valid(value) and sure)
 
 
 def test_open_rows_are_looked_at_whole_and_neither_taken_nor_copied() -> None:

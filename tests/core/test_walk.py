@@ -484,6 +484,12 @@ def test_open_rows_are_looked_at_whole_and_neither_taken_nor_copied() -> None:
     assert not shape.fits({"b": 1})
 
 
+def test_what_is_only_looked_at_stays_as_it_is() -> None:
+    value = [1, 2**62]
+    assert compiled.Shape(("list", False, ("real", False, None))).fits(value)
+    assert same(value, [1, 2**62])
+
+
 @pytest.mark.parametrize(
     "plan",
     [

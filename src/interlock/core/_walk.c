@@ -256,7 +256,7 @@ static int walk_whole(walker *w, const node *shape, PyObject *value, PyObject **
     if (overflow || (number == -1 && PyErr_Occurred())) {
         return -1;
     }
-    if (shape->kind == REAL) {
+    if (shape->kind == REAL && w->copying) {
         if (number > 1LL << 53 || number < -(1LL << 53) || (*made = PyFloat_FromDouble((double)number)) == NULL) {
             return -1;
         }

@@ -818,7 +818,9 @@ async def test_the_running_program_has_no_right_to_change_or_remove_a_record(tmp
         "REPLACE INTO anchor SELECT seq, hash, 0, key_id, signature FROM anchor",
         "ALTER TABLE journal RENAME TO somewhere_without_a_guard",
         "PRAGMA writable_schema=ON",
+        "PRAGMA Writable_Schema(ON)",
         "PRAGMA recursive_triggers=OFF",
+        "PRAGMA main.RECURSIVE_TRIGGERS(0)",
     ],
 )
 async def test_the_running_program_cannot_go_round_its_guards(tmp_path: Path, statement: str) -> None:

@@ -228,7 +228,7 @@ _REWRITES = frozenset({sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQL
 def _append_only(action: int, first: str | None, second: str | None, *_: str | None) -> int:
     # INVARIANT: the running program has no right to change or remove a record, whatever code asks it to.
     if action == sqlite3.SQLITE_PRAGMA:
-        forbidden = first in _GUARDS and second is not None
+        forbidden = (first or "").lower() in _GUARDS and second is not None
     elif action in (sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_DROP_TRIGGER):
         forbidden = second in _LEDGER
     else:

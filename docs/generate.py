@@ -229,24 +229,34 @@ def _prose(text: str | None) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Proof:
-    """What the tests say of one clause."""
+    """What the tests say of one clause: the tests that name it, and what some of them leave open."""
 
-    proven_in: set[str] = field(default_factory=set[str])
-    partly_in: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    proven_in: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    supported_in: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    partly_in: dict[str, set[tuple[str, str]]] = field(default_factory=dict[str, set[tuple[str, str]]])
 
     @property
     def status(self) -> Literal["proven", "partly", "open"]:
+        """Proven means that no test leaves a rest. One test that says `proves` does not outvote another's rest."""
+        if self.partly_in:
+            return "partly"
         if self.proven_in:
             return "proven"
-        return "partly" if self.partly_in else "open"
+        return "partly" if self.supported_in else "open"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A mark on a test: the clauses it names, and what is left of them if it proves them in part."""
+    """A mark on a test: the clauses it names, the test, and what is left of the clauses if it says so.
 
+    `kind` is the mark's name. A test marked `supports` asserts a part of a clause whose other parts are asserted by
+    tests marked `proves`; a test marked `part_of` leaves a rest that no test asserts.
+    """
+
+    kind: str
     ids: tuple[str, ...]
     rest: str | None
+    test: str
 
 
 def ledger(tests: Path) -> dict[str, list[tuple[str, str]]]:
@@ -259,42 +269,67 @@ def ledger(tests: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def named_in_tests(tests: Path) -> dict[str, Proof]:
-    """Every clause that a test names, with the tests' files."""
+    """Every clause that a test names, with the tests."""
     found: dict[str, Proof] = {}
     for path in sorted(tests.rglob("*.py")):
         file = path.relative_to(tests.parent).as_posix()
         for mark in marks_in(path.read_text()):
             for clause in mark.ids:
                 proof = found.setdefault(clause, Proof())
-                if mark.rest is None:
-                    proof.proven_in.add(file)
+                named = (file, mark.test)
+                if mark.kind == "proves":
+                    proof.proven_in.add(named)
+                elif mark.kind == "supports":
+                    proof.supported_in.add(named)
                 else:
-                    proof.partly_in.setdefault(mark.rest, set()).add(file)
+                    proof.partly_in.setdefault(mark.rest or "not said", set()).add(named)
     return found
 
 
+MARKS = ("proves", "supports", "part_of")
+# A mark of the whole module, and of each test of a Hypothesis state machine, is listed under the module.
+WHOLE_MODULE = ""
+
+
 def marks_in(source: str) -> Iterator[Mark]:
-    """The marks of one test module, also those that are kept under a name and used by it."""
+    """The marks of one test module: on a test, on all tests of the module, or kept under a name and used there."""
     tree = ast.parse(source)
     texts = dict(_texts(tree))
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    idle = {
-        id(statement.value)
+    kept = {
+        target.id: statement.value
         for statement in tree.body
         if isinstance(statement, ast.Assign)
         for target in statement.targets
-        if isinstance(target, ast.Name) and target.id not in used and target.id != "pytestmark"
+        if isinstance(target, ast.Name)
     }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or id(node) in idle:
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for decorated in ast.walk(statement):
+                if isinstance(decorated, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    for decorator in decorated.decorator_list:
+                        yield from _marks(decorator, decorated.name, kept, texts)
+        elif isinstance(statement, ast.Assign):
+            name = ast.unparse(statement.targets[0])
+            if name == "pytestmark":
+                yield from _marks(statement.value, WHOLE_MODULE, kept, texts)
+            elif isinstance(statement.value, ast.Call):
+                # TestMachine = pytest.mark.proves("ID")(Machine.TestCase), or a mark that is bound to a test by hand
+                yield from _marks(statement.value.func, name, kept, texts)
+
+
+def _marks(node: ast.expr, test: str, kept: dict[str, ast.expr], texts: dict[str, str]) -> Iterator[Mark]:
+    """The marks in one decorator, `pytestmark` or parameter list; a name stands for what it was assigned."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name) and part.id in kept and isinstance(kept[part.id], ast.Call | ast.List):
+            yield from _marks(kept[part.id], test, {name: kept[name] for name in kept if name != part.id}, texts)
+        if not isinstance(part, ast.Call):
             continue
-        name = ast.unparse(node.func)
-        ids = tuple(text for argument in node.args if (text := _text(argument, texts)) is not None)
-        if name == "pytest.mark.proves":
-            yield Mark(ids, None)
-        elif name == "pytest.mark.part_of":
-            rest = next((_text(keyword.value, texts) for keyword in node.keywords if keyword.arg == "rest"), None)
-            yield Mark(ids[:1], rest or "not said")
+        kind = ast.unparse(part.func).removeprefix("pytest.mark.")
+        if kind not in MARKS or not isinstance(part.func, ast.Attribute):
+            continue
+        ids = tuple(text for argument in part.args if (text := _text(argument, texts)) is not None)
+        rest = next((_text(keyword.value, texts) for keyword in part.keywords if keyword.arg == "rest"), None)
+        yield Mark(kind, ids[:1] if kind == "part_of" else ids, rest, test)
 
 
 def _texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -326,9 +361,14 @@ def requirements_page(tests: Path) -> str:
     return f"""{_MADE_BY.format(source="`ledger` and the marks of the tests")}
 # Requirements
 
-The ledger in [ledger](../../ledger) has {total.total()} clauses. A test names the clauses it proves with
-`pytest.mark.proves`, or with `pytest.mark.part_of` and what is left. A clause that no test names is open: nothing is
-claimed about it. "Partly" lists what each test leaves to others, so two entries of one clause may complete each other.
+The ledger in [ledger](../../ledger) has {total.total()} clauses.
+
+- **Proven**: every sentence of the clause is asserted by the tests listed, and no test leaves a rest.
+- **Partly**: some of it is built and asserted. What is left is listed after "left".
+- **Open**: no test names the clause, and nothing is claimed about it.
+
+Tests name clauses with `pytest.mark.proves`, `pytest.mark.supports` (a part, which tests marked `proves` complete) and
+`pytest.mark.part_of(..., rest=...)` (a part, and what no test asserts). One rest is enough to make a clause "partly".
 
 {_table(("area", "proven", "partly", "open"), summary)}
 {sections}"""
@@ -337,19 +377,22 @@ claimed about it. "Partly" lists what each test leaves to others, so two entries
 def _area(area: str, clauses: list[tuple[str, str]], named: dict[str, Proof]) -> str:
     rows = [(f"`{clause}`", *_judged(named.get(clause, Proof()))) for clause, _ in clauses]
     clauses_in = f"[The clauses](../../ledger/{area}.toml)."
-    table = _table(("clause", "status", "tests and what is left"), rows)
+    table = _table(("clause", "status", "tests, and what is left"), rows)
     return f'<a id="{area}"></a>\n\n## {area.upper()}\n\n{clauses_in}\n\n{table}'
 
 
 def _judged(proof: Proof) -> tuple[str, str]:
-    if proof.proven_in:
-        return "proven", ", ".join(_link(file) for file in sorted(proof.proven_in))
-    left = [f"{', '.join(map(_link, sorted(files)))} leaves: {rest}" for rest, files in sorted(proof.partly_in.items())]
-    return proof.status, "; ".join(left)
+    named = proof.proven_in.union(proof.supported_in, *proof.partly_in.values())
+    files: dict[str, list[str]] = {}
+    for file, test in sorted(named):
+        files.setdefault(file, []).append(test)
+    tests = "; ".join(f"[{file.removeprefix('tests/')}](../../{file}){_tests(names)}" for file, names in files.items())
+    left = "; ".join(sorted(proof.partly_in))
+    return proof.status, f"{tests}. **Left**: {left}" if left else tests
 
 
-def _link(file: str) -> str:
-    return f"[{file.removeprefix('tests/')}](../../{file})"
+def _tests(names: list[str]) -> str:
+    return "" if WHOLE_MODULE in names else ": " + ", ".join(f"`{name}`" for name in names)
 
 
 # Writing

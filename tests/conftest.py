@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     known = requirement_ids()
     for item in items:
         for mark in item.iter_markers():
-            if mark.name not in ("proves", "part_of"):
+            if mark.name not in ("proves", "supports", "part_of"):
                 continue
-            named = mark.args if mark.name == "proves" else mark.args[:1]
+            named = mark.args[:1] if mark.name == "part_of" else mark.args
             unknown = set(named) - known
             if unknown:
                 raise pytest.UsageError(f"{item.nodeid} names unknown requirements: {', '.join(sorted(unknown))}")

@@ -39,31 +39,73 @@ REST = "over doors"
 PARTLY = pytest.mark.part_of("A-1", rest="the rest of it")
 IDLE = pytest.mark.proves("A-9")
 pytestmark = pytest.mark.proves("A-2")
+CASES = [pytest.param(1, marks=pytest.mark.proves("A-7"))]
 
 @PARTLY
 @pytest.mark.proves("A-3", "A-4")
 def test_one(): ...
 
 @pytest.mark.part_of("A-5", rest=REST)
-def test_two(): ...
+async def test_two(): ...
+
+@pytest.mark.parametrize("case", CASES)
+def test_three(): ...
+
+class TestFour:
+    @pytest.mark.supports("A-8")
+    def test_inner(self): ...
 
 TestMachine = pytest.mark.proves("A-6")(Machine.TestCase)
 """
 
 
 @pytest.mark.parametrize(
-    ("ids", "rest"),
+    "mark",
     [
-        (("A-1",), "the rest of it"),
-        (("A-2",), None),
-        (("A-3", "A-4"), None),
-        (("A-5",), "over doors"),
-        (("A-6",), None),
+        generate.Mark("part_of", ("A-1",), "the rest of it", "test_one"),
+        generate.Mark("proves", ("A-2",), None, generate.WHOLE_MODULE),
+        generate.Mark("proves", ("A-3", "A-4"), None, "test_one"),
+        generate.Mark("part_of", ("A-5",), "over doors", "test_two"),
+        generate.Mark("proves", ("A-6",), None, "TestMachine"),
+        generate.Mark("proves", ("A-7",), None, "test_three"),
+        generate.Mark("supports", ("A-8",), None, "test_inner"),
     ],
 )
-def test_marks_are_found_however_they_are_written(ids: tuple[str, ...], rest: str | None) -> None:
-    assert generate.Mark(ids, rest) in set(generate.marks_in(MODULE))
+def test_marks_are_found_however_they_are_written(mark: generate.Mark) -> None:
+    assert mark in set(generate.marks_in(MODULE))
 
 
 def test_a_mark_that_marks_nothing_does_not_count() -> None:
     assert all("A-9" not in mark.ids for mark in generate.marks_in(MODULE))
+
+
+PROVEN = '@pytest.mark.proves("A-1")\ndef test_whole(): ...\n'
+PART = '@pytest.mark.part_of("A-1", rest="over gRPC")\ndef test_part(): ...\n'
+SUPPORT = '@pytest.mark.supports("A-1")\ndef test_piece(): ...\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        (PROVEN, "proven"),
+        (PROVEN + SUPPORT, "proven"),
+        (PROVEN + PART, "partly"),
+        (SUPPORT, "partly"),
+        (PART, "partly"),
+        ("", "open"),
+    ],
+)
+def test_a_clause_is_proven_only_when_no_test_leaves_a_rest(tmp_path: Path, source: str, status: str) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(source)
+    assert generate.named_in_tests(tmp_path / "tests").get("A-1", generate.Proof()).status == status
+
+
+def test_the_page_lists_every_rest_and_every_test(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "a.toml").write_text('[[requirement]]\nid = "A-1"\nmust = "It works."\n')
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(PROVEN + SUPPORT + PART)
+    row = next(line for line in generate.requirements_page(tmp_path / "tests").splitlines() if "`A-1`" in line)
+    assert "| partly |" in row
+    assert all(name in row for name in ("`test_whole`", "`test_piece`", "`test_part`", "**Left**: over gRPC"))

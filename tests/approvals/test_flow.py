@@ -404,7 +404,7 @@ async def test_a_token_that_is_revoked_while_a_call_waits_ends_it(lock: Interloc
     assert outbox.sent == []
 
 
-@pytest.mark.proves("HITL-06")
+@pytest.mark.part_of("HITL-06", rest="e-mail")
 async def test_only_a_person_who_was_told_decides_and_every_other_attempt_is_on_record(
     lock: Interlock, clock: FakeClock
 ) -> None:
@@ -983,7 +983,10 @@ async def test_what_a_call_would_cost_is_part_of_its_preview(lock: Interlock) ->
     assert (preview["estimated_cost"], preview["preconditions"]) == (2.5, {"there is money": False})
 
 
-@pytest.mark.proves("EFFECT-05")
+@pytest.mark.part_of(
+    "EFFECT-05",
+    rest="a mutation record of a watched change that is not reported; redaction of values by their name",
+)
 async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_they_saw(
     lock: Interlock, clock: FakeClock
 ) -> None:
@@ -1020,7 +1023,7 @@ async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock
 # On record
 
 
-@pytest.mark.proves("AUTH-10")
+@pytest.mark.part_of("AUTH-10", rest="the permission decision and its profile are stored")
 async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock, clock: FakeClock) -> None:
     rule = '@id("not-dora")\nforbid (principal, action == Action::"demo.mail", resource)'
     lock.home.policy.write_text(ANYTHING + rule + ' when { context.arguments.to == "dora" };\n')

@@ -30,8 +30,8 @@ from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests.approvals.test_webhook import OLDER, SECRET, Answer, Names, Receiver
 
-TOLD = pytest.mark.part_of("HITL-06", rest="who may resolve a ticket")
-ONCE = pytest.mark.part_of("HITL-05", rest="the times of the steps")
+TOLD = pytest.mark.supports("HITL-06")
+ONCE = pytest.mark.supports("HITL-05")
 
 # A service of apprise imports it.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")

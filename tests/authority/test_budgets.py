@@ -38,7 +38,7 @@ from interlock.testing import FakeClock
 ROOT = Path(__file__).parents[2]
 ANN = Caller(id="user:ann", tenant="acme")
 UNIT = 1_000_000
-BEFORE_THE_GATEWAY = pytest.mark.part_of("OBS-08", rest="calls through the gateway, and the alert on a loop")
+BEFORE_THE_GATEWAY = pytest.mark.supports("OBS-08")
 COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none yet")
 
 

@@ -45,7 +45,6 @@ from interlock.testing import FakeClock
 from tests import processes
 from tests.cli.conftest import INTERLOCK, Cli
 
-POOL = "resting a slot when a call meets a rate limit"
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
 
 
@@ -102,7 +101,7 @@ async def test_what_was_set_is_what_is_fetched(store: Secrets, time: FakeClock) 
     assert [tuple(kept) for kept in store.names()] == [("github/token", "main", time.now_ms, time.now_ms + 5000, 0)]
 
 
-@pytest.mark.part_of("EXEC-08", rest=POOL)
+@pytest.mark.supports("EXEC-08")
 async def test_the_four_errors_of_the_embedded_store(
     store: Secrets, home: Home, journal: Journal, time: FakeClock
 ) -> None:
@@ -118,9 +117,12 @@ async def test_the_four_errors_of_the_embedded_store(
     assert await fetch_refusal(store, "long") == "E3601"
 
 
-@pytest.mark.part_of("EXEC-08", rest=POOL)
+@pytest.mark.supports("EXEC-08")
 @pytest.mark.part_of("AUDIT-07", rest="Postgres")
-@pytest.mark.proves("EXEC-07")
+@pytest.mark.part_of(
+    "EXEC-07",
+    rest="parameters go by standard input unless the manifest asks for arguments, and then never a sensitive one",
+)
 async def test_no_file_of_the_home_holds_a_value_in_any_form(
     store: Secrets, home: Home, journal: Journal, time: FakeClock
 ) -> None:
@@ -161,7 +163,7 @@ async def test_a_row_moved_elsewhere_or_given_a_longer_life_does_not_open(
     assert await fetch_refusal(store, "mine") == "E3604"
 
 
-@pytest.mark.part_of("EXEC-08", rest=POOL)
+@pytest.mark.supports("EXEC-08")
 async def test_a_rate_limited_slot_rests_and_the_pool_goes_on(store: Secrets, time: FakeClock) -> None:
     for slot in ("a", "b", "c"):
         await store.set("api", f"key-{slot}", by="me", slot=slot)

@@ -113,7 +113,7 @@ def _no_text(fake: FakeVault) -> None:
     fake.put(PATH, value={"nested": True})
 
 
-@pytest.mark.part_of("EXEC-08", rest="resting a slot when a call meets a rate limit")
+@pytest.mark.supports("EXEC-08")
 @pytest.mark.parametrize(
     ("arrange", "code"),
     [
@@ -155,7 +155,7 @@ async def test_a_planned_deletion_bounds_a_credentials_life(fake: FakeVault, sou
     assert caught.value.code == "E3603"
 
 
-@pytest.mark.part_of("EXEC-08", rest="resting a slot when a call meets a rate limit")
+@pytest.mark.supports("EXEC-08")
 async def test_a_rate_limited_slot_rests_and_the_next_one_serves(
     fake: FakeVault, source: Vault, time: FakeClock
 ) -> None:

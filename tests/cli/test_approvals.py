@@ -329,7 +329,7 @@ def test_silence_is_a_no(desk: Cli, cast: Cast) -> None:
 # Who may decide
 
 
-@pytest.mark.part_of("HITL-06", rest="a failing channel and who is notified; see test_notify")
+@pytest.mark.supports("HITL-06")
 def test_only_a_person_who_was_asked_and_did_not_ask_may_decide(desk: Cli, cast: Cast) -> None:
     mine = desk.ask(*MAIL)["pending"]["ticketId"]
     theirs = holding(desk, cast.agent).ask(*MAIL)["pending"]["ticketId"]

@@ -318,7 +318,7 @@ def written(path: Path, document: Json) -> str:
     return path.name
 
 
-@pytest.mark.proves("OPS-01")
+@pytest.mark.part_of("OPS-01", rest="cancel and search on the command line")
 def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> None:
     (fresh.path / "echoes.py").write_text(ECHO)
     refused = fresh.ask("tools", "add", written(fresh.path / "bare.json", BARE))

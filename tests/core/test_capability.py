@@ -70,14 +70,14 @@ def chain(*links: Link) -> Capability:
         (ToolGrant("demo.add", "1.x || >=3.1.0 <4"), "demo.add", "2.0.0", False),
     ],
 )
-@pytest.mark.part_of("AUTH-02", rest="the refusal at the gateway and the decision cache")
+@pytest.mark.supports("AUTH-02")
 def test_a_grant_covers_the_tools_and_versions_it_names(
     grant: ToolGrant, tool: str, version: str, covered: bool
 ) -> None:
     assert chain(link(tools=(grant,))).covers(tool, version) is covered
 
 
-@pytest.mark.part_of("AUTH-02", rest="the refusal at the gateway and the decision cache")
+@pytest.mark.supports("AUTH-02")
 def test_a_token_without_tools_covers_nothing() -> None:
     assert not chain(link(tools=())).covers("demo.add", "1.0.0")
 
@@ -195,7 +195,7 @@ def links(draw: st.DrawFn) -> Link:
 
 
 @given(parent=links(), child=links())
-@pytest.mark.part_of("AUTH-08", rest="issuing, verifying and revoking")
+@pytest.mark.supports("AUTH-08")
 def test_a_child_without_widenings_covers_nothing_that_its_parent_does_not(parent: Link, child: Link) -> None:
     if widenings(parent, child):
         return

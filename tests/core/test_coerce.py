@@ -19,14 +19,13 @@ INTEGER: Json = {"type": "integer"}
 NUMBER: Json = {"type": "number"}
 BOOLEAN: Json = {"type": "boolean"}
 TEXT: Json = {"type": "string"}
-REST = "through each door, and an opted-in output"
 
 
 def coerced(schema: Json, value: Any) -> Any:
     return coerce(Schema(schema), value).value
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 def test_the_three_texts_of_the_example_become_their_values() -> None:
     schema = Schema({"type": "object", "properties": {"count": INTEGER, "price": NUMBER, "active": BOOLEAN}})
     given = {"count": "42", "price": "19.99", "active": "true"}
@@ -40,7 +39,7 @@ def test_the_three_texts_of_the_example_become_their_values() -> None:
     assert given == {"count": "42", "price": "19.99", "active": "true"}, "what the model sent is left as it was"
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize(
     ("text", "value"),
     [("42", 42), ("-7", -7), ("+7", 7), ("0", 0), ("-0", 0), ("007", 7), ("9007199254740993", 9007199254740993)],
@@ -96,7 +95,7 @@ UNFIT_FOR_NUMBERS = [
 ]
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize("text", UNFIT_FOR_NUMBERS, ids=ascii)
 def test_text_that_is_not_plainly_a_number_is_left_for_validation_to_refuse(text: str) -> None:
     for schema in (INTEGER, NUMBER):
@@ -105,13 +104,13 @@ def test_text_that_is_not_plainly_a_number_is_left_for_validation_to_refuse(text
         assert not Schema(schema).valid(result.value)
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize("text", ["1.5", "1.0", "1e3", "1e400", ".5", "5."])
 def test_text_with_a_fraction_or_an_exponent_is_no_whole_number(text: str) -> None:
     assert coerce(Schema(INTEGER), text) == (text, ())
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize(
     ("text", "value"),
     [("19.99", 19.99), ("-0.5", -0.5), ("0.10", 0.1), (".5", 0.5), ("5.", 5.0), ("1e5", 1e5), ("2E-3", 0.002)],
@@ -120,7 +119,7 @@ def test_text_that_a_float_holds_exactly_becomes_it(text: str, value: float) -> 
     assert coerced(NUMBER, text) == value
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize(
     "text",
     ["0.1234567890123456789", "9007199254740993.0", "1e400", "-1e400", "1e-400", "1e999", "1" * 400 + ".0", "1e-4000"],
@@ -129,19 +128,19 @@ def test_text_that_would_lose_precision_is_left_as_it_is(text: str) -> None:
     assert coerce(Schema(NUMBER), text) == (text, ())
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize("text", ["true", "TRUE", "True", "tRuE", "1", "yes", "YES", "Yes"])
 def test_words_for_true_become_true(text: str) -> None:
     assert coerced(BOOLEAN, text) is True
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize("text", ["false", "FALSE", "False", "0", "no", "NO", "No"])
 def test_words_for_false_become_false(text: str) -> None:
     assert coerced(BOOLEAN, text) is False
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize(
     "text", ["", "on", "off", "y", "n", "t", "2", "01", " true", "true ", "\uff54rue", "ye\u017f", "null"]
 )
@@ -149,7 +148,7 @@ def test_other_words_are_no_booleans(text: str) -> None:
     assert coerce(Schema(BOOLEAN), text) == (text, ())
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 def test_conversion_goes_through_objects_arrays_references_and_maps() -> None:
     schema = Schema(
         {
@@ -174,7 +173,7 @@ def test_conversion_goes_through_objects_arrays_references_and_maps() -> None:
     assert given["rows"][0]["n"] == "1"
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
@@ -193,7 +192,7 @@ def test_a_union_takes_text_that_exactly_one_of_its_types_claims(schema: Json, t
     assert type(coerced(schema, text)) is type(value)
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
@@ -211,21 +210,21 @@ def test_text_that_may_stay_text_or_could_be_two_things_stays_as_it_is(schema: J
     assert coerce(Schema(schema), text) == (text, ())
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 def test_an_object_that_may_be_null_is_converted_inside() -> None:
     point: Json = {"type": "object", "properties": {"x": INTEGER}}
     assert coerced({"anyOf": [point, {"type": "null"}]}, {"x": "6"}) == {"x": 6}
     assert coerced({"anyOf": [{"type": "array", "items": point}, {"type": "null"}]}, [{"x": "6"}]) == [{"x": 6}]
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 def test_the_positions_of_a_tuple_are_converted_each_by_its_own_type() -> None:
     schema: Json = {"type": "array", "prefixItems": [INTEGER, BOOLEAN, TEXT], "items": NUMBER}
     assert coerced(schema, [1, True, "3"]) == [1, True, "3"], "this fits already"
     assert coerced(schema, ["1", "no", "3", "4.5"]) == [1, False, "3", 4.5]
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 def test_a_value_nested_beyond_all_sense_is_left_for_validation_to_refuse() -> None:
     value: Any = "1"
     for _ in range(50_000):
@@ -281,7 +280,7 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @given(SCHEMAS, VALUES)
 def test_converting_twice_changes_nothing_more(schema: Json, value: Any) -> None:
     once = coerce(Schema(schema), value)
@@ -290,7 +289,7 @@ def test_converting_twice_changes_nothing_more(schema: Json, value: Any) -> None
     assert again.value is once.value
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @given(SCHEMAS, VALUES)
 def test_a_value_that_already_fits_is_never_touched(schema: Json, value: Any) -> None:
     compiled = Schema(schema)
@@ -300,7 +299,7 @@ def test_a_value_that_already_fits_is_never_touched(schema: Json, value: Any) ->
         assert result.value is value
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @given(SCHEMAS, VALUES)
 def test_every_change_is_recorded_and_undoing_them_gives_what_was_sent(schema: Json, value: Any) -> None:
     result = coerce(Schema(schema), value)
@@ -328,7 +327,7 @@ NUMERALS = st.one_of(
 )
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @given(NUMERALS)
 def test_a_number_taken_from_text_is_written_again_as_the_number_that_was_sent(text: str) -> None:
     for schema in (NUMBER, INTEGER, {"type": ["integer", "number"]}):
@@ -338,20 +337,20 @@ def test_a_number_taken_from_text_is_written_again_as_the_number_that_was_sent(t
             assert Schema(schema).valid(value)
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_the_shortest_spelling_of_every_float_is_taken(number: float) -> None:
     assert coerced(NUMBER, repr(number)) == number
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @given(st.integers(min_value=-(10**200), max_value=10**200))
 def test_whole_numbers_of_any_size_keep_every_digit(number: int) -> None:
     assert coerced(INTEGER, str(number)) == number
     assert coerced(NUMBER, str(number)) == number
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 @given(st.text())
 def test_no_text_makes_conversion_fail_or_gives_a_value_that_does_not_fit(text: str) -> None:
     for schema in (INTEGER, NUMBER, BOOLEAN):
@@ -425,7 +424,7 @@ async def take(
     return [count, price, active]
 
 
-@pytest.mark.part_of("VALID-01", rest=REST)
+@pytest.mark.supports("VALID-01")
 async def test_a_call_takes_text_for_numbers_and_refuses_what_would_lose_something(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:
         await lock.add(take)

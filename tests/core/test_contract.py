@@ -331,7 +331,7 @@ LATENCY: list[tuple[float, bool, bool, TimeoutClass]] = [
 ]
 
 
-@pytest.mark.proves("LIFE-11")
+@pytest.mark.part_of("LIFE-11", rest="the class follows measured latency")
 @pytest.mark.parametrize(("p99_s", "external_io", "checkpointable", "expected"), LATENCY)
 def test_measured_latency_calls_for_the_class_of_the_decision_table(
     p99_s: float, external_io: bool, checkpointable: bool, expected: TimeoutClass
@@ -400,7 +400,7 @@ WINDOWS: list[tuple[Json, int, int]] = [
 ]
 
 
-@pytest.mark.part_of("IDEM-04", rest="replay before and after the end, and stores with skewed clocks")
+@pytest.mark.supports("IDEM-04")
 @pytest.mark.parametrize(("edits", "minimum_s", "expected"), WINDOWS)
 def test_a_record_lives_for_twice_the_class_maximum_but_never_less_than_the_minimum(
     edits: Json, minimum_s: int, expected: int

@@ -24,7 +24,7 @@ from tests.sample import Number
 SHIPPED = [*tools_in(vars(demo_tools)), *tools_in(vars(sample))]
 
 
-@pytest.mark.proves("CONTRACT-09")
+@pytest.mark.part_of("CONTRACT-09", rest="annotations do not decide about the sandbox")
 @pytest.mark.parametrize("one", SHIPPED, ids=repr)
 def test_every_tool_exports_a_declaration_that_the_standard_accepts(one: Any) -> None:
     document = declaration(contract_of(one.manifest)).document()
@@ -52,7 +52,7 @@ async def test_annotations_that_claim_safety_change_no_decision(tmp_path: Path) 
     assert not contract_of(boasting).manifest.concurrency_safe
 
 
-@pytest.mark.proves("CONTRACT-11")
+@pytest.mark.part_of("CONTRACT-11", rest="the interface is served")
 def test_safety_facts_come_from_the_contract_and_the_unsaid_ones_are_unsafe() -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="x")
     async def silent(number: Number) -> int:

@@ -743,7 +743,7 @@ def test_every_registry_state_reads_as_one_declaration_lifecycle() -> None:
     assert backwards == {"available": "active", "deprecated": "deprecated"}
 
 
-@pytest.mark.part_of("CONTRACT-09", rest="export of every built-in tool; annotations change no decision")
+@pytest.mark.supports("CONTRACT-09")
 @pytest.mark.parametrize(
     "field", ["schema_version", "tool_id", "namespace", "name", "description", "lifecycle", "tool_kind"]
 )
@@ -754,7 +754,7 @@ def test_a_declaration_without_a_required_field_is_refused(field: str) -> None:
     assert refused("tool_declaration", FULL["tool_declaration"] | {field: ""})
 
 
-@pytest.mark.part_of("CONTRACT-09", rest="export of every built-in tool; annotations change no decision")
+@pytest.mark.supports("CONTRACT-09")
 @thorough
 @given(words=st.lists(st.text("abcé-", min_size=1, max_size=5), max_size=14))
 def test_a_search_hint_has_three_to_ten_words(words: list[str]) -> None:
@@ -857,7 +857,7 @@ def test_progress_keeps_its_percent_within_a_hundred(percent: float) -> None:
         assert refused("tool_progress", changed("tool_progress", ["percent"], outside))
 
 
-@pytest.mark.part_of("CONTRACT-19", rest="previews, summaries and persisted bytes of a real large result")
+@pytest.mark.supports("CONTRACT-19")
 @pytest.mark.parametrize("kind", CONTENT)
 def test_a_result_holds_content_of_every_type(kind: str) -> None:
     item = {"type": kind, **CONTENT[kind]}
@@ -869,7 +869,7 @@ def test_a_result_holds_content_of_every_type(kind: str) -> None:
         assert not fits("tool_result", document | {"content": [wrong]})
 
 
-@pytest.mark.part_of("CONTRACT-19", rest="previews, summaries and persisted bytes of a real large result")
+@pytest.mark.supports("CONTRACT-19")
 def test_the_representations_of_a_result_differ_without_losing_the_original() -> None:
     result = ToolResult(
         result_id="r",

@@ -413,7 +413,7 @@ async def test_arguments_that_are_no_object_as_json_are_refused(world: World) ->
         assert (refused.status, refused.envelope.code) == (grpc.StatusCode.INVALID_ARGUMENT, "E3004")
 
 
-@pytest.mark.part_of("OPS-05", rest="the same over every door, compared")
+@pytest.mark.supports("OPS-05")
 async def test_what_the_token_does_not_cover_is_denied(world: World) -> None:
     assert (await refusal(world.invoke("locked.vault"))).envelope.code == "E3206"
     world.token = await world.lock.tokens.issue(subject=AGENT, user=USER, by=OPERATOR, tools=[ToolGrant("demo.echo")])
@@ -422,7 +422,7 @@ async def test_what_the_token_does_not_cover_is_denied(world: World) -> None:
     assert denied.envelope.invocation_id == world.closed()[-1]["call"]
 
 
-@pytest.mark.part_of("OPS-05", rest="the same over every door, compared")
+@pytest.mark.supports("OPS-05")
 async def test_without_a_good_token_there_is_nothing_to_see(world: World) -> None:
     bad = {None: "E3212", "": "E3203", "Bearer": "E3203", "Basic eDp5": "E3203", "Bearer nonsense": "E3203"}
     stub = world.stub

@@ -496,7 +496,7 @@ async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: P
 # Time
 
 
-@pytest.mark.proves("LIFE-10")
+@pytest.mark.part_of("LIFE-10", rest="hooks keep the call's deadline")
 async def test_at_every_door_a_tool_that_overruns_is_cut_off_with_all_its_processes(place: Place) -> None:
     calls = [
         place.ways[door](Wish("cell.lingers", {"marker": f"86{place_of:04}"})) for place_of, door in enumerate(DOORS)
@@ -738,7 +738,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.proves("IDEM-06")
+@pytest.mark.part_of("IDEM-06", rest="the same key at another version")
 async def test_at_every_door_a_known_key_with_another_argument_is_a_conflict(place: Place) -> None:
     for door in DOORS:
         wish = Wish("demo.increment", {"name": door}, key=door)

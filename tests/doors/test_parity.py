@@ -332,7 +332,7 @@ CASES: Mapping[str, tuple[Callable[[str], Wish], Any]] = {
 }
 
 
-@pytest.mark.proves("OPS-05")
+@pytest.mark.part_of("OPS-05", rest="metrics")
 @pytest.mark.parametrize("case", CASES)
 async def test_a_call_is_the_same_through_every_door(ways: Ways, case: str) -> None:
     wish, expected = CASES[case]

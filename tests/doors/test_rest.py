@@ -179,7 +179,7 @@ def refused(response: httpx.Response, status: int, code: str) -> Json:
 # The seed's flows
 
 
-@pytest.mark.part_of("OPS-01", rest="the flow through the command line; see tests/cli")
+@pytest.mark.supports("OPS-01")
 async def test_a_tool_is_registered_and_echoes_what_the_holder_of_a_token_sends(world: World) -> None:
     registered = await world.post("/v1/tools/register", COMPLETE, "root")
     assert (registered.status_code, registered.json()["tool_id"]) == (201, "default.echo_tool")

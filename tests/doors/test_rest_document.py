@@ -72,7 +72,7 @@ def served(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Gen
     thread.join(30)
 
 
-@pytest.mark.part_of("OPS-01", rest="the flow through the command line; see tests/cli")
+@pytest.mark.supports("OPS-01")
 def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(served: Served) -> None:
     schema = schemathesis.openapi.from_dict(served.document)
     schema.config.update(base_url=served.url, headers={"Authorization": f"Bearer {served.token}"})

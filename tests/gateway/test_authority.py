@@ -27,7 +27,7 @@ from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[re
 from tests.sample import Name, increment, send, world
 
 LEAST = pytest.mark.proves("AUTH-07")
-SANDBOX = pytest.mark.part_of("AUTH-09", rest="tools outside this process: its environment, files and metadata address")
+SANDBOX = pytest.mark.supports("AUTH-09")
 CANARY = "canary-in-the-environment-5512"
 
 USER, AGENT, HELPER = (make_did_key(make_private("EdDSA").public_key()) for _ in range(3))

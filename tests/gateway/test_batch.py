@@ -104,7 +104,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.proves("LIFE-17")
+@pytest.mark.part_of("LIFE-17", rest="reversible writes and open-world reads do not run beside one another")
 @settings(max_examples=25)
 @given(kinds=st.lists(st.sampled_from(["safe", "alone", "depends"]), min_size=1, max_size=7), data=st.data())
 def test_unsafe_calls_never_overlap_and_results_keep_the_order_of_requests(kinds: list[str], data: Any) -> None:
@@ -144,7 +144,8 @@ def failing(lock: Interlock) -> list[Request]:
     return [first, *requests(lock, ["safe"] * 4)[1:], lock.request("b.alone", {"number": 9})]
 
 
-@pytest.mark.proves("LIFE-16", "LIFE-17")
+@pytest.mark.proves("LIFE-17")
+@pytest.mark.part_of("LIFE-16", rest="yielded, fallback and discard")
 async def test_cancel_siblings_cuts_off_the_others_and_labels_their_results(batches: Interlock) -> None:
     policy = BatchPolicy(sibling_failure="cancel_siblings")
     task = asyncio.create_task(batches.batch(failing(batches), policy))

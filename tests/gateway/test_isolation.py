@@ -54,7 +54,7 @@ async def test_a_tool_runs_isolated_and_answers_as_any_other(lock: Interlock) ->
     assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
-@pytest.mark.proves("EXEC-04")
+@pytest.mark.part_of("EXEC-04", rest="two processes")
 @pytest.mark.proves("EXEC-05")
 @pytest.mark.parametrize(
     ("what", "expected"),
@@ -106,7 +106,10 @@ async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> N
     assert "allowance" in refused.error.message
 
 
-@pytest.mark.proves("AUTH-09")
+@pytest.mark.part_of(
+    "AUTH-09",
+    rest="environment and key files seen in process; the caller's identity at HTTP upstreams",
+)
 async def test_no_right_of_the_server_reaches_the_tool(lock: Interlock) -> None:
     seen = (await lock.call("cell.attempt", what="environment")).unwrap()
     assert "A_SERVERS_SECRET" not in seen

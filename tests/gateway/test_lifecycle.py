@@ -288,7 +288,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert sum(one in TERMINAL for one in self.trail.states) == 1
 
 
-TestLifecycle = pytest.mark.proves("LIFE-04")(Lifecycle.TestCase)
+TestLifecycle = pytest.mark.part_of("LIFE-04", rest="timeouts and a crash")(Lifecycle.TestCase)
 
 
 def test_every_state_is_reachable_and_every_end_has_a_history() -> None:
@@ -434,7 +434,7 @@ async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_map
     ]  # fmt: skip
 
 
-@pytest.mark.proves("LIFE-05")
+@pytest.mark.part_of("LIFE-05", rest="all four inputs are kept")
 @given(arguments=st.fixed_dictionaries({"a": st.integers(-99, 99) | st.integers(-99, 99).map(str)}))
 def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_input(arguments: dict[str, Any]) -> None:
     async def scenario() -> None:

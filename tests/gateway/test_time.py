@@ -301,7 +301,8 @@ async def test_a_code_that_is_not_retryable_is_attempted_once_under_the_most_gen
     assert script.attempts == (10 if repeats else 1)
 
 
-@pytest.mark.proves("IDEM-10", "IDEM-11")
+@pytest.mark.proves("IDEM-10")
+@pytest.mark.part_of("IDEM-11", rest="proportional mode through the public API")
 async def test_nothing_sleeps_past_the_deadline_and_a_wanted_delay_is_honoured() -> None:
     script = Scripted([DOWN])
     result = await script.run(max_attempts=5, deadline=0.5)

@@ -55,7 +55,7 @@ def time() -> FakeClock:
 # The five cases of the specification
 
 
-@pytest.mark.proves("RESIL-01")
+@pytest.mark.part_of("RESIL-01", rest="settings per tool")
 def test_it_stays_closed_while_calls_succeed(time: FakeClock) -> None:
     made = breaker(time)
     for _ in range(10):
@@ -90,7 +90,7 @@ def test_the_first_call_after_the_timeout_makes_it_half_open(time: FakeClock) ->
     assert made.state == "half_open"
 
 
-@pytest.mark.proves("RESIL-02")
+@pytest.mark.part_of("RESIL-02", rest="settings per tool")
 def test_half_open_lets_exactly_so_many_through(time: FakeClock) -> None:
     made = half_open(time, half_open_max_calls=5)
     for _ in range(5):

@@ -105,7 +105,7 @@ def states(services: Services) -> list[str]:
     return [one.state for one in sorted(services.snapshot(), key=lambda one: one.service)]
 
 
-@pytest.mark.part_of("RESIL-09", rest="calls through the gateway, whose results bear the mark")
+@pytest.mark.supports("RESIL-09")
 async def test_endpoints_that_die_one_by_one_leave_the_next_and_at_last_a_marked_answer(
     servers: list[Server], services: Services, time: FakeClock
 ) -> None:

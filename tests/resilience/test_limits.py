@@ -268,7 +268,7 @@ def test_a_limit_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> Non
         RateLimit.model_validate(wrong)
 
 
-@pytest.mark.part_of("OBS-08", rest="the alert in the gateway")
+@pytest.mark.supports("OBS-08")
 def test_a_loop_of_identical_calls_is_told_once_in_a_window(time: FakeClock) -> None:
     watch = LoopWatch(LoopLimits(identical=3, calls=1000, window_s=60))
     told = [watch.seen(ANN, "demo.add", "a" * 64, time.clock.monotonic()) for _ in range(20)]
@@ -279,7 +279,7 @@ def test_a_loop_of_identical_calls_is_told_once_in_a_window(time: FakeClock) -> 
     assert [index for index, text in enumerate(told) if text is not None] == [3]
 
 
-@pytest.mark.part_of("OBS-08", rest="the alert in the gateway")
+@pytest.mark.supports("OBS-08")
 def test_a_caller_that_calls_too_often_is_told_of_whatever_it_calls(time: FakeClock) -> None:
     watch = LoopWatch(LoopLimits(identical=3, calls=50, window_s=60))
     told = [watch.seen(ANN, "demo.add", str(number), time.clock.monotonic()) for number in range(100)]

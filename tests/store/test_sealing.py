@@ -85,7 +85,7 @@ def test_what_was_sealed_for_one_purpose_or_place_does_not_open_for_another(shar
     assert _refusal(shared, sealed, about="there") == "E3604"
 
 
-@pytest.mark.part_of("EXEC-08", rest="the store of credentials and Vault")
+@pytest.mark.supports("EXEC-08")
 def test_another_key_does_not_open_it(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

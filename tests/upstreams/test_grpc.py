@@ -86,7 +86,7 @@ async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> 
 
 
 @pytest.mark.proves("OBS-02")
-@pytest.mark.proves("EXEC-09")
+@pytest.mark.part_of("EXEC-09", rest="the egress policy holds for adapters; credentials are the caller's own")
 async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path, reflection=True) as server:
         async with upstream(server.port) as one:

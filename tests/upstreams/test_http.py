@@ -501,7 +501,7 @@ PETS: Json = {
 }
 
 
-@pytest.mark.part_of("EXEC-11", rest="how a document becomes definitions and classes")
+@pytest.mark.supports("EXEC-11")
 @pytest.mark.parametrize("how", ["inline", "json", "yaml"])
 async def test_operations_of_a_document_are_discovered_and_called_to_the_letter(how: str) -> None:
     def answer(got: Got) -> Answer:

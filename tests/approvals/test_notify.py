@@ -23,6 +23,7 @@ from interlock.approvals.notify import Courier, undelivered
 from interlock.approvals.webhook import verify
 from interlock.core.channels import Channel
 from interlock.core.errors import Failure
+from interlock.core.supervise import Supervisor
 from interlock.store import tables
 from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal, Transaction
@@ -69,6 +70,7 @@ class Post:
             alive=instance.alive,
             clock=self.time.clock,
             secrets=options.pop("secrets", secrets),
+            supervisor=Supervisor(self.time.clock),
             **options,
         )
         self.open.append((courier, journal, instance))

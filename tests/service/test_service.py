@@ -254,7 +254,7 @@ async def test_what_is_registered_through_a_door_serves_again_after_a_restart(pl
 async def test_readiness_tells_each_dependency_and_nothing_else(place: Place) -> None:
     assert await place.service.health.ready() == (
         "healthy",
-        {"store": "healthy", "signer": "healthy", "policy": "healthy", "sinks": "healthy", "upstreams": "healthy"},
+        dict.fromkeys(("store", "signer", "policy", "sinks", "upstreams", "background"), "healthy"),
     )
     place.lock.home.keys.joinpath("issuer", f"{10**14:015d}.{'k' * 43}.pem").write_bytes(b"damaged")
     # Whoever asks often is told what was found a moment ago.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,7 @@ from interlock.approvals.notify import Courier
 from interlock.audit.retention import expire_payloads
 from interlock.authority import budgets
 from interlock.core.clock import Clock
-from interlock.core.errors import Failure
+from interlock.core.supervise import Supervisor
 from interlock.gateway import keys
 from interlock.gateway.desk import Desk
 from interlock.gateway.reconcile import block_orphans
@@ -23,10 +21,10 @@ if TYPE_CHECKING:
     from interlock.registry.retirement import Milestone
     from interlock.upstreams.manager import Upstreams
 
-_log = logging.getLogger("interlock.app")
-
 # How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
 TICKETS_EVERY_S = 1.0
+# How often is looked whether housekeeping is due, which is once an hour for all processes on a home together.
+HOUSE_EVERY_S = 600.0
 
 
 class Chores:
@@ -45,6 +43,7 @@ class Chores:
         pay: Callable[[], Awaitable[None]],
         heed: Callable[[], Awaitable[None]],
         alive: Callable[[str], bool],
+        supervisor: Supervisor,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -56,14 +55,23 @@ class Chores:
         self._pay = pay
         self._heed = heed
         self._alive = alive
-        chores = (self._keep_house(), self._keep_time(), self._keep_watch()) if settings.housekeeping else ()
-        self._tasks = [asyncio.create_task(chore) for chore in chores]
+        if settings.housekeeping:
+            self._begin(supervisor)
 
-    async def close(self) -> None:
-        """Leave it all to the next process."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def _begin(self, supervisor: Supervisor) -> None:
+        """Start the jobs. Each is a task of its own, so that one that fails or takes long keeps no other from running.
+
+        The end of the journal is signed with the next write; where none comes, a job sees to it.
+        """
+        supervisor.every("housekeeping", HOUSE_EVERY_S, self._keep_house)
+        supervisor.every("recording of owed outcomes", TICKETS_EVERY_S, self._pay)
+        supervisor.every("requests of other processes", TICKETS_EVERY_S, self._heed)
+        supervisor.every("calls of dead processes", TICKETS_EVERY_S, self._settle_orphans)
+        supervisor.every("tickets", TICKETS_EVERY_S, self._keep_tickets)
+        if self._settings.resume_approved:
+            supervisor.every("approved calls", TICKETS_EVERY_S, self._approvals.resume_all)
+        supervisor.every("signing of the journal", TICKETS_EVERY_S, self._keep_signed)
+        supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._keep_watch, at_once=False)
 
     async def maintain(self) -> list[Milestone]:
         """Let go of what has expired and retire versions whose time has come. Runs by itself once an hour."""
@@ -79,43 +87,22 @@ class Chores:
         return milestones
 
     async def _keep_house(self) -> None:
-        while True:
-            try:
-                if await self._journal.commit(_maintenance_due):
-                    await self.maintain()
-            except Failure as failure:  # a full disk, a held lock: there is always a next time
-                _log.warning("housekeeping was put off: %s", failure.message)
-            await asyncio.sleep(600)
+        if await self._journal.commit(_maintenance_due):
+            await self.maintain()
 
-    async def _keep_time(self) -> None:
-        """Look after tickets: expiry, escalation, telling people, and going on where this process is to do so.
+    async def _settle_orphans(self) -> None:
+        await block_orphans(self._journal, self._alive, self._announce)
 
-        And after what other processes ask of this one, or left open when they died; after outcomes that could not be
-        recorded; and after the end of the journal, which is signed with the next write: where none comes, this is it.
-        """
-        while True:
-            try:
-                await self._pay()
-                await self._heed()
-                await block_orphans(self._journal, self._alive, self._announce)
-                await self._approvals.sweep()
-                self._courier.wake()
-                if self._settings.resume_approved:
-                    await self._approvals.resume_all()
-                if self._journal.unsigned:
-                    await self._journal.commit(_sign)
-            except Failure as failure:
-                _log.warning("tickets were not looked after: %s", failure.message)
-            await asyncio.sleep(TICKETS_EVERY_S)
+    async def _keep_tickets(self) -> None:
+        await self._approvals.sweep()
+        self._courier.wake()
+
+    async def _keep_signed(self) -> None:
+        if self._journal.unsigned:
+            await self._journal.commit(_sign)
 
     async def _keep_watch(self) -> None:
-        """Ask the upstreams now and then whether they are there."""
-        while True:
-            await asyncio.sleep(self._settings.upstream_probe_s)
-            try:
-                await self._upstreams().probe_all()
-            except Failure as failure:
-                _log.warning("upstreams were not looked after: %s", failure.message)
+        await self._upstreams().probe_all()
 
 
 _EVICTIONS = (

@@ -39,6 +39,7 @@ from interlock.core.phases import Lease, Request
 from interlock.core.redact import RedactionRules, Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Locks
 from interlock.gateway.batch import Batch, BatchPolicy
 from interlock.gateway.desk import Desk
@@ -102,6 +103,7 @@ class Interlock:
         self.clock = clock
         self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
         self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
+        self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)
         self.catalog = Catalog(self.journal, clock, home.manifests)
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
         self.elsewhere = Elsewhere(self.journal, self.instance)
@@ -138,6 +140,7 @@ class Interlock:
             clock=clock,
             instance=self.instance,
             cursors=Cursors(home.keys),
+            supervisor=self.supervisor,
             connect=lambda name: self._connect(name),
         )
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
@@ -158,6 +161,7 @@ class Interlock:
             alive=self.instance.alive,
             clock=clock,
             secrets=self._secret_texts,
+            supervisor=self.supervisor,
         )
         self._caller_id = caller or f"local:{_user()}"
         self._acting: Caller | None = None
@@ -172,6 +176,7 @@ class Interlock:
             pay=self.gateway.pay,
             heed=lambda: self.elsewhere.heed(self.gateway.execution.cancel),
             alive=self.instance.alive,
+            supervisor=self.supervisor,
         )
         self._end_demonstration = demonstration.keep_in(home.path)
 
@@ -200,6 +205,7 @@ class Interlock:
             announce=self.gateway.observer.announce,
             look=self.gateway.quarantine.look,
             answers=self.gateway.execution.services.answers,
+            supervisor=self.supervisor,
         )
 
     @classmethod
@@ -222,7 +228,7 @@ class Interlock:
 
     async def close(self) -> None:
         """Finish what is being written, anchor the chain, let go of the home."""
-        await self._chores.close()
+        await self.supervisor.stop()
         await self.courier.close()
         if "upstreams" in vars(self):
             await self.upstreams.finish()
@@ -231,6 +237,7 @@ class Interlock:
             await self.upstreams.close()
         await self.engine.close()
         await self._source.close()
+        await self.supervisor.close()
         await self.journal.close()
         self.instance.close()
         self._end_demonstration()
@@ -458,6 +465,14 @@ class Interlock:
 
     def _alert_upstream(self, name: str, words: str) -> None:
         self.gateway.observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", upstream=name, reason=words)
+
+    def _alert_background(self, task: str, reason: str) -> None:
+        announce = self.gateway.observer.announce
+        announce("tool.alert", "", "", alert="BACKGROUND_TASK_FAILED", task=task, reason=reason)
+
+    def _tell_background(self) -> None:
+        """Let other processes on this home, such as `interlock doctor`, see which background tasks fail."""
+        self.instance.tell({"failing": [[one.task, one.failures, one.error] for one in self.supervisor.failing]})
 
     def _connect_upstream(self, name: str) -> Connector:
         return self.upstreams.connect(name)

@@ -33,6 +33,7 @@ from interlock.core.channels import SECRET, Channel
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.core.supervise import Supervisor
 from interlock.store import addresses, records
 from interlock.store.journal import Journal, Transaction, Unit
 
@@ -102,6 +103,7 @@ class Courier:
         alive: Callable[[str], bool],
         clock: Clock,
         secrets: Secrets,
+        supervisor: Supervisor,
         webhooks: Webhooks | None = None,
         resolve: addresses.Resolve = addresses.resolve_by_system,
     ) -> None:
@@ -111,6 +113,7 @@ class Courier:
         self._alive = alive
         self._clock = clock
         self._secrets = secrets
+        self._supervisor = supervisor
         self._webhooks = webhooks or Webhooks(clock, resolve=resolve)
         self._services = {
             channel.name: _Service(channel, resolve) for channel in self._channels.values() if channel.url is not None
@@ -122,7 +125,7 @@ class Courier:
         """Begin to send what is due, without waiting for it."""
         for name in self._due_channels():
             if name not in self._lanes:
-                self._lanes[name] = asyncio.create_task(self._run_lane(name))
+                self._lanes[name] = self._supervisor.spawn(f"notifications by {name}", self._run_lane(name))
 
     async def deliver_due(self) -> int:
         """Try everything that is due, once, and note what became of it. Returns how many messages were tried."""

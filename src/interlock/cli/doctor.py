@@ -312,6 +312,15 @@ def _tickets(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding("notify", "attention", f"{count} not delivered by `{channel}`: {error}", advice)
 
 
+def _check_background(home: Home) -> Iterator[Finding]:
+    """Background tasks that fail in processes that run on this home now, as each of them reports."""
+    for process, told in home.told():
+        for task, failures, error in told.get("failing", ()):
+            what = f"{task} failed {failures} times in a row in process {process}: {error}"
+            advice = "read the log of that process; the task is tried again by itself, at least once a minute"
+            yield Finding("background", "attention", what, advice)
+
+
 def _check_policy(home: Home) -> Iterator[Finding]:
     from interlock.authority.cedar import DEFAULT, Rules, check
     from interlock.authority.policy import read_file
@@ -545,6 +554,7 @@ CHECKS: tuple[Check, ...] = (
     _check_home,
     _check_disk,
     _check_journal,
+    _check_background,
     _check_policy,
     _check_settings,
     _check_tools,

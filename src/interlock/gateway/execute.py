@@ -21,6 +21,7 @@ from interlock.core.errors import Failure
 from interlock.core.phases import Call, Granted, Lease, Ran, Read, Request, Requested, Source, Why
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Claim, Locks, check_preconditions
 from interlock.effects.session import SessionState
 from interlock.executors.function import Begun, FunctionExecutor
@@ -65,6 +66,7 @@ class Execution:
         locks: Locks,
         quarantine: Quarantine,
         checkpoints: Checkpoints,
+        supervisor: Supervisor,
         connect: Connect = nowhere,
     ) -> None:
         self._journal = journal
@@ -77,7 +79,7 @@ class Execution:
         self._lend = lend
         self._locks = locks
         self._checkpoints = checkpoints
-        self.services = Services(journal, clock, listen=self._note_service)
+        self.services = Services(journal, clock, listen=self._note_service, supervisor=supervisor)
         self._watching = Watching(journal, settings, observer, quarantine)
         # Whether what calls change is watched, so that calls have to be kept apart from one another.
         self.watches = self._watching.active

@@ -32,6 +32,7 @@ from interlock.core.redact import Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.core.scrub import scrubbed_at
+from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Locks
 from interlock.executors.function import Begun
 from interlock.executors.remote import Connect, nowhere
@@ -81,6 +82,7 @@ class Gateway:
         clock: Clock,
         instance: Instance,
         cursors: Cursors,
+        supervisor: Supervisor,
         connect: Connect = nowhere,
     ) -> None:
         self._catalog = catalog
@@ -121,6 +123,7 @@ class Gateway:
             locks=locks,
             quarantine=self.quarantine,
             checkpoints=self.checkpoints,
+            supervisor=supervisor,
             connect=connect,
         )
         self.asking = Asking(

@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.manifest import CircuitBreakerConfig
+from interlock.core.supervise import Supervisor
 from interlock.core.words import wait
 from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, Tuning, answered, counts
@@ -142,12 +143,14 @@ class Services:
         *,
         listen: Callable[[str, str, str], None] | None = None,
         tunings: Mapping[str, Tuning] | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self._journal = journal
         self._clock = clock
         self._monotonic = clock.monotonic
         self._listen = listen
         self._tunings = tunings or {}
+        self._supervisor = supervisor or Supervisor(clock)
         self._held: dict[str, _Held] = {}
         self._rows: dict[str, Row] = {}
         self._suspended: dict[str, int] = {}
@@ -279,7 +282,7 @@ class Services:
         reason = held.reason if new == "open" else "answers again" if new == "closed" else "is being tried"
         held.moves.append(_Move(old, new, row, reason))
         if held.writer is None:
-            held.writer = asyncio.get_running_loop().create_task(self._write(service, held))
+            held.writer = self._supervisor.spawn(f"recording of the state of {service}", self._write(service, held))
         self._tell(service, old, new)
 
     async def _write(self, service: str, held: _Held) -> None:

@@ -48,7 +48,7 @@ class Health:
         if "down" in parts.values():
             return "down", parts
         # Without these, calls are still served.
-        parts |= {"sinks": self._sinks(), "upstreams": self._upstreams()}
+        parts |= {"sinks": self._sinks(), "upstreams": self._upstreams(), "background": self._background()}
         return "healthy" if set(parts.values()) == {"healthy"} else "degraded", parts
 
     async def _store_answers(self) -> None:
@@ -76,6 +76,9 @@ class Health:
 
     def _sinks(self) -> Condition:
         return "degraded" if undelivered(self._lock.journal, limit=1) else "healthy"
+
+    def _background(self) -> Condition:
+        return "degraded" if self._lock.supervisor.failing else "healthy"
 
     def _upstreams(self) -> Condition:
         answering = [one.state == "available" for one in self._lock.upstreams.list()]

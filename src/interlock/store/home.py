@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,16 @@ class Home:
     def alive(self) -> int:
         """How many processes run on this home now, this one among them if it does."""
         return sum(_held(path) for path in self.instances.glob("*.lock"))
+
+    def told(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What each living process on this home last wrote into its sign of life."""
+        for path in sorted(self.instances.glob("*.lock")):
+            try:
+                text = path.read_bytes() if _held(path) else b""
+                if text:
+                    yield path.stem, orjson.loads(text)
+            except (OSError, ValueError):
+                continue  # it ended, or is writing just now
 
     def _refuse_in_use(self, found: str) -> None:
         if (count := self.alive()) == 0:
@@ -293,6 +304,15 @@ class Instance:
         if owner == self.id:
             return True
         return _INSTANCE.match(owner) is not None and _held(self._home.instances / f"{owner}.lock")
+
+    def tell(self, document: dict[str, Any]) -> None:
+        """Write how this process is into its sign of life, for others on this home to read: `Home.told`."""
+        try:
+            text = orjson.dumps(document)
+            os.pwrite(self._file.fileno(), text, 0)
+            os.ftruncate(self._file.fileno(), len(text))
+        except OSError:
+            pass  # a full disk is told in other ways
 
     def close(self) -> None:
         (self._home.instances / f"{self.id}.lock").unlink(missing_ok=True)

@@ -59,6 +59,8 @@ SIGNALS: Mapping[str, Severity] = {
     "DEPRECATION_MIGRATION_COMPLETE": "info",
     "DEPRECATION_REMOVAL_BLOCKED": "warning",
     "TOOL_VERSION_REMOVED": "info",
+    # This process and its home.
+    "BACKGROUND_TASK_FAILED": "critical",
     # Systems that others run.
     "SERVICE_BREAKER": "warning",
     "UPSTREAM_UNAVAILABLE": "critical",

@@ -470,6 +470,12 @@ class Supervisor(Generic[T]):
                 _settle(attempt, failure)
                 if not again:
                     return
+            except Exception as error:  # noqa: BLE001 - a fault of this program must not leave callers waiting
+                _log.exception("%s could not be started", self._name or "an upstream")
+                self._bringing = None
+                words = f"the upstream could not be started: {type(error).__name__}"
+                _settle(self._attempt, Failure("E3502", words, details={"sent": False}))
+                return
             else:
                 self._bringing = None
                 self._adopt(started)

@@ -28,6 +28,7 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Lease
 from interlock.core.schema import Json
+from interlock.core.supervise import Supervisor
 from interlock.registry.catalog import Catalog
 from interlock.store.journal import Journal
 from interlock.upstreams import book
@@ -75,6 +76,7 @@ class Upstreams:
         try_out: TryOut,
         announce: Callable[..., None],
         look: Callable[[], None],
+        supervisor: Supervisor,
         answers: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._journal = journal
@@ -85,6 +87,7 @@ class Upstreams:
         self._try_out = try_out
         self._announce = announce
         self._look = look
+        self._supervisor = supervisor
         self._answers = answers
         self._connectors: dict[str, tuple[Upstream, Connector]] = {}
         self._trying: dict[str, Connector] = {}  # upstreams that are being added, for the contract tests of their tools
@@ -131,7 +134,7 @@ class Upstreams:
                 return
             again = self._changed[name] = asyncio.Event()
             again.set()
-            self._looks[name] = self._spawn(self._look_again(name, again))
+            self._looks[name] = self._spawn(f"look at the changed upstream {name}", self._look_again(name, again))
 
         return changed
 
@@ -162,10 +165,10 @@ class Upstreams:
             ):
                 self._away.discard(name)
                 del self._connectors[name]
-                self._spawn(connector.close())
+                self._spawn(f"closing of the upstream {name}", connector.close())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._supervisor.spawn(name, work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -188,7 +188,7 @@ class McpDoor:
 
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncGenerator[None]:
-        task = asyncio.ensure_future(self._watch())
+        task = self._service.lock.supervisor.keep("announcing of changed tools", self._watch)
         try:
             yield
         finally:
@@ -196,7 +196,7 @@ class McpDoor:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Announce what any process does to the registry."""
+        """Announce changes that any process makes to the registry."""
         seen = registry_epoch(self._service.lock.journal)
         while True:
             await asyncio.sleep(LOOK_EVERY_S)

@@ -52,6 +52,7 @@ class Changes:
     def __init__(self, service: Service, caller: Callable[[Context], Awaitable[Caller]]) -> None:
         self.offers = Offers(service, self._list_changed)
         self._caller = caller
+        self._supervisor = service.lock.supervisor
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus)
         self._watching = Watching(service, self.offers, self._resource_changed)
@@ -79,7 +80,7 @@ class Changes:
         """Tell clients of a list that an upstream changed. Tools change when the registry does, which tells itself."""
         if kind != "tools" and kind not in self._untold:
             self._untold.add(kind)
-            task = asyncio.ensure_future(self._tell_of(kind))
+            task = self._supervisor.spawn(f"telling of changed {kind}", self._tell_of(kind))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 

@@ -81,7 +81,11 @@ class _Watch:
         self._upstream = upstream
         self._own = own
         self._news = asyncio.Event()
-        self._tasks = [asyncio.ensure_future(self._stay()), asyncio.ensure_future(self._pass_on(tell))]
+        keep = service.lock.supervisor.keep
+        self._tasks = [
+            keep(f"watching of a resource of {upstream}", self._stay),
+            keep(f"telling of changed resources of {upstream}", lambda: self._pass_on(tell)),
+        ]
 
     def end(self) -> None:
         self.agreed.cancel()

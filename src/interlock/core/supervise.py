@@ -1,0 +1,196 @@
+"""Supervisor of the long-lived tasks of a process.
+
+Work that no call waits for is started here: jobs that run every so often (`every`), tasks that should never end
+(`keep`), and work that is done once in the background (`spawn`). Nobody awaits such work, so an exception in it would
+be lost. The supervisor logs it, raises an alert and, for jobs and tasks, starts the work again after a pause. Pauses
+double from one failure to the next up to a minute and are jittered, so that many processes on one home do not fail in
+step.
+
+`failing` lists what fails at the moment. `/ready` shows it, and each process writes it into its sign of life, where
+`interlock doctor` reads it.
+
+Tasks that belong to one call, one connection or one request are awaited or ended by their owner and are not kept here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.core.record import record
+from interlock.core.seldom import Seldom
+
+_log = logging.getLogger("interlock.background")
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+# A task that was started again and has run for this long counts as recovered.
+STEADY_S = 60.0
+# The same failure of the same task is logged with its traceback, and alerted, once in this time.
+TELL_EVERY_S = 60.0
+
+
+@record
+class Failing:
+    """A task that fails at the moment: how often in a row, and the last error in one line."""
+
+    task: str
+    failures: int
+    error: str
+
+
+class _Kept:
+    """State of one supervised task."""
+
+    __slots__ = ("error", "failures", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.failures = 0
+        self.error = ""
+
+
+class Supervisor:
+    """Starts background tasks and keeps them going. Belongs to the event loop it is used on.
+
+    `alert` gets the name of a task and the reason why it failed. `changed` is called when a task begins to fail or has
+    recovered. Both run on the loop.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        alert: Callable[[str, str], None] = lambda task, reason: None,
+        changed: Callable[[], None] = lambda: None,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._alert = alert
+        self._changed = changed
+        self._seldom = Seldom(TELL_EVERY_S, clock.monotonic)
+        self._kept: dict[asyncio.Task[Any], _Kept] = {}
+        self._spawned: set[asyncio.Task[Any]] = set()
+
+    @property
+    def failing(self) -> list[Failing]:
+        """The tasks that failed last time and have not recovered, by name."""
+        found = [Failing(task=one.name, failures=one.failures, error=one.error) for one in self._kept.values()]
+        return sorted((one for one in found if one.failures), key=lambda one: one.task)
+
+    def every(self, name: str, seconds: float, step: Callable[[], Awaitable[Any]], *, at_once: bool = True) -> None:
+        """Run a step again and again with this pause between; one that fails pauses longer."""
+        kept = _Kept(name)
+
+        async def go_on() -> None:
+            if not at_once:
+                await self._sleep(seconds)
+            while True:
+                try:
+                    await step()
+                except BaseException as error:  # noqa: BLE001 - whatever it is, the next step must come
+                    await self._sleep(max(seconds, self._pause_after(kept, error)))
+                else:
+                    self._recovered(kept)
+                    await self._sleep(seconds)
+
+        self._start(kept, go_on())
+
+    def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Run a task until it returns or is cancelled; start it again when it raises."""
+        kept = _Kept(name)
+
+        async def go_on() -> None:
+            while True:
+                steady = asyncio.get_running_loop().call_later(STEADY_S, self._recovered, kept)
+                try:
+                    return await work()
+                except BaseException as error:  # noqa: BLE001 - whatever it is, the task is started again
+                    pause_s = self._pause_after(kept, error)
+                finally:
+                    steady.cancel()
+                await self._sleep(pause_s)
+
+        return self._start(kept, go_on())
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do something once in the background. A failure is logged and alerted; it is not tried again."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def stop(self) -> None:
+        """End the jobs and the kept tasks. Work that was spawned goes on: others may need what it finishes."""
+        await _end(list(self._kept))
+
+    async def close(self) -> None:
+        """End everything."""
+        await _end([*self._kept, *self._spawned])
+
+    def _start(self, kept: _Kept, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=kept.name)
+        self._kept[task] = kept
+        task.add_done_callback(self._let_go)
+        return task
+
+    def _let_go(self, task: asyncio.Task[Any]) -> None:
+        kept = self._kept.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._tell(kept.name, error)
+        if kept.failures:
+            self._changed()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._spawned.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._tell(task.get_name(), error)
+
+    def _pause_after(self, kept: _Kept, error: BaseException) -> float:
+        """Note a failure; returns how long to pause. Raises again what ends the task: its own cancellation, an exit."""
+        if not isinstance(error, Exception | asyncio.CancelledError):
+            raise error
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+            raise error
+        # A cancellation that is not this task's own came out of something it awaited, and is a failure like any other.
+        kept.failures += 1
+        kept.error = _in_words(error)
+        self._tell(kept.name, error)
+        if kept.failures == 1:
+            self._changed()
+        bound = min(FIRST_PAUSE_S * 2 ** min(kept.failures - 1, 16), LONGEST_PAUSE_S)
+        return bound * (0.5 + self._clock.random_bytes(1)[0] / 512)
+
+    def _recovered(self, kept: _Kept) -> None:
+        if kept.failures:
+            kept.failures, kept.error = 0, ""
+            _log.info("%s works again", kept.name)
+            self._changed()
+
+    def _tell(self, name: str, error: BaseException) -> None:
+        held_back = self._seldom.due((name, type(error)))
+        if held_back is None:
+            return
+        # A Failure says in its message what happened; anything else is a fault of a program and needs its traceback.
+        trace = None if isinstance(error, Failure) else error
+        more = f", {held_back} times more since this was last logged" if held_back else ""
+        _log.error("%s failed: %s%s", name, _in_words(error), more, exc_info=trace)
+        self._alert(name, _in_words(error))
+
+
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _in_words(error: BaseException) -> str:
+    """An error in one line. The text of an unforeseen one may hold anything, so only its type is told."""
+    return f"{error.code} {error.message}" if isinstance(error, Failure) else type(error).__name__

@@ -1,0 +1,67 @@
+"""Background work of a process survives what it meets in the home, and says what it could not do."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from interlock import Interlock
+from interlock.cli.doctor import examine
+from interlock.service.health import Health
+from interlock.store.home import Home
+from interlock.telemetry.alerts import Alert
+from tests import sample
+
+WITHIN_S = 60.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():  # noqa: ASYNC110 - whatever makes it true has no event to wait for
+            await asyncio.sleep(0.01)
+
+
+def edit(home: Path, statement: str, *values: str) -> None:
+    with closing(sqlite3.connect(home / "interlock.db", timeout=30)) as connection, connection:
+        connection.execute(statement, values)
+
+
+async def test_a_damaged_ticket_is_told_everywhere_and_stops_no_other_work(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with Interlock.open(home, ask_all_writes=True) as lock:
+        heard: list[Alert] = []
+        lock.gateway.telemetry.alerts.listeners.append(heard.append)
+        await lock.add(sample.increment)
+        assert (await lock.call("demo.increment", name="a", key="k")).pending
+        (chain,) = lock.journal.read("SELECT chain FROM ticket")[0]
+        edit(home, "UPDATE ticket SET chain = ?", "not JSON")
+
+        await until(lambda: bool(heard))
+        alert = heard[0]
+        assert (alert.name, alert.severity, alert.facts["task"]) == ("BACKGROUND_TASK_FAILED", "critical", "tickets")
+        condition, parts = await Health(lock).ready()
+        assert (condition, parts["background"]) == ("degraded", "degraded")
+        (finding,) = [one for one in examine(Home(home), machine=False) if one.name == "background"]
+        assert finding.status == "attention"
+        assert "tickets" in finding.what
+        assert "log" in finding.advice
+
+        # The other jobs go on: what is written now is signed though nothing more is written.
+        await lock.journal.append("read", "c", b'{"kind":"read","call":"c"}')
+        head = lock.journal.read("SELECT MAX(seq) FROM journal")[0][0]
+        await until(lambda: lock.journal.read("SELECT MAX(seq) FROM anchor")[0][0] >= head)
+
+        edit(home, "UPDATE ticket SET chain = ?", chain)
+        await until(lambda: not lock.supervisor.failing)
+        assert [one for one in examine(Home(home), machine=False) if one.name == "background"] == []
+
+
+async def test_no_sign_of_a_process_is_left_when_it_has_ended(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    async with Interlock.open(home.path, housekeeping=False) as lock:
+        lock.instance.tell({"failing": [["tickets", 3, "TypeError"]]})
+        assert [told for _, told in home.told()] == [{"failing": [["tickets", 3, "TypeError"]]}]
+    assert list(home.told()) == []

@@ -55,6 +55,7 @@ from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings
 from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal
+from interlock.store.readers import Readers
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 
@@ -102,6 +103,7 @@ class Interlock:
         self.settings = settings
         self.clock = clock
         self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
+        self.readers = Readers(home.database)
         self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
         self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)
         self.catalog = Catalog(self.journal, clock, home.manifests)
@@ -238,6 +240,7 @@ class Interlock:
         await self.engine.close()
         await self._source.close()
         await self.supervisor.close()
+        self.readers.close()
         await self.journal.close()
         self.instance.close()
         self._end_demonstration()

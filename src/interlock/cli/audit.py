@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.audit.chain import Verdict
     from interlock.cli.render import Page
+    from interlock.service.audit import Audit
 
 
 @click.group()
@@ -153,12 +156,14 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
     require(lock.caller, "audit:read", "reading the audit journal")
     if target is not None and not replace:
         _refuse_taken(target)
-    upto = await Audit(lock).begin_export(by=lock.caller, door="cli")
+    journal = Audit(lock)
+    upto = await journal.begin_export(by=lock.caller, door="cli")
     if target is None:
-        _export(lock, out.stdout, upto)
+        await _export(journal, out.stdout, upto)
         out.stdout.flush()
         return 0
-    count = _export_to(lock, target, upto, replace=replace)
+    with _staged(target, replace=replace) as file:
+        count = await _export(journal, file, upto)
 
     def show(page: Page) -> None:
         page.line(f"{count:,} records written to {target}")
@@ -175,8 +180,9 @@ def _refuse_taken(target: Path) -> None:
         raise Failure("E3411", words, resolution="choose another name, or write over it: --replace")
 
 
-def _export_to(lock: Interlock, target: Path, upto: int, *, replace: bool) -> int:
-    """Write the file whole or not at all, readable by its owner alone."""
+@contextlib.contextmanager
+def _staged(target: Path, *, replace: bool) -> Generator[IO[bytes]]:
+    """A file that is put in its place whole or not at all, readable by its owner alone."""
     from tempfile import mkstemp
 
     from interlock.core.errors import Failure
@@ -186,7 +192,7 @@ def _export_to(lock: Interlock, target: Path, upto: int, *, replace: bool) -> in
         descriptor, staged = mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with open(descriptor, "wb") as file:
-                count = _export(lock, file, upto)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             if not replace:
@@ -196,14 +202,11 @@ def _export_to(lock: Interlock, target: Path, upto: int, *, replace: bool) -> in
             Path(staged).unlink(missing_ok=True)
     except OSError as error:
         raise Failure("E3004", f"`{target.name}` cannot be written: {error.strerror}") from None
-    return count
 
 
-def _export(lock: Interlock, file: IO[bytes], upto: int) -> int:
-    from interlock.service.audit import lines_of
-
+async def _export(journal: Audit, file: IO[bytes], upto: int) -> int:
     count = 0
-    for records, lines in lines_of(lock, upto):
+    async for records, lines in journal.lines(upto):
         file.write(lines)
         count += records
     return count

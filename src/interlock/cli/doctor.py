@@ -146,15 +146,21 @@ def _check_disk(home: Home) -> Iterator[Finding]:
 
 @contextlib.contextmanager
 def _opened(home: Home) -> Generator[sqlite3.Connection]:
-    """The database, for reading only; refuses what is not ours or cannot be read."""
+    """The database in one read transaction, for reading only; refuses what is not ours or cannot be read.
+
+    INVARIANT: all that is read from it is as it was at one moment. Others write meanwhile, and two counts of a table at
+    two moments differ.
+    """
     from interlock.core.errors import Failure
     from interlock.store.home import APPLICATION_ID, no_room
 
     try:
-        connection = sqlite3.connect(f"{home.database.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
+        address = f"{home.database.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(address, uri=True, timeout=5, isolation_level=None)
     except sqlite3.Error as error:
         raise Failure("E3801", f"the database cannot be opened: {error}") from None
     try:
+        connection.execute("BEGIN")
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise Failure("E3804", "the database in this home was not made by Interlock")
         yield connection

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import orjson
@@ -15,7 +17,8 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.service.rights import require, same_place
 from interlock.store import records
-from interlock.store.journal import Journal, Transaction, Unit, note_anchor
+from interlock.store.home import Home
+from interlock.store.journal import Transaction, Unit, note_anchor
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from interlock.audit.chain import SignedHead
 
 PAGE = 100
-# How many records one page looks through at most, and at a time: a filter that fits nothing must not hold up calls.
+# How many records one page looks through at most, and how many one slice of a long read takes.
 LOOKED_THROUGH = 20_000
 AT_A_TIME = 1000
 
@@ -60,6 +63,7 @@ class Audit:
 
     def __init__(self, lock: Interlock) -> None:
         self._lock = lock
+        self._one_verifies = asyncio.Lock()
 
     async def records(
         self, sought: Sought, *, by: Caller, door: str, after: int = 0, limit: int = PAGE
@@ -70,32 +74,15 @@ class Audit:
         """
         filters = sought.document()
         await self.note("records", {"sought": filters} if filters else {}, by=by, door=door)
-        found: list[Json] = []
-        looked = 0
-        while looked < LOOKED_THROUGH and len(found) < limit:
-            rows = self._lock.journal.read(
-                "SELECT seq, hash, body FROM journal WHERE seq > ? AND kind = coalesce(?, kind)"
-                " AND call = coalesce(?, call) ORDER BY seq LIMIT ?",
-                (after, sought.kind, sought.call, AT_A_TIME),
-            )
-            if not rows:
-                return found, None
-            for seq, digest, body in rows:
-                record: Json = orjson.loads(body)
-                after, looked = seq, looked + 1
-                if same_place(by, record.get("tenant")) and sought.fits(record):
-                    found.append({"seq": seq, "hash": digest.hex(), "record": record})
-                    if len(found) == limit:
-                        break
-            await asyncio.sleep(0)
-        return found, after
+        return await self._lock.readers.read(partial(_page, sought, by, after, limit))
 
     async def verify(self, *, by: Caller, door: str) -> Json:
         """Recompute the whole chain and check it against its signed heads."""
         from interlock.audit.chain import verify
 
         await self.note("verify", {}, by=by, door=door, everything=True)
-        return (await asyncio.to_thread(verify, self._lock.home)).document()
+        async with self._one_verifies:
+            return (await self._lock.readers.run(partial(verify, self._lock.home))).document()
 
     async def export(self, *, by: Caller, door: str) -> AsyncGenerator[bytes]:
         """Every record as JSON lines, byte for byte as it is chained: {"seq", "hash", "record"}."""
@@ -103,8 +90,12 @@ class Audit:
         return self._stream(upto)
 
     async def _stream(self, upto: int) -> AsyncGenerator[bytes]:
-        for _, lines in lines_of(self._lock, upto):
+        async for _, lines in self.lines(upto):
             yield lines
+
+    def lines(self, upto: int) -> AsyncGenerator[tuple[int, bytes]]:
+        """The journal up to a record, some lines at a time, and how many. Other calls go on meanwhile."""
+        return self._lock.readers.slices(partial(_lines, self._lock.home, upto))
 
     async def begin_export(self, *, by: Caller, door: str) -> int:
         """Put on record that the whole journal is handed out, and sign that record: an export ends with a signed head.
@@ -142,38 +133,59 @@ class Audit:
         return unit
 
 
-def lines_of(lock: Interlock, upto: int) -> Generator[tuple[int, bytes]]:
-    """The journal up to a record, some lines at a time, and how many. The body goes out byte for byte."""
+def _page(
+    sought: Sought, by: Caller, after: int, limit: int, connection: sqlite3.Connection
+) -> tuple[list[Json], int | None]:
+    """One page of the records that somebody wants to see."""
+    rows = connection.execute(
+        "SELECT seq, hash, body FROM journal WHERE seq > ? AND kind = coalesce(?, kind)"
+        " AND call = coalesce(?, call) ORDER BY seq LIMIT ?",
+        (after, sought.kind, sought.call, LOOKED_THROUGH),
+    )
+    found: list[Json] = []
+    for looked, (seq, digest, body) in enumerate(rows, 1):
+        record: Json = orjson.loads(body)
+        if same_place(by, record.get("tenant")) and sought.fits(record):
+            found.append({"seq": seq, "hash": digest.hex(), "record": record})
+        if len(found) == limit or looked == LOOKED_THROUGH:
+            return found, seq
+    return found, None
+
+
+def _lines(home: Home, upto: int, connection: sqlite3.Connection) -> Generator[tuple[int, bytes]]:
+    """The lines of an export. The body goes out byte for byte. E3410 where retention removes what is being read."""
     from interlock.audit.chain import SignedHead
     from interlock.audit.exported import line_of
 
-    after = -1
-    while True:
-        rows = lock.journal.read(
+    after: int | None = None
+    while after != upto:
+        rows = connection.execute(
             "SELECT j.seq, j.hash, j.body, a.at_ms, a.key_id, a.signature FROM journal j LEFT JOIN anchor a USING (seq)"
             " WHERE j.seq > ? AND j.seq <= ? ORDER BY j.seq LIMIT ?",
-            (after, upto, AT_A_TIME),
-        )
-        if not rows:
-            return
+            (-1 if after is None else after, upto, AT_A_TIME),
+        ).fetchall()
+        expected, first = (after or 0) + 1, rows[0][0] if rows else upto + 1
+        if not rows or (after is not None and first != expected):
+            words = f"records {expected} to {first - 1} were purged while the journal was exported"
+            raise Failure("E3410", words, resolution="export the journal again")
         lines: list[bytes] = []
         for seq, digest, body, *signature in rows:
             signed = None if signature[0] is None else SignedHead(seq, digest, *signature)
-            if after < 0 and not lines:
-                key = Signer(lock.home.keys).public
-                lines.append(line_of(seq, digest, body, signed, public_key=key, after=_purged(lock.journal, seq - 1)))
+            if after is None and not lines:
+                key = Signer(home.keys).public
+                lines.append(line_of(seq, digest, body, signed, public_key=key, after=_purged(connection, seq - 1)))
             else:
                 lines.append(line_of(seq, digest, body, signed))
         yield len(lines), b"".join(lines)
         after = rows[-1][0]
 
 
-def _purged(journal: Journal, seq: int) -> SignedHead | None:
+def _purged(connection: sqlite3.Connection, seq: int) -> SignedHead | None:
     """The signed head of what retention removed up to a record, if it did."""
     from interlock.audit.chain import SignedHead
 
     query = "SELECT last_seq, hash, at_ms, key_id, signature FROM segment WHERE last_seq = ?"
-    return next((SignedHead(*row) for row in journal.read(query, (seq,))), None)
+    return next((SignedHead(*row) for row in connection.execute(query, (seq,))), None)
 
 
 def _tools_named(record: Json) -> set[str]:

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interlock.authority import budgets
@@ -57,7 +58,7 @@ class Budgets:
     async def _overview(self, within: Within) -> list[Json]:
         """Sessions and tasks may be there by the million; whoever looks through them holds up nobody's call."""
         async with self._one_looks:
-            return await asyncio.to_thread(overview, self._lock, within)
+            return await self._lock.readers.run(partial(overview, self._lock, within))
 
 
 def overview(lock: Interlock, within: Within) -> list[Json]:

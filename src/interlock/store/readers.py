@@ -1,0 +1,109 @@
+"""Long reads of a home: on threads of their own, with connections of their own.
+
+The event loop serves every caller, and the default threads serve name lookups and health checks. A read of many rows
+uses neither: it would hold up everybody else. A few threads are enough. A long read that is made in slices gives its
+thread back after each slice, so that short reads do not wait for the end of a long one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from interlock.store.home import store_failure
+
+T = TypeVar("T")
+
+# The work is done under the interpreter's lock: more threads would not make it faster.
+THREADS = 3
+
+
+class Readers:
+    """The threads that read one database."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-reader")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do some work that takes long on a reading thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Read in one transaction: all that `work` reads is as it was at one moment."""
+        return await self.run(partial(self._at_one_moment, work))
+
+    async def slices(self, work: Callable[[sqlite3.Connection], Generator[T]]) -> AsyncGenerator[T]:
+        """What a generator reads, piece by piece; each piece is read on a reading thread.
+
+        There is no transaction around it: one that lasts as long as a slow client would keep the database's log from
+        being cut. Other calls can change the database between two pieces.
+        """
+        pieces = _Pieces(self._database, work)
+        try:
+            while (piece := await self.run(pieces.next)) is not None:
+                yield piece
+        finally:
+            try:
+                self._threads.submit(pieces.close)
+            except RuntimeError:  # the threads have ended
+                pieces.close()
+
+    def _at_one_moment(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            with closing(connect(self._database)) as connection:
+                connection.execute("BEGIN")
+                return work(connection)
+        except sqlite3.Error as error:
+            raise store_failure(error) from None
+
+    def close(self) -> None:
+        """End the threads when they have finished the work that they have."""
+        if "_threads" in vars(self):
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def connect(database: Path) -> sqlite3.Connection:
+    """A connection that can read and cannot write."""
+    address = f"{database.absolute().as_uri()}?mode=ro"
+    connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA trusted_schema=OFF")
+    return connection
+
+
+class _Pieces(Generic[T]):
+    """A long read that is under way. Its reader can be cancelled while a thread still reads a piece."""
+
+    def __init__(self, database: Path, work: Callable[[sqlite3.Connection], Generator[T]]) -> None:
+        self._database = database
+        self._work = work
+        self._lock = threading.Lock()
+        self._open: tuple[sqlite3.Connection, Generator[T]] | None = None
+
+    def next(self) -> T | None:
+        """The next piece; None after the last."""
+        try:
+            with self._lock:
+                if self._open is None:
+                    connection = connect(self._database)
+                    self._open = connection, self._work(connection)
+                return next(self._open[1], None)
+        except sqlite3.Error as error:
+            raise store_failure(error) from None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open is not None:
+                connection, pieces = self._open
+                pieces.close()
+                connection.close()

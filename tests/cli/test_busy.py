@@ -1,0 +1,67 @@
+"""A home that others write to while somebody looks at it: nothing that is in order is called broken."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from interlock import Interlock
+from interlock.audit.chain import verify
+from interlock.cli.doctor import examine
+from interlock.service.audit import Audit
+
+
+@pytest_asyncio.fixture
+async def between(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whoever reads the database, a call is recorded and signed before each of their statements."""
+    loop, statements = asyncio.get_running_loop(), list[str]()
+    connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+
+    async def write() -> None:
+        await lock.call("demo.increment", name="a", key=f"k-{len(statements)}")
+        await lock.journal.drain()
+        lock.journal.anchor()
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, *given: Any) -> sqlite3.Cursor:
+            statements.append(str(given[0]))
+            asyncio.run_coroutine_threadsafe(write(), loop).result(60)
+            return super().execute(*given)
+
+    def interrupted(address: Any, **how: Any) -> sqlite3.Connection:
+        return connect(address, **how, factory=Interrupted) if "mode=ro" in str(address) else connect(address, **how)
+
+    monkeypatch.setattr(sqlite3, "connect", interrupted)
+    return statements
+
+
+async def test_doctor_finds_nothing_broken_in_a_home_that_is_written_between_its_statements(
+    lock: Interlock, between: list[str]
+) -> None:
+    findings = await asyncio.to_thread(examine, lock.home, machine=False)
+    assert len(between) > 10
+    assert [one for one in findings if one.status == "broken"] == []
+
+
+async def test_verify_finds_the_chain_intact_in_a_home_that_is_written_between_its_statements(
+    lock: Interlock, between: list[str]
+) -> None:
+    verdict = await asyncio.to_thread(verify, lock.home)
+    assert len(between) > 10
+    assert verdict.faults == ()
+    assert verdict.anchors > 1
+
+
+async def test_a_page_of_records_is_as_the_journal_was_at_one_moment(lock: Interlock, between: list[str]) -> None:
+    from interlock.service.audit import Sought
+
+    found, after = await Audit(lock).records(Sought(), by=lock.caller, door="rest", limit=1000)
+    seqs = [one["seq"] for one in found]
+    assert between
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert after is None

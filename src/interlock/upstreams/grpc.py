@@ -27,6 +27,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import addresses
 from interlock.upstreams import protobuf, wire
+from interlock.upstreams.intake import Intake, in_thread
 from interlock.upstreams.wire import RemoteConfig
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _Metadata = tuple[tuple[str, str], ...]
 
 DISCOVERY_S = 30.0
+# Answers that cannot hold more values are decoded on the event loop.
+SMALL_VALUES = 1000
 MAX_FILES = 5000
 MAX_DESCRIPTION = 67_108_864
 _REFLECTION = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
@@ -96,6 +99,7 @@ class GrpcUpstream:
         self._name = name
         self._config = config
         self._resolve = resolve
+        self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         scheme = "grpc" if config.plaintext else "grpcs"
         urls = [f"{scheme}://{target}" for target in config.targets]
         self._sender = wire.Sender(name, urls, config, clock=clock, sleep=sleep, services=services)
@@ -151,7 +155,8 @@ class GrpcUpstream:
             try:
                 if not call.native.get("streams"):
                     unary = channel.unary_unary(path, None, None)
-                    return method.decode(await unary(message, timeout=call.left_s, metadata=metadata))
+                    answer = await unary(message, timeout=call.left_s, metadata=metadata)
+                    return (await self._decoded(method, answer, 0))[0]
                 stream = channel.unary_stream(path, None, None)(message, timeout=call.left_s, metadata=metadata)
                 return {"messages": await self._collected(stream, method)}
             except grpc.aio.AioRpcError as error:
@@ -166,14 +171,35 @@ class GrpcUpstream:
 
     async def _collected(self, stream: Any, method: protobuf.Method) -> list[Any]:
         values: list[Any] = []
-        size = 0
+        size = counted = 0
         async for part in stream:
             size += len(part)
-            if size > self._config.max_response_bytes:
+            try:
+                if size > self._intake.max_bytes:
+                    raise self._intake.too_large()
+                value, counted = await self._decoded(method, part, counted)
+            except Failure:
                 stream.cancel()
-                raise wire.too_large(self._name, self._config.max_response_bytes)
-            values.append(method.decode(part))
+                raise
+            values.append(value)
         return values
+
+    async def _decoded(self, method: protobuf.Method, data: bytes, before: int) -> tuple[Any, int]:
+        """The JSON form of a message, and how many values there are with it. They are counted before it is expanded.
+
+        A message may be expanded to many times its size: each empty message in it is written with all its fields.
+        """
+        most = before + method.most_values(len(data))
+        if most <= SMALL_VALUES:
+            return method.decode(data), most
+
+        def work() -> tuple[Any, int]:
+            counted = before + method.count_values(data, self._intake.max_values - before)
+            if counted > self._intake.max_values:
+                raise self._intake.too_many()
+            return method.decode(data), counted
+
+        return await in_thread(work)
 
     def _metadata(self, lent: wire.Lent, **context: str) -> _Metadata:
         """What goes with a call; the deadline is gRPC's own `grpc-timeout`, and ours for who does not see that."""
@@ -195,7 +221,7 @@ class GrpcUpstream:
         details: Json = {"status": code.name, "sent": True, "body": said}
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
             if "Received message larger than max" in words:  # our own limit, which gRPC reports like theirs
-                return wire.too_large(self._name, self._config.max_response_bytes)
+                return self._intake.too_large()
             pause_ms = _pause_ms(error)
             return Failure(
                 "E3504", f"`{self._name}` is asked too often", details=details, retry_after_ms=pause_ms,

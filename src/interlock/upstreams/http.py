@@ -17,6 +17,7 @@ import base64
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -29,6 +30,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import addresses
 from interlock.upstreams import openapi, wire
+from interlock.upstreams.intake import Intake, decoded, in_thread
 from interlock.upstreams.openapi import Request
 from interlock.upstreams.wire import Part, RemoteConfig
 
@@ -167,6 +169,7 @@ class HttpUpstream:
         self._config = config
         self._clock = clock
         self._resolve = resolve
+        self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         self._sender = wire.Sender(name, config.urls, config, clock=clock, sleep=sleep, services=services)
         self._session: aiohttp.ClientSession | None = None
         self._judged: set[str] = set()
@@ -181,7 +184,7 @@ class HttpUpstream:
         base_url = self._config.urls[0]
         if isinstance(document, str):
             base_url, document = document, await self._document(document, wire.Look(credentials or {}))
-        found = openapi.read(document, base_url=base_url)
+        found = await in_thread(partial(openapi.read, document, base_url=base_url))
         written = [tool.definition() for tool in self._config.tools]
         return Discovered(tools=[*found.tools, *written], refused=found.refused, about=found.about)
 
@@ -217,7 +220,7 @@ class HttpUpstream:
         except TimeoutError:
             raise wire.late(self._name) from None
         document: Json = cast("Json", found) if isinstance(found, dict) else {}
-        return openapi.parse(document["text"] if set(document) == {"text"} else document)
+        return await in_thread(openapi.parse, document["text"] if set(document) == {"text"} else document)
 
     async def _ask(self, call: RemoteCall, endpoint: str) -> Any:
         """One attempt at one endpoint."""
@@ -291,21 +294,28 @@ class HttpUpstream:
             # The beginning says what went wrong; what follows is not waited for.
             text = (await self._bounded(response, wire.EXCERPT * 8, cut=True)).decode(errors="replace")
             raise self._refusal(response, wire.excerpt(text, call))
-        body = await self._bounded(response, self._config.max_response_bytes)
+        body = await self._bounded(response, self._intake.max_bytes)
         media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         mode = _mode(call, response.status)
         if mode == "none" or not body:
             return None
         if mode == "text":
-            return _decoded(body, response.charset)
+            return self._text(body, response.charset)
         if mode == "json" or media == "application/json" or media.endswith("+json"):
             try:
-                return orjson.loads(body)
+                return await self._intake.json(body)
             except orjson.JSONDecodeError:
                 raise Failure("E3401", f"what `{self._name}` answered is not the JSON that it should be") from None
         if media.startswith("text/") or media in _TEXTS:
-            return {"text": _decoded(body, response.charset)}
+            return {"text": self._text(body, response.charset)}
         return {"base64": base64.b64encode(body).decode(), "mediaType": media or "application/octet-stream"}
+
+    def _text(self, body: bytes, charset: str | None) -> str:
+        text = decoded(body, charset)
+        if text is None:
+            shown = wire.excerpt(charset or "", None)[:40]
+            raise Failure("E3401", f"`{self._name}` answered in the charset `{shown}`, which is not read; use UTF-8")
+        return text
 
     async def _bounded(self, response: aiohttp.ClientResponse, limit: int, *, cut: bool = False) -> bytes:
         """The body, of which no more than `limit` is ever held."""
@@ -319,7 +329,7 @@ class HttpUpstream:
         if len(parts) > limit:
             response.close()
             if not cut:
-                raise wire.too_large(self._name, limit)
+                raise self._intake.too_large()
             del parts[limit:]
         return bytes(parts)
 
@@ -414,13 +424,6 @@ def _mode(call: RemoteCall | wire.Look, status: int) -> str | None:
     """How the operation's document says that an answer is read, if there is one: json, text or none."""
     modes: Json = call.native.get("responses", {}) if isinstance(call, RemoteCall) else {}
     return modes.get(str(status)) or modes.get(f"{status // 100}XX")
-
-
-def _decoded(body: bytes, charset: str | None) -> str:
-    try:
-        return body.decode(charset or "utf-8", errors="replace")
-    except LookupError:
-        return body.decode(errors="replace")
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PINS_KEPT = 1024
 MAX_PIN_BYTES = 4_194_304
 _WELL_KNOWN = "google/protobuf/"
+_ANY_WIDTH = 1000
+# By the type of a field, how many bytes a number takes where numbers are packed; one where it is not said.
+_LEAST_PACKED = {1: 8, 2: 4, 6: 8, 7: 4, 15: 4, 16: 8}
 
 
 def lacking(files: Mapping[str, FileDescriptorProto]) -> set[str]:
@@ -41,6 +44,7 @@ class Method(NamedTuple):
     request: type[Message]
     response: type[Message]
     pool: DescriptorPool
+    widest: int  # the most values that one field on the wire can become
 
     def encode(self, arguments: Json) -> bytes:
         """The request's bytes; E3301 for arguments that the message cannot hold."""
@@ -52,6 +56,14 @@ class Method(NamedTuple):
             return message.SerializeToString()
         except (json_format.ParseError, EncodeError, ValueError, TypeError) as error:
             raise Failure("E3301", f"the arguments do not fit the message: {wire.excerpt(str(error), None)}") from None
+
+    def most_values(self, size: int) -> int:
+        """The most values that so many bytes can become: a field takes two bytes, packed numbers one each."""
+        return (size + 1) * self.widest
+
+    def count_values(self, data: bytes, limit: int) -> int:
+        """How many values the JSON form of a message holds, from its bytes; stops counting above `limit`."""
+        return count_values(data, _descriptor(self.response), self.pool, limit)
 
     def decode(self, data: bytes) -> Any:
         """The JSON form of an answer."""
@@ -78,7 +90,105 @@ def pinned(descriptors: str, request: str, response: str) -> Method:
     def message(name: str) -> type[Message]:
         return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
 
-    return Method(message(request), message(response), pool)
+    asked, given = message(request), message(response)
+    return Method(asked, given, pool, _widest(_descriptor(given)))
+
+
+def _widest(root: Descriptor) -> int:
+    """The number of fields of the widest message that a message can hold, and one for itself."""
+    widest, seen, left = 1, {root.full_name}, [root]
+    while left:
+        one = left.pop()
+        if one.full_name == "google.protobuf.Any":
+            return _ANY_WIDTH  # which can hold any other
+        widest = max(widest, 1 + len(one.fields))
+        for field in one.fields:
+            inner = field.message_type
+            if inner is not None and inner.full_name not in seen:
+                seen.add(inner.full_name)
+                left.append(inner)
+    return widest
+
+
+def count_values(data: bytes, root: Descriptor, pool: DescriptorPool, limit: int) -> int:
+    """Count the values of a message's JSON form in its bytes, without making a message of them.
+
+    Every message counts as one value and one for each field that is written even when it is not there. Bytes that are
+    no message are counted as far as they go: the parser refuses them. Stops above `limit`.
+    """
+    count = _written(root)
+    left = [(root, memoryview(data))]
+    while left and count <= limit:
+        count = _count_one(*left.pop(), pool, left, count, limit)
+    return count
+
+
+def _count_one(
+    root: Descriptor,
+    body: memoryview,
+    pool: DescriptorPool,
+    left: list[tuple[Descriptor, memoryview]],
+    count: int,
+    limit: int,
+) -> int:
+    """The count with the fields of one message; the messages in it are added to `left`."""
+    message: Descriptor | None = root
+    groups: list[Descriptor | None] = []
+    packed: dict[int, memoryview] = {}  # the two fields of an Any, of which the last ones are read
+    at = 0
+    while at < len(body) and count <= limit:
+        tag, at = _varint(body, at)
+        field = None if message is None else message.fields_by_number.get(tag >> 3)
+        inner = None if field is None else field.message_type
+        kind = tag & 7
+        count += 1
+        if kind == 2:
+            length, at = _varint(body, at)
+            part, at = body[at : at + length], at + length
+            if inner is not None:
+                count += _written(inner)
+                left.append((inner, part))
+            elif field is not None and field.type not in (field.TYPE_STRING, field.TYPE_BYTES):
+                count += len(part) // _LEAST_PACKED.get(field.type, 1)
+            elif root.full_name == "google.protobuf.Any":
+                packed[tag >> 3] = part
+        elif kind == 0:
+            _, at = _varint(body, at)
+        elif kind == 3:
+            groups.append(message)
+            message, count = inner, count + (0 if inner is None else _written(inner))
+        elif kind == 4:
+            message = groups.pop() if groups else message
+        else:
+            at += 8 if kind == 1 else 4
+    if 2 in packed:
+        name = bytes(packed.get(1, body[:0])[-500:]).decode(errors="replace").rpartition("/")[2]
+        try:
+            held = pool.FindMessageTypeByName(name)
+        except KeyError:
+            return count  # the parser refuses it
+        left.append((held, packed[2]))
+        count += _written(held)
+    return count
+
+
+@lru_cache(maxsize=PINS_KEPT)
+def _written(message: Descriptor) -> int:
+    """How many values an empty message is written with."""
+    return 1 + sum(field.is_repeated or not field.has_presence for field in message.fields)
+
+
+def _varint(body: memoryview, at: int) -> tuple[int, int]:
+    """The number at a place, and the place after it. At the end of the bytes it is zero."""
+    value = shift = 0
+    while at < len(body) and shift < 70:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return value, at
 
 
 def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:

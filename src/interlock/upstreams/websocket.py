@@ -9,7 +9,8 @@ operator wrote down; the id in it is ours, new for every call on a connection, a
     as many as there may be                            one that nobody uses gives way; else the least busy is shared
 
 A connection that breaks fails every call on it: each may have been carried out. One that cannot be opened is tried
-again with pauses that grow, whichever call comes; until then calls fail at once and say how long.
+again with pauses that grow, whichever call comes; until then calls fail at once and say how long. A connection on which
+the service floods us is cut (`intake`), and the same pauses follow.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -35,16 +36,18 @@ from interlock.core.schema import Json
 from interlock.resilience.retry import delay_s
 from interlock.store import addresses
 from interlock.upstreams import wire
+from interlock.upstreams.intake import Allowance, Intake, addressee
 from interlock.upstreams.wire import Part, RemoteConfig
 
 if TYPE_CHECKING:
     import ssl
 
-    from websockets.asyncio.client import ClientConnection
-
     from interlock.resilience.services import Services
+    from interlock.upstreams.frames import MeteredConnection
 
 CLOSE_S = 2.0
+# Services cut large answers into frames; pieces of this size and more are not charged.
+_FRAGMENT = 256
 # The library writes headers, and so credentials, at the level of debugging.
 _log = logging.getLogger("interlock.upstreams.websocket.wire")
 _log.setLevel(logging.WARNING)
@@ -120,14 +123,23 @@ class _Whose(NamedTuple):
 class _Link:
     """One open connection and the calls on it."""
 
-    def __init__(self, name: str, whose: _Whose, socket: ClientConnection, id_field: str) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        whose: _Whose,
+        socket: MeteredConnection,
+        id_field: str,
+        on_flood: Callable[[], None],
+    ) -> None:
         self.whose = whose
         self.socket = socket
         self.waiting: dict[str, asyncio.Future[Json]] = {}
         self.open = True
-        self._name = name
+        self._intake = intake
         self._id_field = id_field
+        self._on_flood = on_flood
         self._ids = itertools.count(1)
+        self._closing = False
         self._reading = asyncio.create_task(self._read())
 
     def next_id(self) -> int:
@@ -142,7 +154,7 @@ class _Link:
             await self.socket.send(message, text=True)
             return await answer
         except ConnectionClosed:
-            raise wire.broken(self._name) from None
+            raise self._broken() from None
         finally:
             self.waiting.pop(str(ident), None)
             if not answer.cancel() and not answer.cancelled():
@@ -150,6 +162,7 @@ class _Link:
 
     async def close(self) -> None:
         self.open = False
+        self._closing = True
         self._reading.cancel()
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -161,28 +174,48 @@ class _Link:
         from websockets.exceptions import ConnectionClosed
 
         try:
-            async for text in self.socket:
-                self._heard(text)
+            while True:
+                await self._heard(await self.socket.recv(decode=False))
         except ConnectionClosed:
             pass
         finally:
-            # INVARIANT: no call waits on a connection that has ended.
+            # INVARIANT: no call waits on a connection that has ended, and no connection is left that nobody reads.
             self.open = False
             waiting, self.waiting = self.waiting, {}
             for answer in waiting.values():
                 if not answer.done():
-                    answer.set_exception(wire.broken(self._name))
+                    answer.set_exception(self._broken())
+            if not self._closing:
+                self.socket.transport.abort()
+            if self.socket.flooded:
+                self._on_flood()
 
-    def _heard(self, text: str | bytes) -> None:
+    def _broken(self) -> Failure:
+        return self._intake.flooded() if self.socket.flooded else wire.broken(self._intake.name)
+
+    async def _heard(self, text: bytes) -> None:
         try:
-            heard = orjson.loads(text)
+            heard = await self._intake.json(text)
         except orjson.JSONDecodeError:
+            return
+        except Failure as refused:
+            self._refuse(text, refused)
             return
         for message in cast("list[Any]", heard) if isinstance(heard, list) else [heard]:
             ident = _within(message, self._id_field)
-            answer = None if ident is None or isinstance(ident, bool) else self.waiting.pop(str(ident), None)
+            # INVARIANT: an id is a number or a text. Nothing else is made a text of, however deep it is nested.
+            answer = self.waiting.pop(str(ident), None) if type(ident) in (int, str) else None
             if answer is not None and not answer.done():
+                self.socket.allowance.give(1 + len(text) // _FRAGMENT, len(text))
                 answer.set_result(message)
+
+    def _refuse(self, text: bytes, refused: Failure) -> None:
+        """Fail the call whose answer exceeds the limits; all of them where that cannot be said."""
+        ident = addressee(text, self._id_field.rpartition(".")[2], self.waiting.keys())
+        for one in [ident] if ident is not None else list(self.waiting):
+            answer = self.waiting.pop(one)
+            if not answer.done():
+                answer.set_exception(refused if ident is not None else wire.broken(self._intake.name))
 
 
 class WebSocketUpstream:
@@ -202,6 +235,7 @@ class WebSocketUpstream:
         self._config = config
         self._clock = clock
         self._resolve = resolve
+        self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         self._sender = wire.Sender(name, config.urls, config, clock=clock, sleep=sleep, services=services)
         self._links: list[_Link] = []
         self._opening: WeakValueDictionary[_Whose, asyncio.Lock] = WeakValueDictionary()
@@ -222,7 +256,13 @@ class WebSocketUpstream:
                     if link.open and link.whose.url == url:
                         await (await link.socket.ping())
                         return
-                await (await self._connect(url, {}, "")).close()
+                socket = await self._connect(url, {}, "")
+                try:
+                    await socket.close()
+                finally:
+                    socket.transport.abort()
+                if socket.flooded:
+                    raise wire.unreached(self._name, "sends far more than it is asked for")
         except TimeoutError:
             raise wire.unreached(self._name, "does not answer") from None
         except Failure as failure:
@@ -287,7 +327,7 @@ class WebSocketUpstream:
                 socket = await self._guarded_connect(url, headers, query, call.retry)
             finally:
                 self._reserved -= 1
-            link = _Link(self._name, whose, socket, self._config.id_field)
+            link = _Link(self._intake, whose, socket, self._config.id_field, partial(self._flooded, url, call.retry))
             self._links.append(link)
             return link
 
@@ -327,9 +367,9 @@ class WebSocketUpstream:
 
     async def _guarded_connect(
         self, url: str, headers: dict[str, str], query: str, policy: RetryPolicy
-    ) -> ClientConnection:
+    ) -> MeteredConnection:
         """A new connection, unless the last attempt failed too short a while ago."""
-        times, until = self._failed.get(url, (0, 0.0))
+        until = self._failed.get(url, (0, 0.0))[1]
         left_s = until - self._clock.monotonic()
         if left_s > 0:
             raise wire.unreached(self._name, "could not be reached just now", retry_after_ms=_ms(left_s))
@@ -345,14 +385,26 @@ class WebSocketUpstream:
         else:
             self._failed.pop(url, None)
             return socket
-        pause_s = delay_s(policy, self._sender.pacing, times + 1)
-        self._failed[url] = (times + 1, self._clock.monotonic() + pause_s)
+        pause_s = self._leave_alone(url, policy)
         raise Failure(failure.code, failure.message, details=failure.details, retry_after_ms=_ms(pause_s))
 
-    async def _connect(self, url: str, headers: dict[str, str], query: str) -> ClientConnection:
+    def _leave_alone(self, url: str, policy: RetryPolicy) -> float:
+        """Open no connection to an endpoint for a while, longer each time; how long."""
+        times = self._failed.get(url, (0, 0.0))[0] + 1
+        pause_s = delay_s(policy, self._sender.pacing, times)
+        self._failed[url] = (times, self._clock.monotonic() + pause_s)
+        return pause_s
+
+    def _flooded(self, url: str, policy: RetryPolicy) -> None:
+        pause_s = self._leave_alone(url, policy)
+        _log.warning("%s: a flood of messages; the connection was cut for %.1f s", self._name, pause_s)
+
+    async def _connect(self, url: str, headers: dict[str, str], query: str) -> MeteredConnection:
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.typing import Subprotocol
+
+        from interlock.upstreams.frames import MeteredConnection
 
         parts = urlsplit(url)
         secure = parts.scheme == "wss"
@@ -369,7 +421,8 @@ class WebSocketUpstream:
         config = self._config
         tls: dict[str, Any] = {"ssl": self._tls, "server_hostname": host} if secure else {}
         try:
-            return await connect(
+            allowance = Allowance(self._clock.monotonic, config.max_response_bytes)
+            opened = await connect(
                 url + (("&" if parts.query else "?") + query if query else ""),
                 sock=sock,
                 additional_headers=headers,
@@ -383,8 +436,10 @@ class WebSocketUpstream:
                 close_timeout=CLOSE_S,
                 max_size=config.max_response_bytes,
                 logger=_log,
+                create_connection=cast("type[MeteredConnection]", partial(MeteredConnection, allowance=allowance)),
                 **tls,
             )
+            return cast("MeteredConnection", opened)
         except InvalidStatus as refused:
             raise self._refusal(refused.response.status_code, refused.response.headers.get("retry-after")) from None
         except (OSError, InvalidHandshake, EOFError):

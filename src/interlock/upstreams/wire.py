@@ -44,6 +44,8 @@ from interlock.core.schema import Json
 from interlock.resilience.endpoints import Endpoints, LastGood
 from interlock.resilience.retry import Pacing, sending, unsent
 from interlock.store import addresses
+from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES
+from interlock.upstreams.schemas import visible
 
 if TYPE_CHECKING:
     import ssl
@@ -54,6 +56,7 @@ T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
 
 EXCERPT = 500
+_LOOKED_AT = EXCERPT * 8
 LONGEST_PAUSE_MS = 86_400_000
 _CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 
@@ -160,7 +163,8 @@ class RemoteConfig(Part):
     allow_private: bool = False
     idempotent: bool = False  # the upstream does a write only once under the key it is sent
     connect_timeout_s: float = pydantic.Field(5.0, gt=0, le=60)
-    max_response_bytes: int = pydantic.Field(10_485_760, ge=1, le=1_073_741_824)
+    max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)
+    max_response_values: int = pydantic.Field(MAX_VALUES, ge=1, le=100_000_000)  # numbers, texts, lists and objects
 
     @pydantic.field_validator("headers")
     @classmethod
@@ -212,23 +216,29 @@ def look_at(name: str) -> str:
     return f"look: interlock upstream show {name}, then: interlock upstream accept {name} --reason WHY"
 
 
-def too_large(name: str, limit: int) -> Failure:
-    return Failure("E3416", f"`{name}` answered with more than {limit} bytes; ask for less or raise max_response_bytes")
-
-
 @lru_cache(maxsize=1)
 def _redactor() -> Redactor:
     return Redactor()
 
 
 def excerpt(text: str, lent: Lent | None) -> str:
-    """What an upstream says about a failure, as anybody may read it: short, and without the credentials on loan."""
-    for secret in () if lent is None else lent.credentials.values():
-        coded = base64.b64encode(secret.encode()).decode()
-        for form in (secret, quote(secret, safe=""), coded):
-            if form:
-                text = text.replace(form, REDACTED)
-    return safe_message(_redactor(), text)[:EXCERPT]
+    """The words of an upstream about a failure, as anybody may read them: short, one line, without credentials."""
+    forms = [
+        form
+        for secret in (() if lent is None else lent.credentials.values())
+        for form in (secret, quote(secret, safe=""), base64.b64encode(secret.encode()).decode())
+        if form
+    ]
+    longest = max(map(len, forms), default=0)
+    # INVARIANT: texts are cut before anything looks at them; what follows takes time for each character.
+    whole = len(text) <= _LOOKED_AT
+    text = text[: _LOOKED_AT + longest]
+    for form in forms:
+        text = text.replace(form, REDACTED)
+    if not whole and longest:
+        text = text[:-longest]  # which may be the beginning of a credential that was cut in two
+    text = safe_message(_redactor(), visible(text))
+    return " ".join(text.split())[:EXCERPT]
 
 
 def retry_after_ms(given: str | None, now_ms: int) -> int | None:

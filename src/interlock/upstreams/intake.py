@@ -1,0 +1,190 @@
+"""Limits on everything that an upstream sends. All kinds of upstream use this module.
+
+Theory of operation. An upstream may be hostile or broken. The cost of reading its answer must not depend on its good
+will, so four things are checked in this order:
+
+    bytes     counted while they arrive; an answer over `max_response_bytes` is refused (E3416)
+    values    counted in the bytes, before a parser makes objects of them; over `max_response_values` is refused (E3416)
+    parsing   small answers are parsed at once, larger ones in a thread of this module, never in the loop's default pool
+    floods    messages and frames that answer no call are charged to the link; a link that exceeds its allowance is cut
+
+Texts for people are cut before they are redacted or cleaned, because both cost time for each character.
+
+A link hands a bounded number of messages to its reader in one turn of the event loop (`PER_TURN`). Counting is exact
+enough to refuse only what is too large: the first, cheap count is an upper bound, and only where that bound exceeds the
+limit are the values outside of texts counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import re
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+import orjson
+
+from interlock.core.errors import Failure
+
+T = TypeVar("T")
+
+MAX_BYTES = 10_485_760
+MAX_VALUES = 200_000
+# Answers up to this size are parsed on the event loop, which takes well under a millisecond.
+SMALL = 65_536
+# So many frames, lines or events are handled in one turn of the event loop.
+PER_TURN = 200
+# Messages that answer no call: so many at once, and so many per second from then on. Every 4 KiB count as one more.
+BURST = 10_000
+PER_SECOND = 2_000
+_UNIT = 4096
+_WINDOW = 65_536
+_THREADS = 2
+_PEEK = 256
+
+
+class Intake:
+    """The limits of one upstream, and the reading of its answers under them."""
+
+    __slots__ = ("max_bytes", "max_values", "name")
+
+    def __init__(self, name: str, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES) -> None:
+        self.name = name
+        self.max_bytes = max_bytes
+        self.max_values = max_values
+
+    def too_large(self) -> Failure:
+        return Failure(
+            "E3416",
+            f"`{self.name}` answered with more than {self.max_bytes} bytes; ask for less or raise max_response_bytes",
+        )
+
+    def too_many(self) -> Failure:
+        return Failure(
+            "E3416",
+            f"`{self.name}` answered with more than {self.max_values} values; ask for less or raise"
+            " max_response_values",
+        )
+
+    def flooded(self) -> Failure:
+        """The failure of the calls that were waiting on a link that was cut because of a flood."""
+        return Failure(
+            "E3502",
+            f"`{self.name}` sent far more messages than it was asked for, so the connection was closed",
+            details={"sent": True, "reason": "flood"},
+        )
+
+    def check(self, data: bytes) -> None:
+        """Raise E3416 for a JSON text that is too long or holds too many values. Parses nothing."""
+        if len(data) > self.max_bytes:
+            raise self.too_large()
+        if more_values(data, self.max_values):
+            raise self.too_many()
+
+    def loads(self, data: bytes) -> Any:
+        """Parse a JSON text under the limits; orjson.JSONDecodeError for anything else."""
+        self.check(data)
+        return orjson.loads(data)
+
+    async def json(self, data: bytes) -> Any:
+        """Parse a JSON text under the limits, in a thread if it is large."""
+        if len(data) <= SMALL:
+            return self.loads(data)
+        return await in_thread(self.loads, data)
+
+
+def more_values(data: bytes, limit: int) -> bool:
+    """Whether a JSON text may hold more than `limit` values. Takes time in proportion to the text, and no memory."""
+    if len(data) // 2 < limit:
+        return False  # each value but the first takes two bytes at least
+    if data.count(b",") + data.count(b"[") + data.count(b"{") < limit:
+        return False
+    # Texts may hold any number of commas and brackets. Without escapes, every second part between quotes is a text.
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    count, inside = 1, 0
+    for start in range(0, len(plain), _WINDOW):
+        parts = plain[start : start + _WINDOW].split(b'"')
+        outside = b"".join(parts[inside::2])
+        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        if count > limit:
+            return True
+        inside ^= (len(parts) - 1) & 1
+    return False
+
+
+def addressee(data: bytes, key: str, waiting: Collection[str]) -> str | None:
+    """The call that a message which is too large to be parsed belongs to, as far as can be seen from outside.
+
+    Its id stands near the beginning or the end of the message, or there is only one call that it can belong to.
+    """
+    name = re.escape(orjson.dumps(key))
+    for part in (data[:_PEEK], data[-_PEEK:]):
+        for found in re.finditer(name + rb'\s*:\s*"?([0-9]{1,18})"?\s*[,}]', part):
+            ident = found[1].decode()
+            if ident in waiting:
+                return ident
+    return next(iter(waiting)) if len(waiting) == 1 else None
+
+
+class Allowance:
+    """How many messages a link may send that answer no call. Refilled by time, and by answers."""
+
+    __slots__ = ("_left", "_monotonic", "_most", "_since")
+
+    def __init__(self, monotonic: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
+        self._monotonic = monotonic
+        self._most = BURST + 4 * (max_bytes // _UNIT)
+        self._left = float(self._most)
+        self._since = monotonic()
+
+    def take(self, messages: int, size: int = 0) -> bool:
+        """Charge so many messages of so many bytes; False when the allowance is spent, which makes it a flood."""
+        self._left -= messages + size // _UNIT
+        if self._left >= 0:
+            return True
+        now = self._monotonic()
+        self._left = min(self._most, self._left + (now - self._since) * PER_SECOND)
+        self._since = now
+        return self._left >= 0
+
+    def give(self, messages: int, size: int = 0) -> None:
+        """Take back the charge for what a call was waiting for."""
+        self._left = min(self._most, self._left + messages + size // _UNIT)
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="interlock-intake")
+
+
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """Run bounded work on an answer in a thread of this module. Never use it for code that can hang."""
+    run = partial(contextvars.copy_context().run, work, *args)
+    return await asyncio.get_running_loop().run_in_executor(_threads(), run)
+
+
+# Charsets that decode in linear time. Others are not looked up: Python knows codecs that are quadratic or no charsets.
+_CHARSETS = {
+    "utf-8": "utf-8", "utf8": "utf-8", "utf-8-sig": "utf-8-sig",
+    "ascii": "ascii", "us-ascii": "ascii",
+    "latin-1": "latin-1", "latin1": "latin-1", "iso-8859-1": "latin-1", "iso8859-1": "latin-1",
+    "cp1252": "cp1252", "windows-1252": "cp1252",
+    "utf-16": "utf-16", "utf-16le": "utf-16-le", "utf-16be": "utf-16-be", "utf-16-le": "utf-16-le",
+    "utf-16-be": "utf-16-be", "utf-32": "utf-32", "utf-32le": "utf-32-le", "utf-32be": "utf-32-be",
+    "shift-jis": "shift_jis", "sjis": "shift_jis", "x-sjis": "shift_jis", "windows-31j": "cp932", "cp932": "cp932",
+    "euc-jp": "euc_jp", "iso-2022-jp": "iso2022_jp",
+    "gb2312": "gb18030", "gbk": "gb18030", "gb18030": "gb18030", "big5": "big5", "big5-hkscs": "big5hkscs",
+    "euc-kr": "euc_kr", "ks-c-5601-1987": "cp949", "cp949": "cp949",
+    "koi8-r": "koi8_r", "koi8-u": "koi8_u",
+    **{f"iso-8859-{n}": f"iso8859_{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15, 16)},
+    **{f"windows-125{n}": f"cp125{n}" for n in (0, 1, 3, 4, 5, 6, 7, 8)},
+}  # fmt: skip
+
+
+def decoded(body: bytes, charset: str | None) -> str | None:
+    """A body as text in the charset that its sender names; None for a charset that is not read as text."""
+    codec = _CHARSETS.get((charset or "utf-8").strip().lower().replace("_", "-"))
+    return None if codec is None else body.decode(codec, errors="replace")

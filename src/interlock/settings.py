@@ -142,6 +142,14 @@ class Settings(pydantic.BaseModel):
         description="from how many calls on a caller is thought to be caught in a loop",
     )
 
+    mcp_session_idle_s: float = pydantic.Field(
+        300.0,
+        gt=0,
+        le=86_400,
+        description="after how many seconds without a request or an open stream an MCP session (handshake era) ends;"
+        " its client opens another one",
+    )
+
     trace_ratio: float | None = pydantic.Field(
         None,
         ge=0,

@@ -782,9 +782,12 @@ async def test_health_says_whether_calls_are_taken(lock: Interlock) -> None:
 
 async def test_a_message_that_is_too_large_is_refused_and_the_server_goes_on(lock: Interlock) -> None:
     async with served(lock, max_message_bytes=10_000) as world:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await world.invoke("demo.echo", {"value": "x" * 10_000})
-        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        answer = await refusal(world.invoke("demo.echo", {"value": "x" * 10_000}))
+        assert (answer.status, answer.envelope.code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "E3309")
+        # What is far too large is not read at all.
+        with pytest.raises(grpc.aio.AioRpcError) as unread:
+            await world.invoke("demo.echo", {"value": "x" * 100_000})
+        assert unread.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await world.invoke("demo.echo", {"value": "x" * 5000})).HasField("value_json")
 
 

@@ -409,7 +409,7 @@ async def test_other_malformed_requests_are_e3004_too(world: World) -> None:
 async def test_a_body_larger_than_the_bound_is_refused_before_anything_reads_it(world: World) -> None:
     large = b" " * (5 << 20)
     for path in ("/v1/tools/invoke", "/v1/tokens/inspect"):
-        refused(await world.ask("POST", path, content=large), 400, "E3004")
+        refused(await world.ask("POST", path, content=large), 413, "E3309")
 
 
 async def test_whole_numbers_of_any_size_arrive_as_they_were_sent(world: World) -> None:

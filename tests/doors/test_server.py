@@ -131,13 +131,14 @@ async def test_connections_are_counted(here: Place, monkeypatch: pytest.MonkeyPa
     assert (await peer.answer()).startswith(b"HTTP/1.1 503")
 
 
-@pytest.mark.parametrize("path", ["/v1/tools/invoke", "/v1/tools/register", "/rpc"])
+@pytest.mark.parametrize("path", ["/v1/tools/invoke", "/v1/tools/register", "/rpc", "/mcp"])
 async def test_bodies_are_bounded_in_size_and_time(here: Place, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with httpx.AsyncClient(base_url=here.base, headers=here.bearer) as client:
         large = await client.post(
             path, content=b" " * (asgi.MAX_BODY + 1), headers={"content-type": "application/json"}
         )
-        assert (large.status_code, large.json()["error"]["error_code"]) == (400, "E3004")
+        assert (large.status_code, large.json()["error"]["error_code"]) == (413, "E3309")
+        assert large.json()["error"]["traceId"]
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {here.bearer['authorization']}\r\n"
     monkeypatch.setattr(connection, "BODY_S", 0.1)
     begun = f"{head}content-type: application/json\r\ncontent-length: 10\r\n\r\n{{".encode()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from interlock import Failure, Interlock
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
-from interlock.store.home import Home
+from interlock.store.home import Home, Instance
 from interlock.store.journal import ANCHOR_AFTER_S, Journal, Transaction
 from interlock.store.signing import Signer
 from tests import sample
@@ -228,3 +231,43 @@ async def test_a_home_that_was_half_made_gets_the_policy_it_lacks(tmp_path: Path
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
         assert lock.caller.scopes
     assert (tmp_path / "policy.cedar").read_text() == ""
+
+
+# Signs of life
+
+
+def test_a_process_that_starts_removes_the_signs_of_life_of_those_that_died(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare()
+    living = Instance(home, "A" * 26)
+    for number in range(50):
+        (home.instances / f"{number:026}.lock").touch()
+    started = Instance(home, "B" * 26)
+    assert {path.stem for path in home.instances.iterdir()} == {living.id, started.id}
+    assert (started.alive(living.id), living.alive(started.id), home.alive()) == (True, True, 2)
+    living.close()
+    assert not started.alive(living.id)
+    started.close()
+
+
+def test_a_sign_of_life_that_is_swept_away_before_it_is_locked_is_made_again(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.prepare()
+    path = home.instances / f"{'A' * 26}.lock"
+    with ThreadPoolExecutor(1) as thread, open(path, "w") as sweeping:
+        fcntl.flock(sweeping, fcntl.LOCK_EX)
+        starting = thread.submit(Instance, home, "A" * 26)
+        while not starting.done() and _openers(path) < 2:
+            time.sleep(0.001)
+        path.unlink()
+        fcntl.flock(sweeping, fcntl.LOCK_UN)
+        started = starting.result(60)
+    other = Instance(home, "B" * 26)
+    assert other.alive(started.id)
+    started.close()
+    other.close()
+
+
+def _openers(path: Path) -> int:
+    """How often this process has a file open."""
+    return sum(os.path.realpath(f"/proc/self/fd/{one}") == str(path) for one in os.listdir("/proc/self/fd"))

@@ -99,7 +99,6 @@ def _no_password() -> str:
 
 async def _serve(out: Output, given: dict[str, Any]) -> int:
     import asyncio
-    import signal
 
     from interlock.app import Interlock
     from interlock.core.redact import safe_log
@@ -127,8 +126,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
             warming = asyncio.create_task(server.warm())
             await ended.wait()
             warming.cancel()
-            # Whoever presses Ctrl-C again does not want to wait.
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+            _end_sooner_on_the_next(server)
             if not out.as_json:
                 out.page(error=True).line("ending: calls in flight are finished first …")
     return 0
@@ -143,6 +141,20 @@ def _on_signals() -> asyncio.Event:
     for one in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(one, ended.set)
     return ended
+
+
+def _end_sooner_on_the_next(server: Server) -> None:
+    """Whoever presses Ctrl-C again does not want to wait; a third time, not even for what is told to callers."""
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+
+    def again() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        server.hurry()
+
+    loop.add_signal_handler(signal.SIGINT, again)
 
 
 async def _stdio(out: Output, given: dict[str, Any]) -> int:

@@ -116,7 +116,7 @@ _GRPC: Mapping[ErrorCode, str] = {
 }
 
 # A few HTTP statuses say more than the errorCode does; gRPC can say it too.
-_GRPC_BY_HTTP: Mapping[int, str] = {401: "UNAUTHENTICATED", 499: "CANCELLED", 200: "OK"}
+_GRPC_BY_HTTP: Mapping[int, str] = {401: "UNAUTHENTICATED", 413: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 200: "OK"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3306", "key used with other arguments", 409, _E.CONFLICT, _C.INVALID_ARGUMENTS, "use a new key for a new action"),
     ("E3307", "idempotency key missing or malformed", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "send a key of your own with the call"),
     ("E3308", "input refused by the tool's own check", 400, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "mend every listed argument"),
+    ("E3309", "request too large", 413, _E.INVALID_INPUT, _C.INVALID_ARGUMENTS, "send less in one request"),
     # execution
     ("E3401", "tool failed", 500, _E.EXECUTION_FAILED, _C.EXECUTION_FAILED, "tell the tool's owner, unless it is retryable: then send the call again"),
     ("E3402", "tool timed out", 504, _E.DEADLINE_EXCEEDED, _C.TIMEOUT, "allow more time or ask for less"),

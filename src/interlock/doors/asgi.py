@@ -49,7 +49,7 @@ def text(sent: Mapping[bytes, bytes], name: bytes) -> str | None:
 
 
 async def read_body(receive: Receive, *, most: int = MAX_BODY) -> bytes:
-    """The whole body. E3004 if it is too large, E3001 if too much comes at once; the connection bounds its time."""
+    """The whole body. E3309 if it is too large, E3001 if too much comes at once; the connection bounds its time."""
     message = await _next(receive)
     body: bytes = message.get("body", b"")
     if not message.get("more_body", False):
@@ -118,7 +118,18 @@ def _finite(text: str) -> float:
 
 
 def too_large(most: int) -> Failure:
-    return Failure("E3004", f"the request's body is larger than {most} bytes")
+    """The refusal of a request that is too large, at every door: 413 over HTTP, with the envelope."""
+    return Failure("E3309", f"the request is larger than {most} bytes")
+
+
+def server_ended() -> Failure:
+    """What callers are told whose requests are cut off because the server ends."""
+    return Failure(
+        "E3001",
+        "this server ended before the request did",
+        resolution="a call that was under way is on record; send it again with the same idempotency key",
+        unsettled=True,
+    )
 
 
 async def answer(

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import os
 from collections.abc import Iterable
 from typing import Protocol, cast
 
+import orjson
+
 from interlock.core.errors import Failure
-from interlock.doors.asgi import App, Message, Scope
+from interlock.doors.asgi import App, Message, Scope, refusal, server_ended
 from interlock.doors.heads import Head, Knows
 
 # Of a body, what is kept before somebody reads it.
@@ -54,8 +57,8 @@ class Exchange:
     """One request and its answer, as an application sees them."""
 
     __slots__ = (
-        "_asked", "_body", "_chunked", "_given", "_gone", "_head", "_hung_up", "_late", "_left", "_news", "_wire",
-        "begun", "done", "keep_alive", "scope", "task", "whole",
+        "_asked", "_body", "_chunked", "_failure", "_given", "_gone", "_head", "_hung_up", "_late", "_left",
+        "_news", "_wire", "begun", "done", "keep_alive", "scope", "task", "whole",
     )  # fmt: skip
 
     task: asyncio.Task[None]
@@ -69,6 +72,7 @@ class Exchange:
         self.done = self.begun = self._asked = self._given = self._late = self._gone = self._hung_up = False
         self._chunked = False
         self._news: asyncio.Event | None = None
+        self._failure: Failure | None = None
         # What is to come of a body whose length was said.
         self._left: int | None = 0
 
@@ -86,6 +90,10 @@ class Exchange:
                 self.scope = head.scope(len(body))
                 self.feed(body)
             await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            # Nobody cancels a request but a server that ends and has waited long enough.
+            self._failure = server_ended()
+            raise
         except Exception:  # noqa: BLE001 - whatever an application does, its client is told
             _log.exception("a request failed")
         finally:
@@ -234,6 +242,8 @@ class Exchange:
             self._wire.transport.close()
             return
         self.begun, self._head, self.keep_alive = False, b"", False
-        headers = ((b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"21"))
-        self._start(500, headers)
-        self._say(b"Internal Server Error", more=False)
+        failure = self._failure or Failure("E3000", "something went wrong inside Interlock")
+        body = orjson.dumps(refusal(failure, os.urandom(16).hex()))
+        headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
+        self._start(failure.row.http, headers)
+        self._say(body, more=False)

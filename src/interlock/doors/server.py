@@ -30,6 +30,7 @@ import orjson
 
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.schema import Json
 from interlock.doors.asgi import (
     App,
     Disconnected,
@@ -56,6 +57,7 @@ _log = logging.getLogger("interlock.doors")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DRAIN_S = 30
+_LAST_WORDS_S = 5.0
 # Requests leave next to no cycles behind, and with many in flight the usual 700 objects are those of a few of them:
 # the collector would walk them all the time and find nothing.
 COLLECT = (20_000, 20, 50)
@@ -211,6 +213,7 @@ class Server:
         self._grpc: GrpcDoor | None = None
         self._serving: asyncio.Task[None] | None = None
         self._loading: list[_Later] = []
+        self._hurried = False
         self.port = 0
         self.grpc_port: int | None = None
 
@@ -283,6 +286,9 @@ class Server:
         hot: dict[tuple[str, str], App] = {
             ("POST", "/v1/tools/invoke"): rest.hot(service),
             ("GET", "/metrics"): self._metrics,
+            # Whoever watches a server asks for these first. They do not wait until the wide API is loaded.
+            ("GET", "/health"): self._alive,
+            ("GET", "/ready"): self._ready,
             ("GET", mcp.METADATA_PATH): resource,
             ("GET", mcp.METADATA_PATH + mcp.PATH): resource,
         }
@@ -313,6 +319,17 @@ class Server:
         self._grpc = GrpcDoor(self._service, address=f"{host}:{port}", tls=secure, drain_s=listening.drain_s)
         self.grpc_port = await self._grpc.start()
 
+    async def _alive(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._tell_health(send, self._service.health.alive())
+
+    async def _ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._tell_health(send, await self._service.health.readiness())
+
+    @staticmethod
+    async def _tell_health(send: Send, told: tuple[int, Json]) -> None:
+        status, document = told
+        await answer(send, status, orjson.dumps(document), [(b"x-trace-id", os.urandom(16).hex().encode())])
+
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """For Prometheus. For everybody who asks on loopback and by that name; for others, if they may see it."""
         host = _without_port((header(scope, b"host") or "").lower().encode()).decode()
@@ -326,6 +343,16 @@ class Server:
         kind = b"text/plain; version=0.0.4; charset=utf-8"
         await answer(send, 200, self._service.lock.gateway.telemetry.metrics.render(), kind=kind)
 
+    def hurry(self) -> None:
+        """Wait no longer for calls in flight: they are cut off, which is on record, and their callers are told."""
+        self._hurried = True
+        if self._http is not None:
+            self._http.force_exit = True
+            for task in self._http.server_state.tasks:
+                task.cancel()
+        if self._grpc is not None:
+            self._grpc.hurry()
+
     async def stop(self) -> None:
         """Let calls in flight end, whichever door they came by, all within one drain time; then close everything."""
         loop = asyncio.get_running_loop()
@@ -333,13 +360,16 @@ class Server:
         await asyncio.gather(self._stop_http(), self._stop_grpc())
         await asyncio.gather(*(one.settled() for one in self._loading))
         await self._stack.aclose()
-        await self._service.close(within_s=max(0.0, until - loop.time()))
+        await self._service.close(within_s=0.0 if self._hurried else max(0.0, until - loop.time()))
 
     async def _stop_http(self) -> None:
         if self._http is not None and self._serving is not None:
             self._http.should_exit = True
             with contextlib.suppress(SystemExit):
                 await self._serving
+            # Those that were cut off have a moment to say so.
+            if cut_off := self._http.server_state.tasks:
+                await asyncio.wait(cut_off, timeout=_LAST_WORDS_S)
 
     async def _stop_grpc(self) -> None:
         if self._grpc is not None:

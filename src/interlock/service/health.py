@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Literal
 
+from interlock._version import __version__
 from interlock.approvals.notify import undelivered
 from interlock.core.errors import Failure
+from interlock.core.schema import Json
 from interlock.store.journal import Transaction
 
 if TYPE_CHECKING:
@@ -35,6 +37,15 @@ class Health:
         if self._ready is None or now >= self._ready[0]:
             self._ready = now + READY_FOR_S, asyncio.ensure_future(self._look_around())
         return await asyncio.shield(self._ready[1])
+
+    def alive(self) -> tuple[int, Json]:
+        """The HTTP status and the document that say that the process is there."""
+        return 200, {"status": "healthy", "version": __version__}
+
+    async def readiness(self) -> tuple[int, Json]:
+        """The HTTP status and the document that say whether calls can be served."""
+        status, parts = await self.ready()
+        return 503 if status == "down" else 200, {"status": status, "dependencies": parts}
 
     async def _look_around(self) -> tuple[Condition, dict[str, Condition]]:
         parts: dict[str, Condition] = {
@@ -81,6 +92,8 @@ class Health:
         return "degraded" if self._lock.supervisor.failing else "healthy"
 
     def _upstreams(self) -> Condition:
+        if not self._lock.journal.read("SELECT 1 FROM upstream LIMIT 1"):
+            return "healthy"  # without loading what upstreams need, which takes a moment
         answering = [one.state == "available" for one in self._lock.upstreams.list()]
         return "healthy" if all(answering) else "degraded" if any(answering) else "down"
 

@@ -14,8 +14,9 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -26,6 +27,8 @@ APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # How much of the end of the anchors file is looked at: some twenty lines, which concurrent writers may have swapped.
 _TAIL = 8192
+# How many signs of life of dead processes one that starts looks at.
+_SWEPT_AT_ONCE = 10_000
 _RESTORE = (
     "restore the whole home from one backup, its anchors.jsonl with it; to begin anew, knowing that calls"
     " made before can then run again, move this home away or choose another"
@@ -296,8 +299,8 @@ class Instance:
     def __init__(self, home: Home, instance_id: str) -> None:
         self.id = instance_id
         self._home = home
-        self._file = open(home.instances / f"{instance_id}.lock", "w")  # noqa: SIM115 - held for life
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # nobody else holds it, but whoever looks has it for a moment
+        self._file = _hold(home.instances / f"{instance_id}.lock")
+        _sweep(home.instances)
 
     def alive(self, owner: str) -> bool:
         """Whether the process that wrote this owner id still lives."""
@@ -317,6 +320,36 @@ class Instance:
     def close(self) -> None:
         (self._home.instances / f"{self.id}.lock").unlink(missing_ok=True)
         self._file.close()
+
+
+def _hold(path: Path) -> IO[str]:
+    """Make and lock a sign of life. Nobody else holds it, but whoever looks has it for a moment."""
+    while True:
+        file = open(path, "w")  # noqa: SIM115 - held for life
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # INVARIANT: what is locked is what the name leads to. Somebody may have swept it away before it was locked.
+        if _leads_to(path, file):
+            return file
+        file.close()
+
+
+def _sweep(instances: Path) -> None:
+    """Remove the signs of life of processes that have died; they could not do it themselves."""
+    for path in islice(instances.glob("*.lock"), _SWEPT_AT_ONCE):
+        try:
+            with open(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _leads_to(path, file):
+                    path.unlink()
+        except OSError:
+            continue  # it lives, or is another user's, or somebody else removes it
+
+
+def _leads_to(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _held(path: Path) -> bool:

@@ -29,6 +29,8 @@ __all__ = ["GrpcDoor"]
 
 # Calls of all clients together; what comes on top is refused with RESOURCE_EXHAUSTED.
 MOST_CALLS = 10_000
+# gRPC itself refuses without our envelope. Messages of up to so many times the limit are read and refused by us.
+_ROOM = 4
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a port that is taken is refused, not shared
     ("grpc.max_metadata_size", 16_384),
@@ -77,10 +79,10 @@ class GrpcDoor:
         from interlock.doors.grpc import reflection
         from interlock.doors.grpc.servicer import NAME, Servicer
 
-        self._servicer = Servicer(self._service)
+        self._servicer = Servicer(self._service, self._max_message_bytes)
         server: Server = cast("Any", grpc.aio).server(
             handlers=(self._servicer.handler(), *reflection.handlers((NAME, health.SERVICE_NAME))),
-            options=(*_OPTIONS, ("grpc.max_receive_message_length", self._max_message_bytes)),
+            options=(*_OPTIONS, ("grpc.max_receive_message_length", _ROOM * self._max_message_bytes)),
             maximum_concurrent_rpcs=MOST_CALLS,
         )
         self._health = cast("Any", health).aio.HealthServicer()
@@ -105,6 +107,11 @@ class GrpcDoor:
             what = "" if self._tls is None else ", or the certificate and key are not a pair of PEM files"
             words = f"gRPC cannot listen on {self._address}: it is taken or not ours{what}"
             raise Failure("E3108", f"{words}; choose another port with --grpc-port, or --no-grpc") from None
+
+    def hurry(self) -> None:
+        """Cut off the calls under way; their callers are told."""
+        if self._servicer is not None:
+            self._servicer.hurry()
 
     async def stop(self) -> None:
         """Take no more calls, let those under way end, and cut off what has not ended in time. All is on record."""

@@ -28,6 +28,7 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.events import Event
 from interlock.core.results import Result
+from interlock.doors.asgi import server_ended, too_large
 from interlock.doors.grpc import messages
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.service import Service
@@ -90,8 +91,10 @@ class _Method(Protocol):
 class Servicer:
     """What the door does for each RPC."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, most: int) -> None:
         self._service = service
+        self._most = most
+        self._hurried = False
         self._ears = Ears(service.lock)
         self._at_work: set[asyncio.Task[Any]] = set()
 
@@ -106,6 +109,12 @@ class Servicer:
                 methods[method.name] = made.unary_unary_rpc_method_handler(act)
         return made.method_handlers_generic_handler(NAME, methods)
 
+    def hurry(self) -> None:
+        """Cut off the calls under way; their callers are told."""
+        self._hurried = True
+        for task in self._at_work:
+            task.cancel()
+
     async def ended(self, within_s: float = 10.0) -> None:
         """Wait until what was cut off is on record."""
         if self._at_work:
@@ -116,7 +125,7 @@ class Servicer:
     def _unary(self, parse: Callable[[bytes], Message], method: _Method) -> Callable[[bytes, Context], Awaitable[Any]]:
         async def work(raw: bytes, rpc: Rpc) -> bytes:
             caller = await self._caller(rpc)
-            return (await method(_parsed(parse, raw), caller, rpc)).SerializeToString()
+            return (await method(_parsed(parse, raw, self._most), caller, rpc)).SerializeToString()
 
         async def act(raw: bytes, context: Context) -> bytes | None:
             rpc = Rpc.of(context)
@@ -141,6 +150,10 @@ class Servicer:
             trace_id, call = ended.trace_id, ended.invocation_id
         except Failure as refused:
             failure = refused
+        except asyncio.CancelledError:
+            if not self._hurried:
+                raise
+            failure = server_ended()
         except Exception as error:  # noqa: BLE001 - a door: nothing but answers and statuses leaves it
             trace_id = self._trace_id(rpc)
             where = "".join(traceback.format_tb(error.__traceback__))
@@ -205,7 +218,7 @@ class Servicer:
         caller, context = await self._caller(rpc), rpc.context
         try:
             async with asyncio.timeout(START_WITHIN_S):
-                first = await _read(context)
+                first = await _read(context, self._most)
         except TimeoutError:
             raise Failure("E3002", "the stream did not say in time what to start") from None
         if first is None or first.WhichOneof("message") != "start":
@@ -230,7 +243,7 @@ class Servicer:
     async def _obey(self, context: Context, stream: Stream) -> None:
         """Do what later messages say, until there are none."""
         try:
-            while (message := await _read(context)) is not None:
+            while (message := await _read(context, self._most)) is not None:
                 if message.WhichOneof("message") != "cancel":
                     raise Failure("E3004", "after `start`, a stream takes `cancel` and nothing else")  # noqa: TRY301
                 answer = self._service.lock.cancel(stream.call_id or stream.first_id)
@@ -306,16 +319,18 @@ def _told(result: Result) -> wire.CallResult:
     return messages.result(result)
 
 
-def _parsed(parse: Callable[[bytes], Message], raw: bytes) -> Message:
+def _parsed(parse: Callable[[bytes], Message], raw: bytes, most: int) -> Message:
+    if len(raw) > most:
+        raise too_large(most)
     try:
         return parse(raw)
     except DecodeError:
         raise Failure("E3004", "what was sent is not a message of the contract") from None
 
 
-async def _read(context: Context) -> wire.RunRequest | None:
+async def _read(context: Context, most: int) -> wire.RunRequest | None:
     """The next message of a stream; None after the last."""
     raw = await context.read()
     if raw is cast("Any", grpc.aio).EOF:
         return None
-    return cast("wire.RunRequest", _parsed(wire.RunRequest.FromString, raw))
+    return cast("wire.RunRequest", _parsed(wire.RunRequest.FromString, raw, most))

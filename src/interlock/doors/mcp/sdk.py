@@ -34,6 +34,7 @@ from interlock.core.connector import ALONE, Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.doors.asgi import Disconnected, read_body, refuse, replay
 from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.changes import Changes
@@ -108,8 +109,13 @@ class Sdk:
         )
         security = TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=origins)
         self._security = TransportSecurityMiddleware(security)
+        self._max_body = max_body
+        # A client that drops a session says nothing. Its tasks and memory stay until the session was idle long enough.
         self._manager = StreamableHTTPSessionManager(
-            self.server, security_settings=security, max_request_body_size=max_body
+            self.server,
+            security_settings=security,
+            max_request_body_size=max_body,
+            session_idle_timeout=service.lock.settings.mcp_session_idle_s,
         )
 
     def _guarded(self, handler: Callable[[Context, Any], Awaitable[Json]]) -> Callable[[Context, Any], Awaitable[Json]]:
@@ -271,6 +277,15 @@ class Sdk:
 
     async def handle(self, scope: Message, receive: Receive, send: Send, caller: Caller) -> None:
         """Answer one HTTP request of a caller."""
+        if scope["method"] == "POST":
+            try:
+                # The SDK refuses what is too large in a form of its own, so that is found before.
+                receive = replay(await read_body(receive, most=self._max_body), receive)
+            except Disconnected:
+                return
+            except Failure as failure:
+                await refuse(send, failure)
+                return
         # A session of the handshake era answers only to whoever opened it; the SDK knows them by the scope's user.
         token = AccessToken(token="", client_id=f"{caller.tenant}/{caller.id}", subject=caller.acting, scopes=[])
         # Blanks around a value are no part of it, and not every HTTP server takes them away.

@@ -7,7 +7,6 @@ from typing import cast
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from interlock import __version__
 from interlock.doors.rest import models
 from interlock.doors.rest.operation import json
 from interlock.service import Service
@@ -16,9 +15,10 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/health", status_code=200, response_model=None, responses={200: {"model": models.Alive}})
-async def tell_health() -> Response:
+async def tell_health(request: Request) -> Response:
     """Whether the process is alive. Needs no token."""
-    return json({"status": "healthy", "version": __version__})
+    status, document = cast("Service", request.app.state.service).health.alive()
+    return json(document, status)
 
 
 @router.get(
@@ -29,5 +29,5 @@ async def tell_health() -> Response:
 )
 async def tell_readiness(request: Request) -> Response:
     """Whether calls can be served, dependency by dependency. Needs no token."""
-    status, parts = await cast("Service", request.app.state.service).health.ready()
-    return json({"status": status, "dependencies": parts}, 503 if status == "down" else 200)
+    status, document = await cast("Service", request.app.state.service).health.readiness()
+    return json(document, status)

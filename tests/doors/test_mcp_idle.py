@@ -1,0 +1,61 @@
+"""Sessions of the handshake era that their clients drop without a word."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+
+from tests.doors.test_server import Place, place
+
+PATIENCE_S = 60
+MANY = 25
+HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+HELLO = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+}  # fmt: skip
+
+
+async def _drop_one(here: Place) -> str:
+    """Open a session over a connection of its own, say that it is ready, and go away."""
+    async with httpx.AsyncClient(base_url=here.base, headers={**here.bearer, **HEADERS}, timeout=PATIENCE_S) as client:
+        opened = await client.post("/mcp", json=HELLO)
+        assert opened.status_code == 200
+        session = opened.headers["mcp-session-id"]
+        ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        await client.post("/mcp", json=ready, headers={"mcp-session-id": session})
+        return session
+
+
+async def test_dropped_sessions_end_with_their_tasks_once_they_have_been_idle(home: Path) -> None:
+    (home / "settings.toml").write_text("mcp_session_idle_s = 2.0\n")
+    async with place(home) as here:
+        await _drop_one(here)  # loads what has to be loaded once
+        before = len(asyncio.all_tasks())
+        sessions = [await _drop_one(here) for _ in range(MANY)]
+        assert len(asyncio.all_tasks()) > before
+        async with asyncio.timeout(PATIENCE_S):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks end without an event
+                await asyncio.sleep(0.05)
+        async with httpx.AsyncClient(base_url=here.base, headers={**here.bearer, **HEADERS}) as client:
+            ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+            answer = await client.post("/mcp", json=ping, headers={"mcp-session-id": sessions[0]})
+            assert answer.status_code == 404
+
+
+async def test_a_session_whose_client_listens_is_not_idle(home: Path) -> None:
+    (home / "settings.toml").write_text("mcp_session_idle_s = 0.2\n")
+    async with place(home) as here, httpx.AsyncClient(base_url=here.base, timeout=PATIENCE_S) as client:
+        client.headers.update({**here.bearer, **HEADERS})
+        opened = await client.post("/mcp", json=HELLO)
+        session = {"mcp-session-id": opened.headers["mcp-session-id"]}
+        async with client.stream("GET", "/mcp", headers=session) as news:
+            assert news.status_code == 200
+            others = [await _drop_one(here) for _ in range(3)]
+            async with asyncio.timeout(PATIENCE_S):
+                ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+                while (await client.post("/mcp", json=ping, headers={"mcp-session-id": others[0]})).status_code != 404:  # noqa: ASYNC110
+                    await asyncio.sleep(0.5)
+            assert (await client.post("/mcp", json=ping, headers=session)).status_code == 200

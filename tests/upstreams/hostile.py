@@ -25,6 +25,7 @@ class Beats:
     def __init__(self) -> None:
         self.longest_s = 0.0
         self.count = 0
+        self.many = asyncio.Event()
 
     async def beat(self) -> None:
         before = time.thread_time()
@@ -33,6 +34,8 @@ class Beats:
             now = time.thread_time()
             self.longest_s = max(self.longest_s, now - before)
             self.count += 1
+            if self.count >= 100:
+                self.many.set()
             before = now
 
 

@@ -22,6 +22,8 @@ from interlock.core.manifest import RetryPolicy
 from interlock.resilience.retry import may_retry
 from interlock.testing import FakeClock
 from interlock.upstreams.children import LOGS_KEPT, Child, Crashed, Log, Program, Restarts, Supervisor
+from interlock.upstreams.intake import Allowance, Intake
+from tests.upstreams.hostile import loop_is_free
 
 AT_ONCE = Restarts(pause_s=0.0)
 
@@ -54,9 +56,15 @@ class Heard:
 
     def __init__(self) -> None:
         self.lines: asyncio.Queue[bytes] = asyncio.Queue()
+        self.intake = Intake("child")
+        self.allowance = Allowance(lambda: 0.0)
+        self.too_long: list[bytes] = []
 
-    def __call__(self, line: bytes) -> None:
+    def hear(self, line: bytes) -> None:
         self.lines.put_nowait(line)
+
+    def oversize(self, ends: bytes) -> None:
+        self.too_long.append(ends)
 
     async def line(self) -> str:
         async with asyncio.timeout(10):
@@ -141,7 +149,7 @@ async def test_the_whole_group_ends_with_its_leader_however_stubborn(manner: str
     heard = Heard()
     child = await Child.start(program(GROUP, manner), heard)
     leader, below = map(int, (await heard.line()).split())
-    assert leader == child.pid
+    assert os.getpgid(leader) == child.pid
     await child.stop(grace_s=0.01)
     assert gone(leader)
     assert gone(below)
@@ -151,10 +159,11 @@ async def test_a_child_dies_when_this_process_is_killed(tmp_path: Path) -> None:
     source = """
     import asyncio, sys
     from interlock.upstreams.children import Child, Program
+    from tests.upstreams.test_children import Heard
 
     async def main():
         command = (sys.executable, "-I", "-S", "-c", "import signal, time\\nwhile True: signal.pause()")
-        child = await Child.start(Program(command, {}, {}), print)
+        child = await Child.start(Program(command, {}, {}), Heard())
         print(child.pid, flush=True)
         await asyncio.Event().wait()
 
@@ -168,6 +177,111 @@ async def test_a_child_dies_when_this_process_is_killed(tmp_path: Path) -> None:
     server.send_signal(signal.SIGKILL)
     await server.wait()
     assert gone(pid)
+
+
+TWICE = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+reading, writing = os.pipe()
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.write(writing, b"%d\\n" % os.getpid())
+        for number in (0, 1, 2):
+            os.close(number)
+        while True:
+            signal.pause()
+    os._exit(0)
+os.wait()
+print(os.getpid(), os.read(reading, 100).decode().strip(), flush=True)
+if sys.argv[1] == "stay":
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("manner", ["stay", "leave"])
+async def test_a_process_that_forked_twice_and_left_the_session_ends_with_the_child(manner: str) -> None:
+    heard = Heard()
+    child = await Child.start(program(TWICE, manner), heard)
+    leader, hidden = map(int, (await heard.line()).split())
+    assert os.getsid(hidden) != child.pid
+    await child.stop(grace_s=0.01)
+    assert gone(leader)
+    assert gone(hidden)
+
+
+async def test_a_process_that_forked_twice_ends_when_this_process_is_killed() -> None:
+    source = """
+    import asyncio, sys
+    from interlock.upstreams.children import Child
+    from tests.upstreams.test_children import TWICE, Heard, program
+
+    async def main():
+        heard = Heard()
+        child = await Child.start(program(TWICE, "stay"), heard)
+        print(child.pid, await heard.line(), flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+    """
+    command = (sys.executable, "-c", textwrap.dedent(source))
+    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    pids = [int(pid) for pid in (await server.stdout.readline()).split()]
+    assert len(pids) == 3
+    server.send_signal(signal.SIGKILL)
+    await server.wait()
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("how", ["sys.exit(7)", "os.kill(os.getpid(), 11)"])
+async def test_a_child_is_said_to_have_ended_as_its_program_did(how: str) -> None:
+    child = await Child.start(program(f"import os, sys; {how}"), Heard())
+    async with asyncio.timeout(30):
+        said = await child.ended
+    assert said == f"the upstream's process ended: {'exit status 7' if 'exit' in how else 'signal 11'}"
+
+
+FLOODS = {
+    "tiny lines": "while True: os.write(1, b'{}\\n' * 20_000)",
+    "blank lines": "while True: os.write(1, b'\\n' * 60_000)",
+    "a line without an end": "while True: os.write(1, b'x' * 65536)",
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_a_child_that_floods_is_ended_and_said_to_have_been(kind: str) -> None:
+    heard = Heard()
+    heard.intake.max_bytes = 1_000_000
+    async with loop_is_free():
+        child = await Child.start(program("import os\n" + FLOODS[kind]), heard)
+        async with asyncio.timeout(60):
+            said = await child.ended
+    assert said.startswith("the upstream's process was ended: it sent far more than")
+
+
+async def test_a_line_over_the_limit_is_not_kept_and_the_next_one_is_heard() -> None:
+    heard = Heard()
+    heard.intake.max_bytes = 1_000_000
+    source = 'import os; print(\'{"id": 1, "x": "\' + "y" * 3_000_000 + \'", "z": 1}\'); print("next")'
+    child = await Child.start(program(source), heard)
+    assert await heard.line() == "next"
+    await child.stop()
+    (ends,) = heard.too_long
+    assert len(ends) < 1000
+    assert ends.startswith(b'{"id": 1,')
+    assert ends.endswith(b'"z": 1}')
+
+
+async def test_a_flood_on_stderr_does_not_hold_the_loop(tmp_path: Path) -> None:
+    heard = Heard()
+    source = "import os\nwhile True: os.write(2, b'word ' * 10_000)"
+    async with loop_is_free() as beats:
+        child = await Child.start(program(source, log=tmp_path / "child.log"), heard)
+        async with asyncio.timeout(60):
+            await beats.many.wait()
+        await child.stop(grace_s=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Programs that serve tools over their pipes: started, watched, started again, replaced, and never left behind.
 
-A `Child` is one process, leader of a group of its own. Whole lines go in and come out; what it writes to stderr goes to
-a log that is rotated. It ends with its group, and the kernel ends it when this process dies, however that happens.
+A `Child` is one process, leader of a group of its own. Whole lines go in and come out, under the limits of `intake`;
+what it writes to stderr goes to a log that is rotated. It runs under a keeper (`keeper`): everything that it started
+ends with it, also what left its group, and all of it ends when this process dies, however that happens.
 
 A `Supervisor` keeps one of anything that can be started and can end: brought up when first needed, brought up again
 when it ends, with growing pauses, during which calls fail at once. One that ends within ten seconds of its start has
@@ -25,28 +26,25 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.upstreams.intake import Allowance, Intake, Lines
 
 _log = logging.getLogger("interlock.upstreams")
 
 # What a child has of our environment; everything else it must be given.
 INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-MAX_LINE = 64 * 1024 * 1024
 MAX_UNREAD = 64 * 1024 * 1024
 GRACE_S = 2.0
 WAITED_OUT_S = 1.0
 LOG_BYTES = 1024 * 1024
 LOGS_KEPT = 3
 LAST_WORDS = 2000
+# A program that writes more to its stderr than this waits, and so does not fill our time with its log.
+LOG_BYTES_PER_S = 4 * 1024 * 1024
+_LOG_PART = 32 * 1024
 
-# The kernel kills the program when we die, unless we have died before it could be told. Written as a program because
-# code that runs between fork and exec in a process with threads may never get to exec.
-_LAUNCH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-os.getppid() == int(sys.argv[1]) or os._exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+# Started as a program of its own: code that runs between fork and exec in a process with threads may never get to exec.
+_KEEPER = str(Path(__file__).with_name("keeper.py"))
+KEEPER_S = 1.0
 
 
 class Crashed(Failure):
@@ -121,28 +119,52 @@ class Program:
             raise Failure("E3108", words, details={"sent": False}, resolution=advice)
 
 
+class Ear(Protocol):
+    """Takes what a child writes, under limits."""
+
+    @property
+    def intake(self) -> Intake: ...
+
+    @property
+    def allowance(self) -> Allowance: ...
+
+    def hear(self, line: bytes) -> asyncio.Future[Any] | None:
+        """Take a line. The next one waits for the future."""
+        ...
+
+    def oversize(self, ends: bytes) -> None:
+        """Take the beginning and the end of a line that is over the limit."""
+        ...
+
+
 class Child(asyncio.SubprocessProtocol):
     """One running process. `ended` tells how it ended, once its last line has been heard."""
 
-    def __init__(self, program: Program, hear: Callable[[bytes], None]) -> None:
+    def __init__(self, program: Program, ear: Ear) -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._hear = hear
+        self._lines = Lines(
+            ear.intake,
+            ear.allowance,
+            hear=ear.hear,
+            oversize=ear.oversize,
+            flood=lambda: self.kill("it sent far more than it was asked for, or a line without an end"),
+            flow=lambda paused: self._flow(1, paused),
+        )
+        self._reason = ""
         self._log = None if program.log is None else Log(program.log, tuple(program.secret.values()))
-        self._parts: list[bytes] = []
-        self._held = 0
         self._exited = asyncio.Event()
         self._silent = False
         self._transport: asyncio.SubprocessTransport | None = None
 
     @classmethod
-    async def start(cls, program: Program, hear: Callable[[bytes], None]) -> Child:
-        """Start it. `hear` is handed every line it writes."""
+    async def start(cls, program: Program, ear: Ear) -> Child:
+        """Start it. `ear` is handed every line it writes."""
         program.check()
         loop = asyncio.get_running_loop()
         try:
             _, child = await loop.subprocess_exec(
-                lambda: cls(program, hear),
-                *(sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *program.command),
+                lambda: cls(program, ear),
+                *(sys.executable, "-I", "-S", _KEEPER, str(os.getpid()), *program.command),
                 env=program.environment(),
                 cwd=program.cwd,
                 start_new_session=True,
@@ -155,6 +177,7 @@ class Child(asyncio.SubprocessProtocol):
 
     @property
     def pid(self) -> int:
+        """The keeper's, which is also the number of the program's group."""
         assert self._transport is not None
         return self._transport.get_pid()
 
@@ -177,7 +200,7 @@ class Child(asyncio.SubprocessProtocol):
         if not await self._gone(grace_s):
             self._signal(signal.SIGTERM)
             if not await self._gone(grace_s):
-                self._signal(signal.SIGKILL)
+                self.kill()
         await self._exited.wait()
         await asyncio.shield(self.ended)
 
@@ -189,9 +212,21 @@ class Child(asyncio.SubprocessProtocol):
             return False
         return True
 
-    def kill(self) -> None:
-        """End it now."""
-        self._signal(signal.SIGKILL)
+    def kill(self, reason: str = "") -> None:
+        """End it now; the reason is told to the calls that were waiting."""
+        self._reason = self._reason or reason
+        if self._exited.is_set():
+            return
+        try:
+            os.kill(self.pid, signal.SIGUSR1)  # its keeper then kills everything below it, wherever it went
+        except ProcessLookupError:
+            return
+        asyncio.get_running_loop().call_later(KEEPER_S, self._kill_group)
+
+    def _kill_group(self) -> None:
+        """Kill the keeper too, where it was hindered."""
+        if not self._exited.is_set():
+            self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         try:
@@ -205,22 +240,20 @@ class Child(asyncio.SubprocessProtocol):
         self._transport = cast("asyncio.SubprocessTransport", transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        if fd != 1:
-            if self._log is not None:
-                self._log.write(data)
-            return
-        *lines, rest = data.split(b"\n")
-        for line in lines:
-            whole = b"".join((*self._parts, line))
-            self._parts.clear()
-            self._held = 0
-            if whole.strip():
-                self._hear(whole)
-        if rest:
-            self._parts.append(rest)
-            self._held += len(rest)
-        if self._held > MAX_LINE:
-            self.kill()
+        if fd == 1:
+            self._lines.feed(data)
+        elif self._log is not None:
+            self._log.write(data)
+            if len(data) >= _LOG_PART:
+                self._flow(2, True)
+                asyncio.get_running_loop().call_later(len(data) / LOG_BYTES_PER_S, self._flow, 2, False)
+
+    def _flow(self, fd: int, paused: bool) -> None:
+        """Read no more from a pipe for now, or read on."""
+        assert self._transport is not None
+        pipe = cast("asyncio.ReadTransport | None", self._transport.get_pipe_transport(fd))
+        if pipe is not None and not pipe.is_closing():
+            (pipe.pause_reading if paused else pipe.resume_reading)()
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         if fd == 1:
@@ -243,6 +276,9 @@ class Child(asyncio.SubprocessProtocol):
     def _end(self) -> None:
         if self.ended.done():
             return
+        if not self._lines.idle:
+            self._lines.when_idle = self._end  # what it wrote last is still heard
+            return
         assert self._transport is not None
         code = self._transport.get_returncode()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
@@ -252,7 +288,11 @@ class Child(asyncio.SubprocessProtocol):
                 told = "".join(c for c in self._log.last_words.decode(errors="replace") if c.isprintable() or c == "\n")
                 _log.debug("an upstream's process ended (%s); its last words on stderr:\n%s", how, told.rstrip())
         self._transport.close()
-        self.ended.set_result(f"the upstream's process ended: {how}")
+        self.ended.set_result(f"the upstream's process was ended: {self._reason}" if self._reason else _ended(how))
+
+
+def _ended(how: str) -> str:
+    return f"the upstream's process ended: {how}"
 
 
 class Kept(Protocol):

@@ -44,6 +44,8 @@ _UNIT = 4096
 _WINDOW = 65_536
 _THREADS = 2
 _PEEK = 256
+# A line so many times longer than an answer may be has no end.
+_ENDLESS = 8
 
 
 class Intake:
@@ -153,6 +155,125 @@ class Allowance:
     def give(self, messages: int, size: int = 0) -> None:
         """Take back the charge for what a call was waiting for."""
         self._left = min(self._most, self._left + messages + size // _UNIT)
+
+
+class Lines:
+    """Splits what arrives into lines, and hands on a bounded number of them in one turn of the event loop.
+
+    `hear` is handed each line and may return a future, for which the next line waits. A line over the limit is not
+    kept: `oversize` is handed its beginning and its end. `flood` is called once, when the allowance is spent or a line
+    has no end; nothing is heard after it. `flow` is told whether there is too much here to read on.
+    """
+
+    __slots__ = (
+        "_allowance", "_buffer", "_ended", "_flood", "_flow", "_head", "_hear", "_intake", "_oversize", "_paused",
+        "_scheduled", "_searched", "_skipped", "_waits", "when_idle",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        intake: Intake,
+        allowance: Allowance,
+        *,
+        hear: Callable[[bytes], asyncio.Future[Any] | None],
+        oversize: Callable[[bytes], None],
+        flood: Callable[[], None],
+        flow: Callable[[bool], None],
+    ) -> None:
+        self._intake = intake
+        self._allowance = allowance
+        self._hear = hear
+        self._oversize = oversize
+        self._flood = flood
+        self._flow = flow
+        self.when_idle: Callable[[], None] | None = None
+        self._buffer = bytearray()
+        self._searched = 0  # so much of the buffer has no end of a line
+        self._head = b""  # of a line that is skipped
+        self._skipped = 0
+        self._scheduled = self._waits = self._paused = self._ended = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether every whole line was heard."""
+        return not self._scheduled and not self._waits
+
+    def feed(self, data: bytes) -> None:
+        if self._ended:
+            return
+        self._buffer += data
+        if self.idle:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Hear the lines of one turn, and come again for the rest."""
+        self._scheduled = False
+        count = start = end = 0
+        while count < PER_TURN and not self._waits and not self._ended:
+            end = self._buffer.find(b"\n", self._searched)
+            if end < 0:
+                break
+            line, start = bytes(self._buffer[start:end]), end + 1
+            self._searched = start
+            count += 1
+            self._take(line)
+        del self._buffer[:start]
+        self._searched = len(self._buffer) if end < 0 else 0
+        if end < 0:
+            self._skip()
+        if not self._ended and not self._allowance.take(count, start):
+            self._end()
+        elif end >= 0 and self._buffer and not self._waits and not self._ended:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._settle()
+
+    def _take(self, line: bytes) -> None:
+        if self._skipped or len(line) > self._intake.max_bytes:
+            self._oversize((self._head or line[:_PEEK]) + b" " + line[-_PEEK:])
+            self._head, self._skipped = b"", 0
+            return
+        if line.isspace() or not line:
+            return
+        try:
+            waits_for = self._hear(line)
+        except Exception:  # noqa: BLE001 - a message that cannot be handled must not end the event loop's reading
+            self._end()
+            return
+        if waits_for is not None:
+            self._waits = True
+            waits_for.add_done_callback(self._heard)
+
+    def _heard(self, _: asyncio.Future[Any]) -> None:
+        self._waits = False
+        if not self._ended:
+            self._turn()
+
+    def _skip(self) -> None:
+        """Keep only the beginning and the end of a line that is too long already."""
+        if len(self._buffer) + self._skipped <= self._intake.max_bytes:
+            return
+        self._head = self._head or bytes(self._buffer[:_PEEK])
+        dropped = max(0, len(self._buffer) - _PEEK)
+        self._skipped += dropped
+        del self._buffer[:dropped]
+        self._searched = len(self._buffer)
+        if self._skipped > _ENDLESS * self._intake.max_bytes:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._buffer.clear()
+        self._flood()
+
+    def _settle(self) -> None:
+        paused = not self.idle and not self._ended
+        if paused != self._paused:
+            self._paused = paused
+            self._flow(paused)
+        if self.idle and self.when_idle is not None:
+            idle, self.when_idle = self.when_idle, None
+            idle()
 
 
 @lru_cache(maxsize=1)

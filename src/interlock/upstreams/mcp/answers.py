@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Container, Iterator
+from itertools import islice
 from typing import Any, cast
 
 import orjson
@@ -12,12 +13,21 @@ from interlock.core.connector import Definition, Interaction, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.schema import Json, compile_validator
 from interlock.upstreams import wire
-from interlock.upstreams.mcp.protocol import INPUT_REQUIRED, INVALID_PARAMS, LOG_LEVELS, QUESTIONS, Listening, RpcError
+from interlock.upstreams.mcp.protocol import (
+    INPUT_REQUIRED,
+    INVALID_PARAMS,
+    LOG_LEVELS,
+    LONGEST_TEXT,
+    QUESTIONS,
+    Listening,
+    RpcError,
+)
 from interlock.upstreams.mcp.session import put
 
 MAX_NAME = 256
 MAX_ROUNDS = 10
 _LONGEST_DATA = 4096
+_MOST_PARTS = 100
 
 
 def understood(told: list[Any], *, headers: bool) -> tuple[list[Definition], list[tuple[str, str]]]:
@@ -116,11 +126,21 @@ def value(answer: Json, call: RemoteCall) -> Json:
     if "structuredContent" in answer:
         value["structuredContent"] = answer["structuredContent"]
     if answer.get("isError") is True:
-        words = " ".join(_texts(cast("list[Any]", content)))
-        raise Failure("E3401", wire.excerpt(words, call) or "the tool says that it failed", details=value)
+        said = _brief(value)
+        words = " ".join(_texts(said["content"]))
+        raise Failure("E3401", wire.excerpt(words, call) or "the tool says that it failed", details=said)
     if isinstance(answer.get("_meta"), dict):
         value["_meta"] = answer["_meta"]
     return value
+
+
+def _brief(value: Json) -> Json:
+    """What a tool says of its failure, cut to what anybody may want to read: details are redacted and recorded."""
+    content = cast("list[Any]", value["content"])
+    if len(content) <= _MOST_PARTS and len(wire.to_json(value)) <= LONGEST_TEXT:
+        return value
+    texts = [text[:_LONGEST_DATA] for text in islice(_texts(content), LONGEST_TEXT // _LONGEST_DATA)]
+    return {"content": [{"type": "text", "text": text} for text in texts]}
 
 
 def tell(listens: Listening, said: Json, call: RemoteCall) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pydantic
 
 from interlock.upstreams import wire
+from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES
 from interlock.upstreams.mcp.protocol import Era
 
 
@@ -29,6 +30,8 @@ class McpConfig(wire.Part):
     logs: bool | None = None
     allow_private: bool = False
     tls: wire.Tls = wire.Tls()
+    max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)
+    max_response_values: int = pydantic.Field(MAX_VALUES, ge=1, le=100_000_000)
 
     @pydantic.field_validator("url")
     @classmethod

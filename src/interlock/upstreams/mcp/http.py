@@ -10,13 +10,15 @@ Loaded only when an upstream is reached by its address: these libraries are slow
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import cast
 
 import httpx2
 import mcp_types
+import orjson
 from mcp.client._transport import ReadStream, WriteStream
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.inbound import encode_header_value, find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
@@ -26,21 +28,30 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import addresses
+from interlock.upstreams.intake import PER_TURN, SMALL, Allowance, Intake, in_thread
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.wire import Tls, retry_after_ms
 
 CONNECT_S = 10.0
 CLOSE_S = 5.0
-MAX_BYTES = 64 * 1024 * 1024
 _TICKET = "interlock.ticket"
+# The names and line ends around the data of an event.
+_FRAMING = 4096
+_PIECE = 4096
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r){2}")
+_EVENT = 4  # lines of an event
+_REQUEST = 100  # a stream that is opened again costs as much as so many messages
+_FLOODED = "the upstream sent far more messages than it was asked for, so the conversation was ended"
 
 
 class Http:
     """A conversation over HTTP."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, allowance: Allowance) -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._session = session
+        self._allowance = allowance
+        self._flooded = False
         self._stop = asyncio.Event()
         self._ready: asyncio.Future[WriteStream[SessionMessage]] = asyncio.get_running_loop().create_future()
         self._troubles: dict[str, Failure] = {}
@@ -56,18 +67,19 @@ class Http:
         session: Session,
         *,
         clock: Clock,
+        intake: Intake,
+        allowance: Allowance,
         allow_private: bool = False,
         tls: Tls | None = None,
     ) -> Http:
         """Prepare a conversation; nothing is sent yet. Raises E3406 for an address that is not allowed."""
         place = httpx2.URL(url)
         address = (await addresses.checked(place.host, allow_private=allow_private))[0]
-        http = cls(session)
-        transport = _Sorting(
-            address, http._troubles, clock, (tls or Tls()).context() if place.scheme == "https" else False
-        )
+        http = cls(session, allowance)
+        secured = (tls or Tls()).context() if place.scheme == "https" else False
+        transport = _Sorting(address, http._troubles, clock, secured, _Meter(intake, allowance, http._flood))
         http._transport = transport
-        http._task = asyncio.create_task(http._run(url, headers, transport))
+        http._task = asyncio.create_task(http._run(url, headers, transport, intake.max_bytes))
         try:
             http._write = await http._ready
         except BaseException:
@@ -80,16 +92,22 @@ class Http:
         """The name that the server gave this conversation, if it is of an era in which they have names."""
         return None if self._transport is None else self._transport.session_id
 
-    async def _run(self, url: str, headers: Mapping[str, str], transport: _Sorting) -> None:
+    async def _run(self, url: str, headers: Mapping[str, str], transport: _Sorting, max_bytes: int) -> None:
         # INVARIANT: the SDK's cancel scopes are entered and left by this task alone, whoever calls.
         reason = "the connection to the upstream was closed"
         timeout = httpx2.Timeout(CONNECT_S, read=None)
         try:
             async with (
                 httpx2.AsyncClient(
-                    headers=dict(headers), transport=transport, timeout=timeout, trust_env=False
+                    headers={**headers, "accept-encoding": "identity"},
+                    transport=transport,
+                    timeout=timeout,
+                    trust_env=False,
                 ) as client,
-                streamable_http_client(url, http_client=client, max_sse_event_size=MAX_BYTES) as (read, write),
+                streamable_http_client(url, http_client=client, max_sse_event_size=max_bytes + _FRAMING) as (
+                    read,
+                    write,
+                ),
             ):
                 self._ready.set_result(write)
                 reader, stop = asyncio.create_task(self._read(read)), asyncio.create_task(self._stop.wait())
@@ -103,7 +121,11 @@ class Http:
         finally:
             if not self._ready.done():
                 self._ready.set_exception(Failure("E3502", reason, details={"sent": False}))
-            self.ended.set_result(reason)
+            self.ended.set_result(_FLOODED if self._flooded else reason)
+
+    def _flood(self) -> None:
+        self._flooded = True
+        self.abort()
 
     async def _read(self, read: ReadStream[SessionMessage | Exception]) -> None:
         async for item in read:
@@ -116,7 +138,8 @@ class Http:
         ticket = cast("Json", data).get(_TICKET) if isinstance(data, dict) else None
         failure = self._troubles.pop(ticket, None) if isinstance(ticket, str) else None
         if failure is None:
-            self._session.hear(message)
+            if self._session.hear(message):
+                self._allowance.give(_EVENT)
         else:
             self._session.fail(message["id"], failure)
 
@@ -146,12 +169,15 @@ class Http:
 class _Sorting(httpx2.AsyncBaseTransport):
     """Sends requests to the one address that was judged, and answers for the network where it fails."""
 
-    def __init__(self, address: str, troubles: dict[str, Failure], clock: Clock, tls: ssl.SSLContext | bool) -> None:
+    def __init__(
+        self, address: str, troubles: dict[str, Failure], clock: Clock, tls: ssl.SSLContext | bool, meter: _Meter
+    ) -> None:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0)
         self._inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
         self._address = address
         self._troubles = troubles
         self._clock = clock
+        self._meter = meter
         self.session_id: str | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -164,23 +190,38 @@ class _Sorting(httpx2.AsyncBaseTransport):
             extensions={**request.extensions, "sni_hostname": request.url.host},
         )
         if request.method != "POST":
-            return await self._inner.handle_async_request(pinned)
+            self._meter.charge(_REQUEST if request.method == "GET" else 0)
+            return self._counted(_plain(await self._inner.handle_async_request(pinned)), answers=False)
         try:
-            response = await self._inner.handle_async_request(pinned)
+            response = _plain(await self._inner.handle_async_request(pinned))
             failure = self._judged(request, response)
             if failure is not None:
                 await response.aclose()
                 return self._instead(failure)
             if not response.headers.get("content-type", "").lower().startswith("application/json"):
-                return response
-            return await _whole(response)
+                return self._counted(response, answers=True)
+            return await self._meter.whole(response)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout):
             failure = Failure("E3502", "the upstream cannot be reached", details={"sent": False})
         except httpx2.TransportError as error:
             failure = Failure("E3502", f"the connection broke: {type(error).__name__}", details={"sent": True})
-        except _TooLarge:
-            failure = Failure("E3416", f"the upstream answered with more than {MAX_BYTES} bytes")
+        except Failure as refused:
+            failure = refused
         return self._instead(failure)
+
+    def _counted(self, response: httpx2.Response, *, answers: bool) -> httpx2.Response:
+        """A response whose events are counted before the SDK sees them."""
+
+        def instead(failure: Failure) -> bytes:
+            # The SDK gives an error the id of the request that the stream answers.
+            error = {"code": -32000, "message": failure.message, "data": {_TICKET: self._ticket(failure)}}
+            return b"event: message\ndata: " + orjson.dumps({"jsonrpc": "2.0", "id": 0, "error": error}) + b"\n\n"
+
+        stream = cast("httpx2.AsyncByteStream", response.stream)
+        counted = _Events(stream, self._meter, instead if answers else None)
+        return httpx2.Response(
+            response.status_code, headers=response.headers, stream=counted, extensions=response.extensions
+        )
 
     def _judged(self, request: httpx2.Request, response: httpx2.Response) -> Failure | None:
         """What a status means that is not the protocol's own way to say no."""
@@ -208,32 +249,114 @@ class _Sorting(httpx2.AsyncBaseTransport):
         return None
 
     def _instead(self, failure: Failure) -> httpx2.Response:
+        error = {"code": -32000, "message": failure.message, "data": {_TICKET: self._ticket(failure)}}
+        return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error})
+
+    def _ticket(self, failure: Failure) -> str:
+        """The name under which a failure waits here for the answer that fetches it."""
         ticket = secrets.token_hex(8)
         self._troubles[ticket] = failure
         while len(self._troubles) > 1000:  # notifications have no answer that would fetch theirs
             del self._troubles[next(iter(self._troubles))]
-        error = {"code": -32000, "message": failure.message, "data": {_TICKET: ticket}}
-        return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": error})
+        return ticket
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _TooLarge(Exception):  # noqa: N818 - never leaves this module
-    pass
+def _plain(response: httpx2.Response) -> httpx2.Response:
+    """A response that is not compressed: a few bytes could become any number, and we asked for none."""
+    if response.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
+        raise Failure("E3401", "the upstream answered in a compressed form, which it was asked not to do")
+    return response
 
 
-async def _whole(response: httpx2.Response) -> httpx2.Response:
-    """A response whose body has arrived: one that breaks off does so here, where it can be answered for."""
-    body = bytearray()
-    try:
-        async for chunk in cast("httpx2.AsyncByteStream", response.stream):
-            body += chunk
-            if len(body) > MAX_BYTES:
-                raise _TooLarge
-    finally:
-        await response.aclose()
-    return httpx2.Response(response.status_code, headers=response.headers, stream=httpx2.ByteStream(bytes(body)))
+class _Meter:
+    """The limits of one conversation."""
+
+    def __init__(self, intake: Intake, allowance: Allowance, flood: Callable[[], None]) -> None:
+        self.intake = intake
+        self.allowance = allowance
+        self._flood = flood
+
+    def charge(self, messages: int, size: int = 0) -> None:
+        """Charge what arrived; ends the conversation and raises when it is a flood."""
+        if not self.allowance.take(messages, size):
+            self._flood()
+            raise self.intake.flooded()
+
+    async def whole(self, response: httpx2.Response) -> httpx2.Response:
+        """A response whose body has arrived: one that breaks off does so here, where it can be answered for."""
+        body = bytearray()
+        try:
+            async for chunk in cast("httpx2.AsyncByteStream", response.stream):
+                body += chunk
+                if len(body) > self.intake.max_bytes:
+                    raise self.intake.too_large()
+        finally:
+            await response.aclose()
+        await self.check(bytes(body))
+        headers = {**response.headers, "content-type": "application/json"}  # in UTF-8, whatever charset it names
+        return httpx2.Response(response.status_code, headers=headers, stream=httpx2.ByteStream(bytes(body)))
+
+    async def check(self, data: bytes) -> None:
+        if len(data) > SMALL:
+            await in_thread(self.intake.check, data)
+        else:
+            self.intake.check(data)
+
+
+class _Events(httpx2.AsyncByteStream):
+    """A stream of server-sent events, of which each is counted whole before it is passed on."""
+
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, meter: _Meter, instead: Callable[[Failure], bytes] | None
+    ) -> None:
+        self._stream = stream
+        self._meter = meter
+        self._instead = instead
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        held = bytearray()
+        charged, good = 0, True
+        try:
+            async for chunk in self._stream:
+                for at in range(0, len(chunk), _PIECE):
+                    piece = chunk[at : at + _PIECE]
+                    lines = piece.count(b"\n") + piece.count(b"\r")
+                    self._meter.charge(lines, len(piece))
+                    charged += lines + len(piece) // 4096
+                    held += piece
+                    if (whole := await self._whole(held)) is not None:
+                        yield whole
+                    if lines > PER_TURN:
+                        await asyncio.sleep(0)
+            if held:
+                yield bytes(held)
+        except Failure as failure:
+            good = False
+            if self._instead is not None:
+                yield self._instead(failure)
+        finally:
+            if good and self._instead is not None:
+                self._meter.allowance.give(charged)  # it was the answer to a request
+
+    async def _whole(self, held: bytearray) -> bytes | None:
+        """The events that have arrived whole, checked; what is left stays in `held`."""
+        end = 0
+        for found in _EVENT_END.finditer(held, max(0, len(held) - _PIECE - 4)):
+            end = found.end()
+        if not end:
+            if len(held) > self._meter.intake.max_bytes + _FRAMING:
+                raise self._meter.intake.too_large()
+            return None
+        whole = bytes(held[:end])
+        del held[:end]
+        await self._meter.check(whole)
+        return whole
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 def header_parameters(schema: Json) -> list[list[str]]:

@@ -4,18 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.upstreams.children import Child, Program
+from interlock.upstreams.intake import SMALL, Allowance, Intake
 
 if TYPE_CHECKING:
     from interlock.upstreams.mcp.session import Session
 
 _log = logging.getLogger("interlock.upstreams.mcp")
+
+
+class _Ear:
+    """Reads the lines of a child as messages to a session."""
+
+    def __init__(self, session: Session, intake: Intake, allowance: Allowance) -> None:
+        self.intake = intake
+        self.allowance = allowance
+        self._session = session
+
+    def hear(self, line: bytes) -> asyncio.Future[Any] | None:
+        if len(line) > SMALL:
+            return asyncio.ensure_future(self._hear_large(line))
+        self._take(line, self.intake.loads)
+        return None
+
+    async def _hear_large(self, line: bytes) -> None:
+        try:
+            message = await self.intake.json(line)
+        except (orjson.JSONDecodeError, Failure) as error:
+            self._refuse(line, error)
+        else:
+            self._take(line, lambda _: message)
+
+    def _take(self, line: bytes, parse: Callable[[bytes], Any]) -> None:
+        try:
+            answered = self._session.hear(parse(line))
+        except (orjson.JSONDecodeError, Failure) as error:
+            self._refuse(line, error)
+        else:
+            if answered:
+                self.allowance.give(1, len(line))
+
+    def _refuse(self, line: bytes, error: Failure | orjson.JSONDecodeError) -> None:
+        if isinstance(error, Failure):
+            self._session.refuse(line, error)
+        else:
+            _log.debug("an upstream wrote a line to its output that is not a message")
+
+    def oversize(self, ends: bytes) -> None:
+        self._session.refuse(ends, self.intake.too_large())
 
 
 class Pipes:
@@ -26,16 +69,8 @@ class Pipes:
         self.pid = child.pid
 
     @classmethod
-    async def open(cls, program: Program, session: Session) -> Pipes:
-        def hear(line: bytes) -> None:
-            try:
-                message = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                _log.debug("an upstream wrote a line to its output that is not a message")
-            else:
-                session.hear(message)
-
-        return cls(await Child.start(program, hear))
+    async def open(cls, program: Program, session: Session, intake: Intake, allowance: Allowance) -> Pipes:
+        return cls(await Child.start(program, _Ear(session, intake, allowance)))
 
     @property
     def ended(self) -> asyncio.Future[str]:

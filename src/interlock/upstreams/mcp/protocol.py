@@ -22,6 +22,7 @@ META = "io.modelcontextprotocol/"
 LOG_LEVEL = f"{META}logLevel"
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 INPUT_REQUIRED = "input_required"
+LONGEST_TEXT = 16_384
 
 # What a server may ask a client in the middle of a call, and the ability a client declares for it.
 QUESTIONS = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling"}
@@ -102,3 +103,8 @@ def strings(value: Any) -> list[str]:
 def members(value: Any) -> Json:
     """The members of an object; none of what is no object."""
     return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def text_in(value: Any) -> str:
+    """A text, cut before anything else looks at it; empty for what is no text, which is never made one."""
+    return value[:LONGEST_TEXT] if isinstance(value, str) else ""

@@ -20,6 +20,7 @@ from typing import Any, cast
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.upstreams.children import Crashed
+from interlock.upstreams.intake import addressee
 from interlock.upstreams.mcp.negotiation import agree
 from interlock.upstreams.mcp.protocol import (
     ABOUT_US,
@@ -37,12 +38,14 @@ from interlock.upstreams.mcp.protocol import (
     Wire,
     members,
     strings,
+    text_in,
 )
 
 _log = logging.getLogger("interlock.upstreams.mcp")
 
 MAX_PAGES = 1000
 MAX_LISTED = 10_000
+MAX_QUESTIONS = 1000
 LIST_S = 30.0
 LISTEN_PAUSE_S = (1.0, 60.0)
 _NEGOTIATION = frozenset({"initialize", "server/discover"})
@@ -352,15 +355,15 @@ class Session:
 
     # Hearing
 
-    def hear(self, message: Any) -> None:
-        """Take what arrived: an answer, a notification, a question, or several."""
+    def hear(self, message: Any) -> bool:
+        """Take what arrived: an answer, a notification, a question, or several. Whether somebody waited for it."""
         if isinstance(message, list):
-            for one in cast("list[Any]", message):
-                self.hear(one)
-        elif not isinstance(message, dict):
-            _log.debug("an upstream sent something that is not a message")
-        else:
-            self._take(cast("Json", message))
+            taken = [self._take(cast("Json", one)) for one in cast("list[Any]", message) if isinstance(one, dict)]
+            return any(taken)
+        if isinstance(message, dict):
+            return self._take(cast("Json", message))
+        _log.debug("an upstream sent something that is not a message")
+        return False
 
     def fail(self, number: int, failure: Failure) -> None:
         """Take the news that a request met trouble on its way."""
@@ -368,24 +371,38 @@ class Session:
         if waiting is not None and not waiting.answer.done():
             waiting.answer.set_exception(failure)
 
-    def _take(self, message: Json) -> None:
+    def refuse(self, message: bytes, failure: Failure) -> None:
+        """Take the beginning and end of a message over the limits: the request that it answers fails.
+
+        Where that cannot be said, every request under way is broken off.
+        """
+        waiting = {str(number): number for number, one in self._pending.items() if one.method != "subscriptions/listen"}
+        found = addressee(message, "id", waiting)
+        if found is not None:
+            self.fail(waiting[found], failure)
+            return
+        for number in waiting.values():
+            words = f"the upstream sent a message over the limits: {failure.message}"
+            self.fail(number, Failure("E3502", words, details={"sent": True}))
+
+    def _take(self, message: Json) -> bool:
         method, number = message.get("method"), message.get("id")
         if isinstance(method, str):
             if number is None:
                 self._notified(method, members(message.get("params")))
-            else:
+            elif type(number) in (int, str) and len(self._tasks) < MAX_QUESTIONS:
                 self._spawn(self._answer(number, method, members(message.get("params"))))
-            return
+            return False
         # INVARIANT: an answer reaches the request that has its id, or nobody.
         waiting = self._pending.get(number) if type(number) is int else None
         if waiting is None or waiting.answer.done():
-            return
+            return False
         error, result = message.get("error"), message.get("result")
         if isinstance(error, dict):
             told = cast("Json", error)
             code = told.get("code")
             waiting.answer.set_exception(
-                RpcError(code if isinstance(code, int) else 0, str(told.get("message") or ""), told.get("data"))
+                RpcError(code if isinstance(code, int) else 0, text_in(told.get("message")), told.get("data"))
             )
         elif isinstance(result, dict):
             waiting.answer.set_result(cast("Json", result))
@@ -393,6 +410,7 @@ class Session:
             waiting.answer.set_exception(
                 Failure("E3502", "the upstream's answer is neither a result nor an error", details={"sent": True})
             )
+        return True
 
     def _notified(self, method: str, params: Json) -> None:
         if method in _CHANGES:
@@ -405,7 +423,7 @@ class Session:
             token = params.get("progressToken")
             waiting = self._pending.get(token) if type(token) is int else None
             if waiting is not None and waiting.progress is not None:
-                waiting.progress({"message": str(params.get("message") or ""), "percent": _percent(params)})
+                waiting.progress({"message": text_in(params.get("message")), "percent": _percent(params)})
         elif method == "notifications/message":
             # INVARIANT: a conversation that anybody listens to is one caller's alone. Of that caller's calls, the one
             # that a message belongs to is not said either, so it is passed on only where there can be no doubt.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -25,6 +26,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.children import Crashed, Program, Restarts, Supervisor
+from interlock.upstreams.intake import Allowance, Intake, in_thread
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.pipes import Pipes
 from interlock.upstreams.mcp.protocol import Era, Listening, RpcError, Wire
@@ -55,6 +57,7 @@ class Sessions:
     ) -> None:
         self._name = name
         self._config = config
+        self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
         self._clock = clock
         self._on_change = on_change
         self._logs = logs
@@ -147,15 +150,26 @@ class Sessions:
 
     async def _connect(self, session: Session, key: str, lent: Mapping[str, str]) -> Wire:
         config = self._config
+        allowance = Allowance(self._clock.monotonic, config.max_response_bytes)
         if config.url is None:
             log = None if self._logs is None else self._logs / f"{self._name}{key and '-'}{key[:8]}.log"
-            return await Pipes.open(Program(config.command, config.env, lent, config.cwd, log), session)
+            program = Program(config.command, config.env, lent, config.cwd, log)
+            return await Pipes.open(program, session, self._intake, allowance)
+        # These libraries take a second to load, in which others' calls go on.
+        await in_thread(importlib.import_module, "interlock.upstreams.mcp.http")
         from interlock.upstreams.mcp.http import Http
 
         headers = {**config.headers, **lent}
         try:
             return await Http.open(
-                config.url, headers, session, clock=self._clock, allow_private=config.allow_private, tls=config.tls
+                config.url,
+                headers,
+                session,
+                clock=self._clock,
+                intake=self._intake,
+                allowance=allowance,
+                allow_private=config.allow_private,
+                tls=config.tls,
             )
         except OSError:
             raise wire.unreached(self._name, "has an address that cannot be found") from None

@@ -1,0 +1,275 @@
+"""Limits on what MCP servers send, over pipes and over HTTP: real programs and servers that mean harm."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import orjson
+import pytest
+
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.upstreams.children import Restarts
+from interlock.upstreams.mcp.config import McpConfig
+from interlock.upstreams.mcp.upstream import McpUpstream
+from tests.upstreams.hostile import loop_is_free
+from tests.upstreams.servers import remote_call
+from tests.upstreams.test_children import no_process_is_left as no_process_is_left
+
+STILL = Clock(monotonic=lambda: 0.0)
+
+SERVER = """
+import json, os, sys
+
+def write(data):
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view):]
+
+def answer(number, result):
+    write(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}).encode() + b"\\n")
+
+def noted(method, params):
+    return b'{"jsonrpc": "2.0", "method": "%s", "params": %s}\\n' % (method, params)
+
+for line in sys.stdin:
+    message = json.loads(line)
+    number, method = message.get("id"), message.get("method")
+    if number is None:
+        continue
+    if method == "initialize":
+        version = message["params"]["protocolVersion"]
+        about = {"name": "evil", "version": "1"}
+        answer(number, {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about})
+        continue
+    if method != "tools/call":
+        answer(number, {})
+        continue
+    kind = message["params"]["name"]
+    head = b'{"jsonrpc": "2.0", "id": %d, "result": {"content": [' % number
+    part = b'{"type": "text", "text": ""},'
+    last = b'{"type": "text", "text": "good"}]}}\\n'
+    if kind == "good":
+        write(head + last)
+    elif kind == "line":
+        write(head + b'{"type": "text", "text": "' + b"x" * 60_000_000 + b'"}]}}\\n')
+    elif kind == "parts":
+        write(head + part * 300_000 + last)
+    elif kind == "tiny":
+        while True:
+            write(b"{}\\n" * 20_000)
+    elif kind == "notes":
+        while True:
+            write(noted(b"notifications/progress", b'{"progressToken": %d, "progress": 1}' % number) * 1000)
+    elif kind == "pings":
+        while True:
+            write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\\n' * 1000)
+    elif kind == "nested":
+        deep = b"[" * 900 + b"]" * 900
+        write(deep + b"\\n")
+        write(noted(b"notifications/progress", b'{"progressToken": %d, "message": %s}' % (number, deep)))
+        write(b'{"jsonrpc": "2.0", "id": %s, "method": "ping"}\\n' % deep)
+        write(b'{"jsonrpc": "2.0", "id": %d, "error": {"code": %s, "message": %s}}\\n' % (number, deep, deep))
+    elif kind == "error":
+        words = b"mail me: a.b@example.com 4111 1111 1111 1111 /etc/x " * 100_000
+        write(b'{"jsonrpc": "2.0", "id": %d, "error": {"code": 1, "message": "%s"}}\\n' % (number, words))
+    elif kind == "isError":
+        words = b"mail me: a.b@example.com 4111 1111 1111 1111 /etc/x " * 100_000
+        start = b'{"jsonrpc": "2.0", "id": %d, "result": {"isError": true, "content": [' % number
+        write(start + b'{"type": "text", "text": "%s"}]}}\\n' % words)
+"""
+
+
+@asynccontextmanager
+async def server(**said: Any) -> AsyncGenerator[McpUpstream]:
+    given = {"protocol": "handshake", "allow_private": True, **said}
+    if "url" not in given:
+        given["command"] = [sys.executable, "-I", "-S", "-c", textwrap.dedent(SERVER)]
+    one = McpUpstream(
+        "evil",
+        McpConfig.model_validate(given),
+        clock=STILL,
+        on_change=lambda: None,
+        restarts=Restarts(pause_s=0.0),
+        alert=lambda _: None,
+    )
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+def tool(name: str) -> Json:
+    return {"protocol": "mcp", "name": name}
+
+
+async def failure_of(one: McpUpstream, name: str) -> Failure:
+    with pytest.raises(Failure) as caught:
+        await one.call(remote_call(tool(name), attempts=1, left_s=60.0))
+    return caught.value
+
+
+def _memory_mb() -> float:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+async def test_a_line_of_sixty_megabytes_fails_its_call_and_is_not_kept() -> None:
+    async with server() as one, loop_is_free():
+        good = await one.call(remote_call(tool("good")))
+        before = _memory_mb()
+        failure = await failure_of(one, "line")
+        assert (failure.code, "max_response_bytes" in failure.message) == ("E3416", True)
+        assert _memory_mb() - before < 100
+        assert await one.call(remote_call(tool("good"))) == good
+        assert one.health()["restarts"] == 0, "others' calls are not broken off by it"
+
+
+async def test_a_million_values_fail_their_call_before_they_are_parsed() -> None:
+    async with server() as one, loop_is_free():
+        failure = await failure_of(one, "parts")
+        assert (failure.code, "max_response_values" in failure.message) == ("E3416", True)
+        assert (await one.call(remote_call(tool("good"))))["content"]
+        assert one.health()["restarts"] == 0
+
+
+@pytest.mark.parametrize("kind", ["tiny", "notes", "pings"])
+async def test_a_flood_of_lines_ends_the_program_and_the_call_says_so(kind: str) -> None:
+    async with server() as one, loop_is_free():
+        failure = await failure_of(one, kind)
+        assert failure.code == "E3502"
+        assert "far more than it was asked for" in failure.message
+        assert (await one.call(remote_call(tool("good"))))["content"], "it is started again"
+
+
+async def test_what_is_nested_deep_ends_nothing_but_its_call() -> None:
+    async with server() as one:
+        failure = await failure_of(one, "nested")
+        assert failure.code == "E3502"
+        assert (await one.call(remote_call(tool("good"))))["content"]
+        assert one.health()["restarts"] == 0
+
+
+@pytest.mark.parametrize("kind", ["error", "isError"])
+async def test_an_error_of_megabytes_is_cut_before_it_is_searched(kind: str) -> None:
+    async with server() as one, loop_is_free():
+        failure = await failure_of(one, kind)
+        assert failure.code in ("E3401", "E3502")
+        assert len(failure.message) < 600
+        assert len(orjson.dumps(failure.details)) < 100_000
+
+
+# Over HTTP
+
+
+class _Hostile(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the standard library
+        pass
+
+    def _start(self, media: str, **headers: str) -> None:
+        self.send_response(200)
+        for name, value in {"content-type": media, "connection": "close", **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.close_connection = True
+
+    def do_GET(self) -> None:
+        self.send_response(405)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def do_DELETE(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        message = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
+        number, method = message.get("id"), message.get("method")
+        try:
+            if number is None:
+                self.send_response(202)
+                self.send_header("content-length", "0")
+                self.end_headers()
+            elif method == "tools/call":
+                self._call(number, message["params"]["name"])
+            else:
+                version = message["params"].get("protocolVersion", "")
+                about = {"name": "evil", "version": "1"}
+                result: Json = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about}
+                self._start("application/json")
+                self.wfile.write(orjson.dumps({"jsonrpc": "2.0", "id": number, "result": result}))
+        except OSError:
+            self.close_connection = True
+
+    def _call(self, number: int, kind: str) -> None:
+        head = b'{"jsonrpc": "2.0", "id": %d, "result": {"content": [' % number
+        last = b'{"type": "text", "text": "good"}]}}'
+        parts = b'{"type": "text", "text": ""},' * 300_000
+        how, _, what = kind.partition("-")
+        self._start(
+            "application/json; charset=punycode" if how == "json" else "text/event-stream",
+            **({"content_encoding": "gzip"} if what == "gzip" else {}),
+        )
+        before, after = (b"", b"") if how == "json" else (b"event: message\ndata: ", b"\n\n")
+        if what == "good":
+            self.wfile.write(before + head + last + after)
+        elif what == "large":
+            self.wfile.write(before + head + b'"' + b"x" * 60_000_000 + b'",' + last + after)
+        elif what == "parts":
+            self.wfile.write(before + head + parts + last + after)
+        elif what == "gzip":
+            import gzip
+
+            self.wfile.write(gzip.compress(before + head + b'"' + b"x" * 60_000_000 + b'",' + last + after))
+        else:
+            note = b'{"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}'
+            many = {"notes": b"data: " + note + b"\n\n", "comments": b":\n", "blank": b"\n", "ids": b"id: 1\n\n"}[what]
+            while True:
+                self.wfile.write(many * 1000)
+
+
+@contextmanager
+def hostile_http() -> Generator[str]:
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), _Hostile)
+    listening.daemon_threads = True
+    thread = threading.Thread(target=listening.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.server_port}/mcp"
+    finally:
+        listening.shutdown()
+        listening.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("how", ["json", "sse"])
+@pytest.mark.parametrize("what", ["large", "parts", "gzip"])
+async def test_an_answer_over_http_that_is_too_large_fails_its_call(how: str, what: str) -> None:
+    with hostile_http() as url:
+        async with server(url=url) as one, loop_is_free():
+            good = await one.call(remote_call(tool("json-good")))
+            before = _memory_mb()
+            failure = await failure_of(one, f"{how}-{what}")
+            assert failure.code == ("E3401" if what == "gzip" else "E3416"), failure.message
+            assert _memory_mb() - before < 200
+            assert await one.call(remote_call(tool("sse-good"))) == good
+
+
+@pytest.mark.parametrize("what", ["notes", "comments", "blank", "ids"])
+async def test_a_flood_of_events_ends_the_conversation(what: str) -> None:
+    with hostile_http() as url:
+        async with server(url=url) as one, loop_is_free():
+            failure = await failure_of(one, f"sse-{what}")
+            assert failure.code == "E3502", failure.message
+            async with asyncio.timeout(60):
+                assert (await one.call(remote_call(tool("sse-good"))))["content"]

@@ -803,6 +803,28 @@ async def test_a_standing_approval_needs_every_bound_and_somebody_who_may(lock: 
     assert lock.approvals.standing() == []
 
 
+@pytest.mark.part_of("HITL-09", rest="bounds of other kinds")
+async def test_a_standing_approval_for_a_directory_covers_no_other_spelling(
+    lock: Interlock, clock: FakeClock, tmp_path: Path
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to("/etc")
+    standing = await lock.approvals.agree_in_advance(
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": f"{inside}/*", "note": "*"}, uses=20,
+        expires_ms=clock.now_ms + 60_000,
+    )  # fmt: skip
+    outside = (
+        "/../../etc/passwd", "//../x", "/./../x", "/link/passwd", "/a/../../x", " ", "/\0", "/..",
+    )  # fmt: skip
+    for number, rest in enumerate(outside):
+        asked = await lock.call("demo.mail", to=f"{inside}{rest}", key=f"k{number}")
+        assert asked.pending or not asked.ok
+    assert outbox.sent == []
+    assert (await lock.call("demo.mail", to=f"{inside}/a/./b", key="in")).ok
+    assert [(found.id, found.used) for found in lock.approvals.standing()] == [(standing.id, 1)]
+
+
 @pytest.mark.proves("HITL-09")
 async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Interlock, clock: FakeClock) -> None:
     standing = await lock.approvals.agree_in_advance(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -57,6 +57,11 @@ PATTERNS = st.sampled_from(["*", "a*", "a", "?", "**", "", 1, True, None])
 VALUES = TEXTS | st.sampled_from([0, 1, True, None, 1.0])
 
 
+def as_sent(patterns: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Patterns and arguments of a tool that takes no paths, URLs or hosts."""
+    return patterns, arguments
+
+
 @pytest.mark.proves("HITL-09")
 @given(
     patterns=st.dictionaries(st.sampled_from("xyz"), PATTERNS, max_size=3),
@@ -84,8 +89,10 @@ def test_a_standing_approval_covers_what_it_names_and_nothing_else(
     bound = [name for name, pattern in patterns.items() if pattern not in ("*", "**", "?")]
     complete = all(name in arguments for name in bound)
     in_bounds = caller == ANN and version != "2.0.0" and used < 2 and now_ms < 10
-    assert standing.fits(caller, "demo.mail", version, arguments, now_ms) == (spoken_of and complete and in_bounds)
-    assert not standing.fits(caller, "demo.send", version, arguments, now_ms)
+    assert standing.fits(caller, "demo.mail", version, arguments, now_ms, as_sent) == (
+        spoken_of and complete and in_bounds
+    )
+    assert not standing.fits(caller, "demo.send", version, arguments, now_ms, as_sent)
 
 
 HOLDS: dict[str, Callable[[Fraction, Fraction], bool]] = {
@@ -112,11 +119,11 @@ def test_bounds_of_a_number_cover_the_numbers_within_them_and_nothing_of_another
         and not math.isnan(value)
         and all(HOLDS[word](Fraction(value), Fraction(bound)) for word, bound in pattern.items())
     )
-    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0) == within
-    assert not standing.fits(ANN, "demo.mail", "1.0.0", {"x": pattern}, 0)
-    assert not standing.fits(ANN, "demo.mail", "1.0.0", {}, 0)
+    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == within
+    assert not standing.fits(ANN, "demo.mail", "1.0.0", {"x": pattern}, 0, as_sent)
+    assert not standing.fits(ANN, "demo.mail", "1.0.0", {}, 0, as_sent)
     spoilt = replace(standing, arguments={"x": {**pattern, "minimum": "0"}})
-    assert not spoilt.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0)
+    assert not spoilt.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0, as_sent)
 
 
 @pytest.mark.parametrize("schema", [{}, {"anyOf": [True, {"type": "integer"}]}, {"type": ["integer", "string"]}])
@@ -145,7 +152,7 @@ def test_a_value_that_must_be_so_is_so_to_its_last_part(pattern: object, value: 
         id="sta_1", tenant="local", tool="demo.mail", versions="1.0.0", arguments={"x": pattern}, caller=ANN, uses=2,
         expires_ms=10, granted_by=BEN.id,
     )  # fmt: skip
-    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0) == covered
+    assert standing.fits(ANN, "demo.mail", "1.0.0", {"x": value}, 0, as_sent) == covered
 
 
 async def test_a_ticket_is_found_by_the_beginning_of_its_id_if_there_is_only_one(tmp_path: Path) -> None:

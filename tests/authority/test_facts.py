@@ -52,6 +52,18 @@ def world(tmp_path: Path) -> PolicyHome:
     return PolicyHome(home, RULES.replace("/SECRET", str(secret)))
 
 
+@pytest.fixture
+def no_rm(tmp_path: Path) -> PolicyHome:
+    """A home whose rules read nothing of a call but its commands."""
+    return PolicyHome(
+        tmp_path,
+        """
+        permit (principal, action, resource);
+        @id("no-rm") forbid (principal, action, resource) when { context.commands.contains("rm") };
+        """,
+    )
+
+
 @pytest.mark.proves("AUTH-11")
 @pytest.mark.parametrize(
     "path",
@@ -128,10 +140,10 @@ def test_a_blocked_part_of_a_site_is_met_however_its_path_is_written(world: Poli
 @pytest.mark.parametrize(
     "url",
     [
-        "https://", "https://a b.example", "https://a.example/\n", "https://a.example:99999/", "https://a.example:x/",
+        "https://", "https://a b.example", "https://a.example/\nx", "https://a.example:99999/", "https://a.example:x/",
         "https://[::1", "https://[fe80::1%25eth0]/", "https://a..example/", "https://256.1.1.1/", "https://1.2.3.4.5/",
         "https://08.1.1.1/", "https://a.example/%zz", "https://a.example/%4", "no-scheme", "https://xn--a.example/",
-        "https://a\u2028.example/", "\thttps://evil.example", "https://[evil.example]/", "https://a%00.example/",
+        "https://a\u2028.example/", "https://evil\t.example", "https://[evil.example]/", "https://a%00.example/",
     ],
 )  # fmt: skip
 def test_a_url_without_a_normal_form_is_refused(world: PolicyHome, url: str) -> None:
@@ -155,15 +167,15 @@ def test_a_path_without_a_normal_form_is_refused(world: PolicyHome, path: str) -
      "{ rm x; }", "if true; then rm x; fi", "! rm x", "sudo rm x", "sh -c 'rm x'", ["sh", "-c", "rm x"],
      ["env", "A=1", "rm", "x"], 'echo "$(rm x)"', "cat <<E\n$(rm x)\nE"],
 )  # fmt: skip
-def test_a_blocked_command_is_met_wherever_it_would_start(world: PolicyHome, command: Any) -> None:
-    assert world.engine.judge(question(TOOL, {"command": command})).rules == ("no-rm",)
+def test_a_blocked_command_is_met_wherever_it_would_start(no_rm: PolicyHome, command: Any) -> None:
+    assert no_rm.engine.judge(question(TOOL, {"command": command})).rules == ("no-rm",)
 
 
-def test_a_command_that_cannot_be_taken_apart_is_refused_and_a_harmless_one_is_not(world: PolicyHome) -> None:
+def test_a_command_that_cannot_be_taken_apart_is_refused_and_a_harmless_one_is_not(no_rm: PolicyHome) -> None:
     for command in ("echo 'open", "$x -rf /srv", "/bin/r? x"):
-        assert world.says(question(TOOL, {"command": command})) == "deny"
+        assert no_rm.says(question(TOOL, {"command": command})) == "deny"
     for command in ("echo rm", ["echo", "$x", "r?"], 'echo "$x" >rm', []):
-        assert world.says(question(TOOL, {"command": command})) == "allow"
+        assert no_rm.says(question(TOOL, {"command": command})) == "allow"
 
 
 def test_predicted_effects_are_resources(world: PolicyHome) -> None:

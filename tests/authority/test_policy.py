@@ -459,10 +459,10 @@ TYPED = contract(
         "context.arguments.amount > 5", 'context.arguments.flag && context.arguments.who.name == "x"',
         'context.arguments has price && context.arguments.price.greaterThan(decimal("2.5"))',
         'context.arguments has tags && context.arguments.tags.contains("x")',
-        'context.arguments has note && context.arguments.note like "x*"',
+        'context.arguments has note && context.arguments.note == "x"',
         'context.arguments has kind && context.arguments.kind == "a"',
         'context has native && context.native == "x"', "context.budgets.left < 1", "context.time.hour < 3",
-        'context.paths.contains("/etc") && context.risk > 3 && principal.trust > 1 && resource.external_io',
+        'context.all_paths.contains("/etc") && context.risk > 3 && principal.trust > 1 && resource.external_io',
     ],
 )  # fmt: skip
 def test_a_sound_rule_passes_the_check(condition: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.authority.facts import SETS, facts
 from interlock.core.connector import Definition
 from interlock.core.contract import contract_of
 from interlock.core.errors import Failure
@@ -395,3 +396,22 @@ def test_an_operator_cannot_give_one_name_to_two_tools() -> None:
     # The one that has the name keeps it.
     done = import_all(both, upstream="u", kind="mcp", versions="1.0.0", overlay=overlay, known={"first": "same"})
     assert [one.manifest is not None for one in done] == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["path", "url", "host", "command"])
+def test_the_overlay_says_what_a_parameter_is_and_rules_see_it_so(kind: str) -> None:
+    overlay = parse_overlay({"tools": {"read_file": {"parameters": {"path": {"kind": kind}}}}})
+    contract = contract_of(manifest_of(imported(defined(), overlay)))
+    given = {"path": "/srv/x", "url": "https://a.example", "host": "A.example", "command": "git log"}[kind]
+    found = facts(contract, {"path": given}, None, frozenset(SETS))
+    assert found == {
+        "path": {"paths": ["/", "/srv", "/srv/x"]},
+        "url": {"urls": ["https://a.example", "https://a.example/"], "hosts": ["a.example", "example"]},
+        "host": {"hosts": ["a.example", "example"]},
+        "command": {"commands": ["git", "git log"], "hosts": ["log"]},
+    }[kind] | {name: found[name] for name in SETS if name not in _OF_KIND[kind]}
+    with pytest.raises(Failure, match="kind"):
+        parse_overlay({"tools": {"read_file": {"parameters": {"path": {"kind": "file"}}}}})
+
+
+_OF_KIND = {"path": ("paths",), "url": ("urls", "hosts"), "host": ("hosts",), "command": ("commands", "hosts")}

@@ -5,7 +5,8 @@ a number of uses and an end. A call that fits uses one up, in the transaction th
 its id. A call that does not fit asks for a ticket like any other.
 
 A pattern is a text in which `*` and `?` match, the bounds of a number in the words of JSON Schema, `{"minimum": 1,
-"maximum": 100}`, or any other value as it must be.
+"maximum": 100}`, or any other value as it must be. A path, URL or host is held against its pattern in normal form, so
+that `/tmp/x/*` does not cover `/tmp/x/../../etc`; one that has no normal form is not covered.
 
 As with tickets, a row is not believed alone: the last record of it in the journal must say that it was given or used,
 with these bounds and so many times.
@@ -30,6 +31,9 @@ from interlock.core.versions import resolve
 from interlock.store import records
 from interlock.store.journal import Transaction, Unit
 
+# Gives patterns and arguments in the form in which they are compared; None where an argument has no such form.
+Normal = Callable[[Mapping[str, Any], Mapping[str, Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]
+
 MAX_USES = 10_000
 MAX_DAYS = 90
 _COLUMNS = "id, tenant, tool, versions, arguments, caller, uses, used, created_ms, expires_ms, granted_by, revoked_ms"
@@ -52,7 +56,9 @@ class Standing:
     created_ms: int = 0
     revoked_ms: int | None = None
 
-    def fits(self, caller: str, tool: str, version: str, arguments: Mapping[str, Any], now_ms: int) -> bool:
+    def fits(
+        self, caller: str, tool: str, version: str, arguments: Mapping[str, Any], now_ms: int, normal: Normal
+    ) -> bool:
         """Whether this approval covers a call."""
         if self.revoked_ms is not None or self.used >= self.uses or now_ms >= self.expires_ms:
             return False
@@ -60,9 +66,13 @@ class Standing:
             return False
         # INVARIANT: an argument that the pattern does not speak of is not covered, nor is one left out that it binds.
         binding = {name for name, pattern in self.arguments.items() if not _is_open(pattern)}
-        return binding <= arguments.keys() <= self.arguments.keys() and all(
-            _matches(self.arguments[name], value) for name, value in arguments.items()
-        )
+        if not binding <= arguments.keys() <= self.arguments.keys():
+            return False
+        compared = normal(self.arguments, arguments)
+        if compared is None:
+            return False
+        patterns, values = compared
+        return all(_matches(patterns[name], value) for name, value in values.items())
 
     def document(self) -> Json:
         return {
@@ -202,13 +212,14 @@ def find(
     version: str,
     arguments: Mapping[str, Any],
     now_ms: int,
+    normal: Normal,
 ) -> Standing | None:
     """The standing approval that covers a call, the one that ends first if there are several."""
     rows = read(
         f"SELECT {_COLUMNS} FROM standing WHERE tool = ? AND tenant = ? ORDER BY expires_ms",  # noqa: S608 - constant
         (tool, tenant),
     )
-    fitting = (one for one in map(_standing, rows) if one.fits(caller, tool, version, arguments, now_ms))
+    fitting = (one for one in map(_standing, rows) if one.fits(caller, tool, version, arguments, now_ms, normal))
     return next(fitting, None)
 
 

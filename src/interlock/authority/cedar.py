@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import orjson
 
+from interlock.authority.cautions import cautions
+from interlock.authority.comparisons import Compared, Comparison, comparisons, together
 from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.phases import Behavior
@@ -66,10 +68,22 @@ class Rule:
     asks: bool
     # Entities of which the request must be about one; None: any will do.
     scope: tuple[frozenset[Uid] | None, ...]
+    # The texts that it holds arguments against.
+    compares: tuple[Comparison, ...] = ()
 
     def may_apply(self, about: frozenset[Uid]) -> bool:
         """Whether the rule's scope can match a request about these entities, or in them."""
         return all(named is None or not named.isdisjoint(about) for named in self.scope)
+
+    def may_be_about(self, contract: Contract) -> bool:
+        """Whether the rule's scope can match somebody's call of a tool."""
+        return all(named is None or not named.isdisjoint(tool_uids(contract)) for named in self.scope[1:])
+
+
+def tool_uids(contract: Contract) -> tuple[Uid, ...]:
+    """The entities that a call of a tool is about, or in."""
+    address = str(contract.id)
+    return ("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", contract.id.namespace)
 
 
 class Answer(NamedTuple):
@@ -94,6 +108,7 @@ class Slice:
         self.reads: frozenset[Read] = frozenset(read for rule in rules for read in rule.reads)
         # By the part's first name: the names below it that are read, None for all of it. No mapping: all there is.
         self.parts: Mapping[str, frozenset[str] | None] | None = None if () in self.reads else _parts(self.reads)
+        self.compared: Compared = together(one for rule in rules for one in rule.compares)
         self._set = _policy_set({rule.key: rule.est for rule in rules})
         self._names = {rule.key: rule.id for rule in rules}
 
@@ -166,9 +181,7 @@ class Rules:
 
     def slice(self, principal: Uid, groups: Iterable[Uid], contract: Contract) -> Slice:
         """The rules that can apply when a principal calls a tool."""
-        address = str(contract.id)
-        tool = (("Action", address), ("Action", INVOKE), ("Tool", address), ("Namespace", contract.id.namespace))
-        about = frozenset((principal, *groups, *tool))
+        about = frozenset((principal, *groups, *tool_uids(contract)))
         near = {rule.key: rule for named in (None, *about) for rule in self._index.get(named, ())}
         rules = sorted((rule for rule in near.values() if rule.may_apply(about)), key=lambda rule: _position(rule.key))
         return self._slice(rules)
@@ -246,7 +259,9 @@ def _rule(key: str, est: Json, statement: Statement) -> Rule:
     mentions = frozenset(_reads(est["conditions"]))
     reads, asks = mentions - {_APPROVED}, _APPROVED in mentions or () in mentions
     scope = (_scope(est["principal"]), _scope(est["action"]), _scope(est["resource"]))
-    return Rule(key, said or key, bool(said), est["effect"], statement.line, statement.text, est, reads, asks, scope)
+    compares = tuple(comparisons(est["conditions"]))
+    name, named, effect = said or key, bool(said), est["effect"]
+    return Rule(key, name, named, effect, statement.line, statement.text, est, reads, asks, scope, compares)
 
 
 def _scope(part: Json) -> frozenset[Uid] | None:
@@ -330,7 +345,12 @@ def check(text: str, contracts: Iterable[Contract], groups: Collection[str] | No
     tools: dict[str, list[Contract]] = {}
     for contract in contracts:
         tools.setdefault(str(contract.id), []).append(contract)
-    faults = [*_name_faults(rules), *_type_faults(text, rules, tools), *_reach_faults(rules, tools, groups)]
+    faults = [
+        *_name_faults(rules),
+        *_type_faults(text, rules, tools),
+        *_reach_faults(rules, tools, groups),
+        *_cautions(rules, tools),
+    ]
     # What follows from another fault of the same rule comes after it.
     return sorted(faults, key=lambda fault: (fault.line, not fault.grave, fault.message.startswith("unable to")))
 
@@ -372,6 +392,15 @@ def _reach_faults(
         for kind, name in sorted(set(_entities(rule.est))):
             if kind in known and name not in known[kind]:
                 yield Fault(rule.line, rule.id, f'names {kind}::"{name}", which does not exist', grave=False)
+
+
+def _cautions(rules: Sequence[Rule], tools: Mapping[str, Sequence[Contract]]) -> Iterator[Fault]:
+    for rule in rules:
+        if not rule.reads:
+            continue
+        met = (one for listed in tools.values() for one in listed if rule.compares and rule.may_be_about(one))
+        for message in cautions(rule.effect, rule.est["conditions"], rule.compares, met):
+            yield Fault(rule.line, rule.id, message, grave=False)
 
 
 def _entities(node: Any) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,7 @@ from interlock.core.errors import Failure
 MAX_DEPTH = 16
 
 _BREAKS = frozenset(" \t\n;&|()<>")
+_OPERATORS = frozenset("\n;&|()<>#")
 _ASSIGNMENT = re.compile(r"[^\W\d]\w*(?:\[[^\]]*\])?\+?=")
 _DESCRIPTOR = re.compile(r"[0-9]+\Z|\{\w+\}\Z")
 _VARIABLE = re.compile(r"\w+|[@*#?$!-]")
@@ -53,17 +54,46 @@ _SHELLS = frozenset({"ash", "bash", "dash", "fish", "ksh", "mksh", "rbash", "sh"
 
 def programs(command: str, where: str = "command") -> list[str]:
     """What a command line would start, as it is written there and by its last name; E3206 where nobody can tell."""
-    found: dict[str, None] = {}
-    _Reader(command, where, found, 0).read()
-    return list(found)
+    return list(read_command(command, where).programs)
 
 
-class _Word(NamedTuple):
-    """A word as it is written, as its command would get it, and whether that is known beforehand."""
+def read_command(command: str, where: str = "command") -> Reading:
+    """What a command line would start, and every word in it; E3206 where nobody can tell what it would start."""
+    reading = Reading()
+    _Reader(command, where, reading, 0).read()
+    return reading
+
+
+class Word(NamedTuple):
+    """A word as it is written, as its command would get it, and whether that is known beforehand.
+
+    A word that is `fixed` is the same text in every shell. Patterns, braces, variables and substitutions are not.
+    """
 
     raw: str
     text: str
     fixed: bool
+    # Whether it may be the program that is started.
+    starts: bool = False
+
+
+class Reading:
+    """All that was read in a command line, the scripts that it hands to other shells included."""
+
+    def __init__(self) -> None:
+        self.programs: dict[str, None] = {}
+        self.started: set[str] = set()  # the same, but as they are written only
+        self.words: list[Word] = []
+        # Words of the line itself, and whether there is anything else in it: operators, redirections, comments.
+        self.line: list[Word] = []
+        self.plain = True
+
+    @property
+    def simple(self) -> list[str] | None:
+        """The words of a line that is one command and nothing else; None for any other."""
+        if not self.plain or not self.line or not all(word.fixed for word in self.line):
+            return None
+        return None if _ASSIGNMENT.match(self.line[0].raw) else [word.text for word in self.line]
 
 
 class _Here(NamedTuple):
@@ -97,10 +127,10 @@ class _State:
 class _Reader:
     """Reads one text once, from left to right."""
 
-    def __init__(self, text: str, where: str, found: dict[str, None], depth: int) -> None:
+    def __init__(self, text: str, where: str, reading: Reading, depth: int) -> None:
         self._text = text
         self._where = where
-        self._found = found
+        self._reading = reading
         self._depth = depth
         self._at: int = 0
         self._heres: list[_Here] = []
@@ -114,6 +144,8 @@ class _Reader:
         state, text = _State(), self._text
         while self._at < len(text):
             character = text[self._at]
+            if character in _OPERATORS:
+                self._reading.plain = False
             if state.array and character in ";&|<>(":
                 self._refuse("has an operator within an array, after which shells go on differently")
             if character in " \t" or text.startswith("\\\n", self._at):
@@ -163,14 +195,17 @@ class _Reader:
 
     # Words and what they mean
 
-    def _take(self, word: _Word, state: _State, *, nested: bool) -> None:
+    def _take(self, word: Word, state: _State, *, nested: bool) -> None:
         follows = self._text[self._at : self._at + 1]
         if follows in ("<", ">") and _DESCRIPTOR.match(word.raw):
             return
+        self._keep(word, starts=state.start and not state.operand, opens=follows == "(")
         if state.operand:
             operand, state.operand = state.operand, ""
             state.sure = False
             state.loose = state.loose or word.raw == "!"  # `>! f` in zsh
+            if operand == "<<<" and not _SHELLS.isdisjoint(self._reading.programs):
+                self._script(word)
             if operand.startswith("<<") and operand != "<<<":
                 self._announce(word, operand)
         elif word.raw in ("{", "}", "]]") or (word.raw == "do" and state.head in _LOOPS):
@@ -185,7 +220,17 @@ class _Reader:
         elif state.mode:
             self._given(word, state)
 
-    def _first(self, word: _Word, state: _State, *, nested: bool) -> None:
+    def _keep(self, word: Word, *, starts: bool, opens: bool) -> None:
+        """Note a word. One that goes on with a bracket is a pattern to some shells."""
+        fixed = word.fixed or word.raw in ("[", "[[")
+        if opens and not starts and not _ASSIGNMENT.match(word.raw):
+            fixed = False
+        kept = word._replace(fixed=fixed, starts=starts)
+        self._reading.words.append(kept)
+        if self._depth == 0:
+            self._reading.line.append(kept)
+
+    def _first(self, word: Word, state: _State, *, nested: bool) -> None:
         """A word where a command may begin."""
         sure, state.sure = state.sure, False
         rest = self._text[self._at : self._at + 200].lstrip(" \t")
@@ -215,7 +260,7 @@ class _Reader:
                     self._refuse("has a `case` within a substitution, where shells disagree about its end")
                 state.cases += 1
 
-    def _given(self, word: _Word, state: _State) -> None:
+    def _given(self, word: Word, state: _State) -> None:
         """A word for a program that starts others."""
         option, assignment = word.text.startswith(("-", "+")), _ASSIGNMENT.match(word.raw)
         if state.mode == "words" and state.bare and not (word.fixed or assignment):
@@ -226,7 +271,7 @@ class _Reader:
                 self._note(piece)
             state.bare = state.bare and (option or word.text.isdigit())
         if word.raw != "{}" and (state.mode in ("shell", "-c") or (state.mode == "script" and word.fixed)):
-            _Reader(word.text, self._where, self._found, self._depth + 1).read()
+            _Reader(word.text, self._where, self._reading, self._depth + 1).read()
         if state.mode == "script" and option and "c" in word.text and not word.text.startswith("--"):
             state.mode = "-c"
         elif state.mode == "-c" and not option:
@@ -234,10 +279,17 @@ class _Reader:
         elif state.mode == "words" and _mode(word.text):
             state.mode, state.bare = _mode(word.text), _begins_with_program(word.text)
 
+    def _script(self, word: Word) -> None:
+        """Read a word that a shell is given as its input."""
+        if not word.fixed:
+            self._refuse("gives a shell an expansion to run, which no rule can read; write it out")
+        _Reader(word.text, self._where, self._reading, self._depth + 1).read()
+
     def _note(self, name: str) -> None:
+        self._reading.started.add(name)
         for shown in (name, os.path.basename(name), name.lstrip("=")):
             if shown:
-                self._found[shown] = None
+                self._reading.programs[shown] = None
 
     # Redirections
 
@@ -255,7 +307,7 @@ class _Reader:
             return ""
         return operator
 
-    def _announce(self, word: _Word, operator: str) -> None:
+    def _announce(self, word: Word, operator: str) -> None:
         if "$" in word.raw or "`" in word.raw:
             self._refuse("has a here-document whose end is an expansion")
         plain = not set("'\"\\").intersection(word.raw)
@@ -275,8 +327,10 @@ class _Reader:
                         self._refuse("breaks the line that ends a here-document")
                     break
                 end = self._at
+            if not _SHELLS.isdisjoint(self._reading.programs):
+                _Reader(self._text[begin:end], self._where, self._reading, self._depth + 1).read()
             if here.expands:
-                _Reader(self._text[begin:end], self._where, self._found, self._depth + 1)._expanded()
+                _Reader(self._text[begin:end], self._where, self._reading, self._depth + 1)._expanded()
 
     def _line(self, here: _Here) -> tuple[str, bool]:
         """The next line of a here-document. Where it is expanded, lines that end with a backslash are one."""
@@ -308,7 +362,7 @@ class _Reader:
 
     # The inside of words
 
-    def _word(self) -> _Word:
+    def _word(self) -> Word:
         text, raw, parts, fixed = self._text, list[str](), list[str](), True
         while self._at < len(text) and text[self._at] not in _BREAKS:
             begin, character = self._at, text[self._at]
@@ -331,7 +385,7 @@ class _Reader:
                 fixed = fixed and character not in "*?[{}"
             raw.append(text[begin : self._at])
         written = "".join(raw)
-        return _Word(written, "".join(parts), fixed or written in ("{", "}"))
+        return Word(written, "".join(parts), fixed or written in ("{", "}"))
 
     def _special(self, character: str) -> tuple[str, bool]:
         if character == '"':
@@ -445,7 +499,7 @@ class _Reader:
                 inner.append(text[self._at])
                 self._at += 1
         self._at += 1
-        _Reader("".join(inner), self._where, self._found, self._depth + 1).read()
+        _Reader("".join(inner), self._where, self._reading, self._depth + 1).read()
         return text[begin : self._at], False
 
     def _closing(self, quote: str, begin: int) -> int:

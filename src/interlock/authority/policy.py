@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.authority.cedar import DEFAULT, INVOKE, Rule, Rules, Slice, Uid
-from interlock.authority.facts import SETS, facts
+from interlock.authority.facts import ALL, SETS, facts
 from interlock.authority.gate import reach, widest
 from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
 from interlock.authority.principals import Principals
@@ -378,7 +378,7 @@ def context_of(question: Question, rules: Slice) -> bytes:
     context: Json = {}
     wanted = _FACTS & parts.keys()
     if wanted:
-        context = facts(question.contract, question.arguments, parts.get("arguments"), wanted)
+        context = facts(question.contract, question.arguments, parts.get("arguments"), wanted, rules.compared)
     for name in parts.keys() & _SAID.keys():
         value, below = _SAID[name](question), parts[name]
         if value is not None:
@@ -413,7 +413,7 @@ def _risk(question: Question) -> int:
     return _CLASS_RISK[mutation.mutation_class] + far + (10 if question.contract.manifest.external_io else 0)
 
 
-_FACTS = frozenset({"arguments", *SETS})
+_FACTS = frozenset({"arguments", *SETS, *ALL})
 _SAID: Mapping[str, Callable[[Question], Any]] = {
     "operation": lambda question: question.operation,
     "native": lambda question: question.native,

@@ -221,7 +221,8 @@ _WORDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclu
 @click.option("--caller", required=True, metavar="WHO", help="Whose calls: a name, a DID or an id such as local:bob.")
 @click.option(
     "--arg", "patterns", multiple=True, callback=_patterns, metavar="NAME=PATTERN",
-    help="What an argument may be; * and ? match in texts. An argument that is not named is not covered.",
+    help="What an argument may be; * and ? match in texts. Paths, URLs and hosts are compared in normal form. "
+    "An argument that is not named is not covered.",
 )  # fmt: skip
 @click.option(
     "--where", "ranges", multiple=True, callback=_ranges, metavar="NAME<=NUMBER",

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 from urllib.parse import unquote
 
-from interlock.core.schema import Fault, Json, Schema, pointer, properties_of, resolve_ref
+from interlock.core.places import Place
+from interlock.core.schema import Fault, Json, Schema, pointer
 
 Language = Literal["sql", "shell", "html", "path", "url"]
 
@@ -43,30 +44,25 @@ def _declares(node: Any) -> bool:
 
 def attacks(schema: Schema, value: Any) -> list[Fault]:
     """Every declared fragment in a value that is more than a fragment, and why; the text itself is not quoted."""
-    return sorted(set(_attacks(schema.document, schema.document, value, [])))
+    return sorted(set(_attacks(schema.places.root, value, [])))
 
 
-def _attacks(root: Json, node: Any, value: Any, path: list[Any]) -> Iterator[Fault]:
-    if not isinstance(node, dict) or len(path) > _DEEPEST:
+def _attacks(place: Place, value: Any, path: list[Any]) -> Iterator[Fault]:
+    if len(path) > _DEEPEST:
         return
-    part = resolve_ref(root, cast("Json", node))
-    language = part.get("x-fragment")
-    if isinstance(value, str) and language in LANGUAGES:
-        why = LANGUAGES[cast("Language", language)](value)
-        if why is not None:
-            yield Fault(pointer(path), f"{why}; a piece of {language} may not have that")
     # INVARIANT: a value that several schemas speak about is held to each of them.
-    for word in ("allOf", "anyOf", "oneOf"):
-        for branch in cast("list[Any]", part.get(word) or ()):
-            yield from _attacks(root, branch, value, path)
-    if isinstance(value, dict):
-        known = properties_of(part)
+    if isinstance(value, str):
+        for language in {part["x-fragment"] for part in place.parts if part.get("x-fragment") in LANGUAGES}:
+            why = LANGUAGES[language](value)
+            if why is not None:
+                yield Fault(pointer(path), f"{why}; a piece of {language} may not have that")
+    elif isinstance(value, dict):
         for name, item in cast("Json", value).items():
-            yield from _attacks(root, known.get(name, part.get("additionalProperties")), item, [*path, name])
+            yield from _attacks(place.names, name, path)
+            yield from _attacks(place.member(name), item, [*path, name])
     elif isinstance(value, list):
-        first: list[Any] = part.get("prefixItems") or []
-        for i, item in enumerate(cast("list[Any]", value)):
-            yield from _attacks(root, first[i] if i < len(first) else part.get("items"), item, [*path, i])
+        for index, item in enumerate(cast("list[Any]", value)):
+            yield from _attacks(place.element(index), item, [*path, index])
 
 
 # ── one language each: why a text is no mere piece of it, or None ────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from typing import Any, cast
 import jsonschema_rs
 
 from interlock.core.errors import Failure
+from interlock.core.places import Places
 
 Json = dict[str, Any]
 
@@ -69,6 +70,11 @@ class Schema:
             return not _too_deep(value) and is_valid(value)
 
         return fits
+
+    @cached_property
+    def places(self) -> Places:
+        """Which of its parts describe each place of the data."""
+        return Places(self.document)
 
     @cached_property
     def _recursive(self) -> bool:

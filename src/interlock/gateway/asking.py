@@ -13,6 +13,7 @@ from functools import partial
 from interlock.approvals import standing, tickets
 from interlock.approvals.ticket import Ticket, chain_of, ticket_id
 from interlock.approvals.tickets import Channels
+from interlock.authority.facts import in_normal_form
 from interlock.core.canonical import decode, digest, encode
 from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.clock import Clock
@@ -121,6 +122,7 @@ class Asking:
             version=tool.contract.version,
             arguments=checked.permission_input,
             now_ms=self._clock.now_ms(),
+            normal=partial(in_normal_form, tool.contract),
         )
         if found is None:
             return False

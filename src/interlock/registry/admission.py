@@ -16,6 +16,7 @@ from interlock.core.effects import manifest_faults
 from interlock.core.errors import Failure
 from interlock.core.explain import authoring_faults
 from interlock.core.manifest import Manifest
+from interlock.core.places import Places
 from interlock.core.schema import compile_validator, properties_of, resolve_ref
 from interlock.core.versions import predecessor
 from interlock.registry.catalog import Version, bump_epoch
@@ -104,6 +105,9 @@ def _schema_faults(manifest: Manifest) -> list[str]:
             compile_validator(schema if schema is not None else True)
         except Failure as failure:
             faults.append(failure.message)
+    blind = Places(manifest.parameters).blind
+    if blind is not None:
+        faults.append(f"`parameters` marks a path, URL, host, command or fragment that rules may miss: {blind}")
     if manifest.paged:
         faults.extend(_paging_faults(manifest))
     if manifest.sandbox is not None and manifest.execution is not None:

@@ -275,6 +275,8 @@ def _document(root: Json, name: str, part: Json, said: ParameterOverlay | None, 
         needs.append(f"a description of `{name}`")
     if said is not None and said.sensitivity:
         part["x-sensitivity"] = said.sensitivity
+    if said is not None and said.kind:
+        part[f"x-{said.kind}"] = True
     if said is not None and said.examples:
         part["examples"] = list(said.examples)
     if not {"default", "examples"} & part.keys():

@@ -11,6 +11,8 @@ such. The overlay may also supply whatever a definition lacks.
       create_issue:
         effects: [{resource: "repo:{owner}/{repo}", operation: CREATE}]
         parameters: {body: {description: The text of the issue, sensitivity: confidential}}
+      read_file:
+        parameters: {path: {kind: path}}
       delete_repository: {hide: true}
 """
 
@@ -32,9 +34,14 @@ from interlock.core.schema import Fault, Json, pointer
 
 
 class ParameterOverlay(Part):
-    """What the operator says of one parameter."""
+    """What the operator says of one parameter.
+
+    `kind` says what its texts are, so that rules see them in normal form: a path, a URL, a host or a command. Of a list
+    or an object it holds for every text in it; a list that is a command is one program and its words.
+    """
 
     description: str | None = None
+    kind: Literal["path", "url", "host", "command"] | None = None
     sensitivity: Literal["pii", "secret", "credential", "confidential"] | None = None
     examples: tuple[Any, ...] = Field((), strict=False)
 

@@ -1,0 +1,243 @@
+"""Paths, URLs and hosts in their one normal form; E3206 for a text that has none.
+
+A rule that forbids `/etc` must also meet `/srv/../etc`, a symbolic link to it and `file:///%65tc`; one that forbids a
+host must meet it in capitals, as an IDN, behind `user@`, with a trailing dot, as `0x7f.1` and as an IPv6 address that
+stands for an IPv4 one. So texts are compared in their normal form only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import unquote, unquote_to_bytes
+
+from interlock.core.errors import Failure
+
+# Blanks and control characters around a URL or a host: those who read one drop them.
+BLANKS = "".join(map(chr, range(0x21)))
+
+_UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\u2028\u2029\u3000\ud800-\udfff]")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+_PERCENT = re.compile(r"%(.{0,2})", re.DOTALL)
+_HEX = re.compile(r"[0-9a-fA-F]{2}\Z")
+_HOST = re.compile(r"[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\Z")
+_NUMBER = re.compile(r"0x[0-9a-f]*\Z|[0-9]+\Z")
+_ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:0x[0-9a-f]*|[0-9]+)\Z")
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_PLAIN = _UNRESERVED | frozenset("!$&'()*+,;=:@/?[]|^{}<>`\"\\")
+_PORTS: Mapping[str, int] = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
+_SEPARATOR = re.compile(r"[/\\]")
+# Addresses of IPv4 hosts in IPv6: RFC 6052's well-known prefix, and the form that nobody uses any more.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.IPv6Network("::/96")
+
+
+def normal_path(text: str, where: str = "path", *, here: bool = True) -> str:
+    """The one absolute path that text names, with `..` and symbolic links resolved as far as they exist.
+
+    A tool that does not run in this process has another working directory, and may see other files: a path of such a
+    tool (not `here`) is refused where its meaning depends on them.
+    """
+    if text != text.strip():
+        raise Failure("E3206", f"argument `{where}` is a path with blanks around it; write it without them")
+    if text[:5].lower() == "file:":
+        rest = text[5:].replace("\\", "/")
+        if rest.startswith("//"):
+            host, slash, rest = rest[2:].partition("/")
+            if host.lower() not in ("", "localhost"):
+                raise Failure("E3206", f"argument `{where}` names a file on another host")
+            rest = slash + rest
+        text = unquote(re.split(r"[?#]", rest, maxsplit=1)[0])
+    if text.startswith("~"):
+        raise Failure("E3206", f"argument `{where}` begins with `~`; write the whole path")
+    if not text or "\0" in text:
+        raise Failure("E3206", f"argument `{where}` is not a path")
+    if not here and not text.startswith("/"):
+        words = "is a relative path, and nobody knows from which directory the tool takes it; write the whole path"
+        raise Failure("E3206", f"argument `{where}` {words}")
+    if not here and (("\\" in text) or climbs(text)):
+        raise Failure("E3206", f"argument `{where}` is a path with `..` or a backslash; write it without them")
+    try:
+        return os.path.realpath(text)
+    except (OSError, ValueError):
+        raise Failure("E3206", f"argument `{where}` is not a path") from None
+
+
+def climbs(text: str) -> bool:
+    """Whether a text holds `.` or `..` between slashes, or would once percent-encoding is taken away."""
+    for _ in range(5):
+        if any(step in (".", "..") for step in _SEPARATOR.split(text)):
+            return True
+        plain = unquote(text, errors="replace")
+        if plain == text:
+            return False
+        text = plain
+    return True
+
+
+def written_path(text: str) -> str | None:
+    """A path as it is written, without `..` but with its symbolic links; None where it is not written whole."""
+    return os.path.normpath(f"/{text.lstrip('/')}") if text.startswith("/") else None
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """A normal path and every directory above it."""
+    while True:
+        yield path
+        if path == "/":
+            return
+        path = os.path.dirname(path)
+
+
+def normal_url(text: str, where: str = "url") -> tuple[str, str]:
+    """A URL's one form, and its host (empty if it has none). User, default port, dot segments and fragment are gone."""
+    text = text.strip(BLANKS)
+    if _UNSAFE.search(text):
+        raise Failure("E3206", f"argument `{where}` holds blanks or control characters, which no URL may")
+    if text[:1] in ("/", "\\"):
+        text = f"https:{text}"  # a URL without a scheme gets the usual one
+    scheme_match = _SCHEME.match(text)
+    if scheme_match is None:
+        raise Failure("E3206", f"argument `{where}` is not a URL with a scheme")
+    scheme, rest = scheme_match.group(1).lower(), text[scheme_match.end() :].partition("#")[0]
+    if scheme in _PORTS:
+        before, question, query = rest.partition("?")
+        rest = "//" + before.replace("\\", "/").lstrip("/") + question + query
+    if not rest.startswith("//"):
+        return f"{scheme}:{_percent(rest, where)}", ""
+    authority = re.split(r"[/?]", rest[2:], maxsplit=1)[0]
+    path, question, query = rest[2 + len(authority) :].partition("?")
+    host, port = _authority(authority, scheme, where)
+    if not host and scheme != "file":
+        raise Failure("E3206", f"argument `{where}` is a URL without a host")
+    shown = f"[{host}]" if ":" in host else host
+    normal = f"{scheme}://{shown}{port}{_dots(_percent(path, where))}"
+    return normal + (f"?{_percent(query, where)}" if question else ""), host
+
+
+def _authority(authority: str, scheme: str, where: str) -> tuple[str, str]:
+    place = authority.rpartition("@")[2]
+    if place.startswith("["):
+        host, bracket, after = place[1:].partition("]")
+        colon, port = after[:1], after[1:]
+        if not bracket or ":" not in host or colon not in ("", ":"):
+            raise Failure("E3206", f"argument `{where}` has a malformed host")
+    else:
+        host, colon, port = place.partition(":")
+    if port and not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise Failure("E3206", f"argument `{where}` has a malformed port")
+    kept = f":{int(port)}" if port and int(port) != _PORTS.get(scheme) else ""
+    return (normal_host(host, where) if host else ""), kept
+
+
+def normal_host(text: str, where: str = "host") -> str:
+    """A host's one form: lower case, ASCII, no trailing dot; addresses written the usual way."""
+    wrong = Failure("E3206", f"argument `{where}` has a malformed host")
+    text = text.strip(BLANKS)
+    if ":" in text:
+        try:
+            address = ipaddress.IPv6Address(text)
+        except ValueError:
+            raise wrong from None
+        if address.scope_id is not None:
+            raise wrong
+        return str(_ipv4_of(address) or address)
+    try:
+        host = _ascii_host(unquote_to_bytes(text).decode())
+    except ValueError:  # idna's and the codec's errors are among them
+        raise wrong from None
+    if not _HOST.match(host) or len(host) > 253:
+        raise wrong
+    return _ipv4(host.split("."), wrong) if _ENDS_IN_NUMBER.match(host) else host
+
+
+def _ipv4_of(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that an IPv6 address stands for, if any."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    old = address in _COMPATIBLE and int(address) > 0xFFFF  # `::` and `::1` are addresses of their own
+    return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF) if old or address in _NAT64 else address.sixtofour
+
+
+def _ascii_host(text: str) -> str:
+    if text.isascii() and "xn--" not in text.lower():
+        return text.lower().removesuffix(".")
+    import idna
+
+    mapped = idna.uts46_remap(text, std3_rules=False, transitional=False).removesuffix(".")
+    # Labels that say they are encoded must decode to what they would be encoded to.
+    return mapped if mapped.isascii() and "xn--" not in mapped else idna.encode(mapped).decode()
+
+
+def _ipv4(parts: list[str], wrong: Failure) -> str:
+    """Dotted form of an address as system libraries read it: one to four numbers, also octal and hexadecimal."""
+    if len(parts) > 4 or not all(_NUMBER.match(part) for part in parts):
+        raise wrong
+    try:
+        numbers = [
+            int(part, 16 if part[:2] == "0x" else 8 if part[0] == "0" and len(part) > 1 else 10) for part in parts
+        ]
+    except ValueError:
+        raise wrong from None
+    *first, last = numbers
+    if any(number > 255 for number in first) or last >= 256 ** (5 - len(parts)):
+        raise wrong
+    return str(ipaddress.IPv4Address(sum(number << 8 * (3 - at) for at, number in enumerate(first)) + last))
+
+
+def _percent(text: str, where: str) -> str:
+    """Percent-encoding in one form: what needs none is decoded, hex is in capitals, other text is UTF-8."""
+
+    def one(match: re.Match[str]) -> str:
+        if not _HEX.match(match.group(1)):
+            raise Failure("E3206", f"argument `{where}` has a malformed percent-encoding")
+        character = chr(int(match.group(1), 16))
+        return character if character in _UNRESERVED else match.group().upper()
+
+    text = _PERCENT.sub(one, text)
+    if text.isascii():
+        return text
+    return "".join(
+        character if character in _PLAIN or character == "%" else "".join(f"%{byte:02X}" for byte in character.encode())
+        for character in text
+    )
+
+
+def _dots(path: str) -> str:
+    """A path without dot segments and doubled slashes."""
+    kept: list[str] = []
+    segments = path.split("/")
+    for segment in segments:
+        if segment == "..":
+            del kept[-1:]
+        elif segment not in ("", "."):
+            kept.append(segment)
+    trailing = bool(kept) and segments[-1] in ("", ".", "..")
+    return "/" + "/".join(kept) + ("/" if trailing else "")
+
+
+def prefixes(url: str) -> Iterator[str]:
+    """A normal URL, and everything it lies under: its path by path, and its origin."""
+    yield url
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return
+    origin, _, path = rest.partition("?")[0].partition("/")
+    place = f"{scheme}://{origin}"
+    yield place
+    yield f"{place}/"
+    for segment in filter(None, path.split("/")):
+        place = f"{place}/{segment}"
+        yield place
+
+
+def parents(host: str) -> Iterator[str]:
+    """A normal host and the domains it belongs to. An address belongs to none."""
+    yield host
+    if ":" in host or _ENDS_IN_NUMBER.match(host):
+        return
+    while "." in host:
+        host = host.partition(".")[2]
+        yield host

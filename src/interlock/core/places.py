@@ -1,0 +1,301 @@
+"""Which subschemas describe each place of some data. Every applicator of JSON Schema is followed.
+
+A `Place` holds all subschemas that can apply to one value: those it is reached by, what they refer to, and each of
+their alternatives and conditions. From a place one goes on to a member, an element or the name of a member. No
+alternative is ruled out by looking at the value, so a place can hold too many subschemas but never too few. What stands
+below `not` describes values that are not there, and is kept apart (`negated`).
+
+The same subschemas give the same place, so a recursive schema makes a finite graph, and each part of it is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from typing import Any, cast
+from urllib.parse import unquote
+
+import jsonschema_rs
+
+Json = dict[str, Any]
+# A subschema, and whether it stands below `not`.
+View = tuple[Any, bool]
+
+_SAME_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+_SAME_PLACE_NODES = ("if", "then", "else")
+_SAME_PLACE_MAPS = ("dependentSchemas", "dependencies")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_REMEMBERED = 10_000
+# Values, not schemas.
+_DATA = frozenset({"const", "enum", "default", "examples", "example"})
+
+PATH, URL, HOST, COMMAND = "path", "url", "host", "command"
+_FORMATS: Mapping[str, str] = {
+    "path": PATH, "file-path": PATH, "directory-path": PATH,
+    "uri": URL, "url": URL, "iri": URL, "uri-reference": URL, "iri-reference": URL,
+    "hostname": HOST, "idn-hostname": HOST, "ipv4": HOST, "ipv6": HOST,
+}  # fmt: skip
+# The extensions by which a schema says what a text is, where no format does.
+MARKS: Mapping[str, str] = {"x-path": PATH, "x-url": URL, "x-host": HOST, "x-command": COMMAND}
+
+
+def kinds_of(part: Json) -> Iterator[str]:
+    """The kinds of text that one subschema marks: path, url, host, command."""
+    said = part.get("format")
+    if isinstance(said, str) and said in _FORMATS:
+        yield _FORMATS[said]
+    for mark, kind in MARKS.items():
+        if part.get(mark) is True:
+            yield kind
+
+
+class Place:
+    """The subschemas that can describe one value."""
+
+    def __init__(self, places: Places, views: Iterable[View]) -> None:
+        self._places = places
+        self._views = tuple(views)
+        self._members: dict[str, Place] = {}
+        self._elements: dict[int, Place] = {}
+
+    @cached_property
+    def parts(self) -> tuple[Json, ...]:
+        """The subschemas that describe the value, but for those below `not`."""
+        return tuple(part for part, negated in self._views if not negated)
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of text that are marked here."""
+        return frozenset(kind for part in self.parts for kind in kinds_of(part))
+
+    @cached_property
+    def negated(self) -> frozenset[str]:
+        """The kinds of text that are marked here below `not`: the value may be of them, and need not."""
+        return frozenset(kind for part, negated in self._views if negated for kind in kinds_of(part)) - self.kinds
+
+    @cached_property
+    def types(self) -> frozenset[str]:
+        """The JSON types that the subschemas name."""
+        named: set[str] = set()
+        for part in self.parts:
+            said: Any = part.get("type")
+            named.update([said] if isinstance(said, str) else cast("list[str]", said or []))
+        return frozenset(named)
+
+    def member(self, name: str) -> Place:
+        """The place of an object's member."""
+        if not self._views:
+            return self
+        found = self._members.get(name)
+        if found is None:
+            found = self._places.at(child for view in self._views for child in _members(view, name))
+            # Other names are the caller's, and there is no end to them.
+            if name in self._declared:
+                self._members[name] = found
+        return found
+
+    def element(self, index: int) -> Place:
+        """The place of an array's element."""
+        if not self._views:
+            return self
+        index = min(index, self._listed)
+        found = self._elements.get(index)
+        if found is None:
+            found = self._places.at(child for view in self._views for child in _elements(view, index))
+            self._elements[index] = found
+        return found
+
+    @cached_property
+    def names(self) -> Place:
+        """The place of the names of an object's members."""
+        return self._places.at((part["propertyNames"], soft) for part, soft in self._views if "propertyNames" in part)
+
+    @cached_property
+    def _declared(self) -> frozenset[str]:
+        return frozenset(name for part, _ in self._views for name in _mapping(part.get("properties")))
+
+    @cached_property
+    def _listed(self) -> int:
+        """How many elements have a subschema of their own."""
+        return max((len(_prefix(part)) for part, _ in self._views), default=0)
+
+
+class Places:
+    """The places of one schema."""
+
+    def __init__(self, document: Json) -> None:
+        self._document = document
+        self._known: dict[frozenset[tuple[int, bool]], Place] = {}
+
+    @cached_property
+    def root(self) -> Place:
+        return self.at([(self._document, False)])
+
+    @cached_property
+    def blind(self) -> str | None:
+        """Why a mark of this schema may not be met by going through its places; None where each of them is."""
+        nodes = list(_nodes(self._document))
+        if not any(_is_marked(node) for node in nodes):
+            return None
+        for node in nodes:
+            for word in _REFERENCES:
+                if isinstance(node.get(word), str) and not self._targets(word, node[word]):
+                    return f"the reference `{node[word][:100]}` cannot be followed; write it as `#/…`"
+            if node is not self._document and isinstance(node.get("$id"), str) and not node["$id"].startswith("#"):
+                return "a schema inside it has an `$id` of its own; put it under `$defs` without one"
+            inner = node.get("contentSchema")
+            if inner is not None and any(
+                _is_marked(one) or not one.keys().isdisjoint(_REFERENCES) for one in _nodes(inner)
+            ):
+                return "`contentSchema` says what a text holds once it is decoded, which no rule looks at"
+        return None
+
+    def at(self, views: Iterable[View]) -> Place:
+        """The place that these subschemas lead to."""
+        found: dict[tuple[int, bool], View] = {}
+        waiting = list(views)
+        while waiting:
+            part, negated = waiting.pop()
+            if not isinstance(part, dict) or (id(cast("Json", part)), negated) in found:
+                continue
+            schema = cast("Json", part)
+            found[id(schema), negated] = (schema, negated)
+            waiting.extend((one, negated) for one in self._same_place(schema))
+            if "not" in schema:
+                waiting.append((schema["not"], True))
+        key = frozenset(found)
+        place = self._known.get(key)
+        if place is None:
+            place = Place(self, found.values())
+            if len(self._known) < _REMEMBERED:
+                self._known[key] = place
+        return place
+
+    def _same_place(self, part: Json) -> Iterator[Any]:
+        for word in _REFERENCES:
+            if word in part:
+                yield from self._targets(word, part[word])
+        for word in _SAME_PLACE_LISTS:
+            yield from _sequence(part.get(word))
+        for word in _SAME_PLACE_NODES:
+            if word in part:
+                yield part[word]
+        for word in _SAME_PLACE_MAPS:
+            yield from _mapping(part.get(word)).values()
+
+    def _targets(self, word: str, ref: Any) -> list[Any]:
+        """What a reference can lead to; of a dynamic one, all that it can."""
+        if not isinstance(ref, str):
+            return []
+        own = self._document.get("$id")
+        if isinstance(own, str) and own.rstrip("#") and ref.startswith(own.rstrip("#")):
+            ref = ref[len(own.rstrip("#")) :] or "#"
+        if not ref.startswith("#"):
+            return []
+        dynamic = self._anchors.get(ref[1:], []) if word != "$recursiveRef" else self._anchors.get("", [])
+        if ref == "#":
+            return [self._document, *dynamic]
+        if not ref.startswith("#/"):
+            return dynamic
+        target: Any = self._document
+        for step in unquote(ref[2:]).split("/"):
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and name.isdigit() and int(name) < len(cast("list[Any]", target)):
+                target = cast("list[Any]", target)[int(name)]
+            else:
+                target = _mapping(target).get(name)
+        if not isinstance(target, dict | bool):
+            return []
+        anchor = _mapping(target).get("$dynamicAnchor")
+        return [target, *(self._anchors.get(anchor, []) if isinstance(anchor, str) else [])]
+
+    @cached_property
+    def _anchors(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for node in _nodes(self._document):
+            for word in ("$anchor", "$dynamicAnchor"):
+                if isinstance(node.get(word), str):
+                    found.setdefault(node[word], []).append(node)
+            if isinstance(node.get("$id"), str) and node["$id"].startswith("#"):
+                found.setdefault(node["$id"][1:], []).append(node)
+            if node.get("$recursiveAnchor") is True:
+                found.setdefault("", []).append(node)
+        return found
+
+
+def _is_marked(node: Json) -> bool:
+    return "x-fragment" in node or next(kinds_of(node), None) is not None
+
+
+def _nodes(node: Any) -> Iterator[Json]:
+    """Every object of a schema, wherever it stands, but for what is data."""
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            schema = cast("Json", one)
+            yield schema
+            # A property can be called `default`; then what it holds is an object.
+            waiting.extend(one for word, one in schema.items() if word not in _DATA or _mapping(one))
+        elif isinstance(one, list):
+            waiting.extend(cast("list[Any]", one))
+
+
+def _members(view: View, name: str) -> Iterator[View]:
+    part, negated = view
+    known = False
+    listed = _mapping(part.get("properties"))
+    if name in listed:
+        known = True
+        yield listed[name], negated
+    for pattern, child in _mapping(part.get("patternProperties")).items():
+        if _matches(pattern, name):
+            known = True
+            yield child, negated
+    if not known:
+        for word in ("additionalProperties", "unevaluatedProperties"):
+            if word in part:
+                yield part[word], negated
+
+
+def _elements(view: View, index: int) -> Iterator[View]:
+    part, negated = view
+    prefix = _prefix(part)
+    if index < len(prefix):
+        yield prefix[index], negated
+    else:
+        # Where `items` is a list it is the prefix, and `additionalItems` is what follows.
+        for word in ("items", "additionalItems", "unevaluatedItems"):
+            if isinstance(part.get(word), dict):
+                yield part[word], negated
+    if "contains" in part:
+        yield part["contains"], negated
+
+
+def _prefix(part: Json) -> list[Any]:
+    return _sequence(part.get("prefixItems")) or _sequence(part.get("items"))
+
+
+@lru_cache(maxsize=1000)
+def _expression(pattern: str) -> Any:
+    try:
+        return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
+    except (ValueError, jsonschema_rs.ValidationError):
+        return None
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a name fits a pattern, by the validator that also holds data against it. In doubt, it does."""
+    fits = _expression(pattern)
+    try:
+        return fits is None or fits(name)
+    except ValueError:
+        return True
+
+
+def _mapping(value: Any) -> Json:
+    return cast("Json", value) if isinstance(value, dict) else {}
+
+
+def _sequence(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []

@@ -87,7 +87,8 @@ class Settings(pydantic.BaseModel):
     token_max_s: int = pydantic.Field(86_400, ge=1, description="the longest a token may live")
     trusted_issuers: tuple[dict[str, Any], ...] = pydantic.Field(
         (),
-        description="whose tokens count besides our own: iss, jwks (a file or an https address), algorithms, audience",
+        description="whose tokens count besides our own: iss, jwks (a file or an https address), algorithms, audience,"
+        " ignored_claims",
     )
 
     policy_engine: Literal["embedded", "remote"] = pydantic.Field(

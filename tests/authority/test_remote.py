@@ -28,6 +28,7 @@ class FakeEngine:
         self.answer: Any = {"decision": "allow"}
         self.status = "200 OK"
         self.headers = ""
+        self.trailing = b""
         self.asked: list[dict[str, Any]] = []
         self.lines: list[str] = []
         self.hang: asyncio.Event | None = None
@@ -49,7 +50,9 @@ class FakeEngine:
                 answer: Any = self.answer(self.asked[-1]) if callable(self.answer) else self.answer
                 body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 writer.write(
-                    f"HTTP/1.1 {self.status}\r\n{self.headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+                    f"HTTP/1.1 {self.status}\r\n{self.headers}Content-Length: {len(body)}\r\n\r\n".encode()
+                    + body
+                    + self.trailing
                 )
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -255,3 +258,23 @@ async def test_what_is_forgotten_is_asked_again_also_when_the_answer_is_on_its_w
     fake.hang.set()
     assert (await on_its_way).behavior == "allow"
     assert remote.cached(question(TOOL)) is None
+
+
+async def test_an_engine_that_answers_twice_does_not_answer_the_next_question(
+    fake: FakeEngine, connect: Connect
+) -> None:
+    yes = b'{"decision": "allow"}'
+    twice = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(yes) + yes
+    remote = connect()
+    fake.answer = yes
+    fake.trailing = twice
+    assert (await remote.decide(question(TOOL, {"amount": 1}))).behavior == "allow"
+    fake.answer, fake.trailing = {"decision": "deny"}, b""
+    assert (await remote.decide(question(TOOL, {"amount": 2}))).behavior == "deny"
+    assert len(fake.asked) == 2
+
+
+@pytest.mark.parametrize("answer", [b'{"decision": "deny", "decision": "allow"}', b'{"decision": "allow", "x": NaN}'])
+async def test_an_answer_that_is_not_strict_json_is_none(fake: FakeEngine, connect: Connect, answer: bytes) -> None:
+    fake.answer = answer
+    await refused(connect())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import hashlib
@@ -25,7 +26,9 @@ from interlock.authority.dids import DidResolver, make_did_key
 from interlock.authority.identities import DidRegistry, Identity, LocalIdentities
 from interlock.authority.jws import LARGEST
 from interlock.authority.keys import (
+    FetchedKeys,
     IssuerKeys,
+    PublicKey,
     TrustedIssuer,
     TrustedIssuers,
     make_private,
@@ -505,6 +508,60 @@ async def test_another_issuer_is_trusted_by_name_audience_algorithm_and_key(tmp_
         assert await world.refusal(foreign_token(world, private, kid="f3")) == "E3201"
         jwks.write_text("{")
         assert await world.refusal(foreign_token(world, private, kid="f3")) == "E3001"
+
+
+async def test_claims_that_are_not_understood_are_refused_whoever_signed_the_token(tmp_path: Path) -> None:
+    private, jwks = private_key("foreign", "RS256"), tmp_path / "jwks.json"
+    jwks.write_text(json.dumps(jwks_of(f1=private)))
+    entry = {**FOREIGN, "jwks": str(jwks), "ignored_claims": ["realm_access"]}
+    trusted = TrustedIssuers([TrustedIssuer.read(entry)], clock=FakeClock().clock)
+    async with opened(tmp_path / "home", trusted=trusted) as world:
+        informing: Json = {
+            "name": "Ann",
+            "email": "a@example.org",
+            "azp": "x",
+            "auth_time": 1,
+            "realm_access": {"roles": []},
+        }
+        assert (await world.tokens.verify(foreign_token(world, private, **informing))).id == AGENT
+        ours = await world.issue()
+        for claim in ("cnf", "may_act", "authorization_details", "scope", "proof", "anything"):
+            stated: Json = {claim: {"jkt": "x"}}
+            assert await world.refusal(foreign_token(world, private, **stated)) == "E3203", claim
+            assert await world.refusal(_with(world, ours, **stated)) == "E3203", claim
+        # What only informs is not ours to send.
+        assert await world.refusal(_with(world, ours, name="Ann")) == "E3203"
+
+
+@pytest.mark.parametrize("ignored", ["cnf", ["cnf"], ["may_act", "name"], [1], {"scope": True}])
+def test_a_claim_that_restricts_a_token_cannot_be_ignored(ignored: Any) -> None:
+    with pytest.raises(Failure) as refused:
+        TrustedIssuer.read({**FOREIGN, "jwks": "x", "ignored_claims": ignored})
+    assert refused.value.code == "E3108"
+
+
+async def test_a_known_key_does_not_wait_while_an_unknown_one_is_fetched() -> None:
+    clock, begun, gate, times = FakeClock(), asyncio.Event(), asyncio.Event(), 0
+    known = PublicKey("f1", "RS256", None)
+
+    async def fetch() -> tuple[PublicKey, ...]:
+        nonlocal times
+        times += 1
+        if times > 1:
+            begun.set()
+            await gate.wait()
+        return (known,)
+
+    keys = FetchedKeys(fetch, clock.clock)
+    assert await keys.keys("f1") == (known,)
+    clock.advance(301)  # grown old, too
+    unknown = asyncio.ensure_future(keys.keys("f9"))
+    await begun.wait()
+    async with asyncio.timeout(20):
+        assert await keys.keys("f1") == (known,)
+    assert not unknown.done()
+    gate.set()
+    assert await unknown == (known,)
 
 
 class Site:

@@ -303,3 +303,19 @@ async def test_connections_are_kept_and_bounded(fake: FakeVault, source: Vault) 
     for _ in range(3):
         await asyncio.gather(*(source.fetch("github/token") for _ in range(10)))
     assert 1 <= fake.connections <= 4
+
+
+async def test_the_token_does_not_go_to_a_proxy_of_the_environment(
+    fake: FakeVault, source: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = FakeVault()
+    try:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.address)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        fake.put(PATH, value="ghp_direct")
+        assert (await source.fetch("github/token")).reveal() == "ghp_direct"
+        assert (proxy.tokens_seen, proxy.connections) == ([], 0)
+    finally:
+        proxy.close()

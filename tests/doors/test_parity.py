@@ -273,7 +273,7 @@ async def ways(home: Path) -> AsyncGenerator[Ways]:
 
 def comparable(record: Json) -> Json:
     """A record without what differs from one call to the next. Writes of one test are to different things."""
-    left_out = (*_OF_THIS_CALL, *(("inputHash", "compensation") if record.get("sideEffects") else ()))
+    left_out = (*_OF_THIS_CALL, *(("inputHash", "compensation", "resources") if record.get("sideEffects") else ()))
     kept = {name: value for name, value in record.items() if name not in left_out}
     if "artifacts" in kept:
         kept["artifacts"] = left(kept["artifacts"])

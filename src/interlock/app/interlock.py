@@ -406,12 +406,15 @@ class Interlock:
         call = self.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (invocation_id,))
         if not call:
             raise Failure("E3702", f"no call {invocation_id} is on record")
+        who = caller or self.caller
+        if who.capability is not None and not self.ownership.has_call(who, invocation_id):
+            raise Failure("E3702", f"no call `{invocation_id}` of yours is on record")
         closed: Json = orjson.loads(call[-1][0])
         return await self.gateway.invoke(
             Request(
                 tool=closed["toolId"],
                 arguments={},
-                caller=caller or self.caller,
+                caller=who,
                 key=key,
                 trace_id=trace_id,
                 operation="compensate",

@@ -45,6 +45,15 @@ FRESH_S = 300.0
 KEEP_S = 3600.0
 MOST_KEYS = 32
 
+# Claims of other issuers that say who somebody is, or how and when they logged in. None of them restricts a token.
+INFORMATIONAL = frozenset({
+    "acr", "amr", "at_hash", "auth_time", "azp", "client_id", "email", "email_verified", "family_name", "given_name",
+    "idp", "locale", "name", "nonce", "oid", "picture", "preferred_username", "session_state", "sid", "tid", "typ",
+    "updated_at", "ver", "zoneinfo",
+})  # fmt: skip
+# Claims that bind a token to a key, to an actor or to certain requests. We check none of them, so we ignore none.
+RESTRICTING = frozenset({"act", "authorization_details", "cnf", "crit", "may_act"})
+
 _MEMBERS = {"RSA": ("e", "kty", "n"), "EC": ("crv", "kty", "x", "y"), "OKP": ("crv", "kty", "x")}
 _KEY_FILE = re.compile(r"([0-9]{15})\.([A-Za-z0-9_-]{43})\.pem\Z")
 
@@ -328,12 +337,16 @@ class IssuerKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedIssuer:
-    """Another issuer whose tokens count here. `jwks` is a path or an https address."""
+    """Another issuer whose tokens count here. `jwks` is a path or an https address.
+
+    `ignored_claims` are claims of its tokens that may be passed over, besides those that are informational anyway.
+    """
 
     iss: str
     audience: str
     algorithms: tuple[Algorithm, ...]
     jwks: str
+    ignored_claims: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> TrustedIssuer:
@@ -341,15 +354,23 @@ class TrustedIssuer:
         texts = {name: entry.get(name) for name in ("iss", "audience", "jwks")}
         listed: Any = entry.get("algorithms", ("RS256",))
         algorithms = tuple(cast("Iterable[Any]", listed)) if isinstance(listed, list | tuple) else ()
-        known = {*texts, "algorithms"}
+        known = {*texts, "algorithms", "ignored_claims"}
+        passed: Any = entry.get("ignored_claims", ())
+        ignored: tuple[Any, ...] = tuple(cast("Iterable[Any]", passed)) if isinstance(passed, list | tuple) else (None,)
         if not all(isinstance(text, str) and text for text in texts.values()) or not entry.keys() <= known:
             raise Failure("E3108", f"a trusted issuer is stated by {', '.join(sorted(known))}, and nothing else")
         if not algorithms or not set(algorithms) <= set(ALGORITHMS):
             raise Failure("E3108", f"a trusted issuer's algorithms are some of {', '.join(ALGORITHMS)}")
+        if not all(isinstance(name, str) and name for name in ignored):
+            raise Failure("E3108", "a trusted issuer's `ignored_claims` is a list of names")
+        if binding := sorted(RESTRICTING.intersection(ignored)):
+            raise Failure("E3108", f"the claim `{binding[0]}` restricts a token, so it cannot be ignored")
         iss = str(texts["iss"])
         if iss.startswith("did:"):
             raise Failure("E3108", f"`{iss}` is a DID; a trusted issuer has a name or an address of its own")
-        return cls(iss=iss, audience=str(texts["audience"]), algorithms=algorithms, jwks=str(texts["jwks"]))
+        audience, jwks = str(texts["audience"]), str(texts["jwks"])
+        passed_over = INFORMATIONAL.union(ignored)
+        return cls(iss=iss, audience=audience, algorithms=algorithms, jwks=jwks, ignored_claims=passed_over)
 
 
 class TrustedIssuers:
@@ -414,7 +435,14 @@ class FetchedKeys:
         self._why = ""
 
     async def keys(self, kid: str | None = None) -> tuple[PublicKey, ...]:
-        """The keys, fetched again if one of this name is not among them."""
+        """The keys, fetched again if one of this name is not among them.
+
+        A key that is known does not wait for a fetch that somebody else began: an unknown name and a slow host must
+        not hold up others.
+        """
+        known = bool(self._keys) if kid is None else any(key.kid == kid for key in self._keys)
+        if known and self._monotonic() - self._fetched <= (KEEP_S if self._lock.locked() else FRESH_S):
+            return self._keys
         async with self._lock:
             now = self._monotonic()
             wanted = kid is not None and all(key.kid != kid for key in self._keys)

@@ -7,8 +7,12 @@ answered by decision (allow, deny, ask, passthrough), reason and obligations. `a
 An obligation is a condition on a yes. `require_approval` makes it an ask; `alert` and `log` are passed on for the
 gateway to fulfil; one that nobody here can fulfil is a no.
 
-INVARIANT: whatever is not a well-formed answer in time (an error, a redirect, a status other than 200, too many bytes)
-is E3205 and is never remembered. What is remembered stands under everything that was sent, but for the time of asking.
+Each question has a connection of its own. On a connection that is used again, an engine that answers twice would answer
+the next question with what it said of this one.
+
+INVARIANT: whatever is not a well-formed answer in time (an error, a redirect, a status other than 200, too many bytes,
+a name that stands twice in its JSON) is E3205 and is never remembered. What is remembered stands under everything that
+was sent, but for the time of asking.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import orjson
 
+from interlock.authority.keys import strict_json
 from interlock.authority.questions import Memory, Question, expiry
 from interlock.core.clock import Clock, iso
 from interlock.core.context import Caller
@@ -39,7 +44,7 @@ _BEHAVIORS: dict[Any, Behavior] = {name: name for name in ("allow", "deny", "ask
 
 
 class Remote:
-    """An engine behind a URL, over one pool of connections."""
+    """An engine behind a URL."""
 
     def __init__(
         self,
@@ -65,7 +70,10 @@ class Remote:
 
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         # The environment's proxies and credentials are not for this connection.
-        return httpx.AsyncClient(headers=headers, timeout=self._timeout_s, follow_redirects=False, trust_env=False)
+        limits = httpx.Limits(max_keepalive_connections=0)
+        return httpx.AsyncClient(
+            headers=headers, timeout=self._timeout_s, follow_redirects=False, trust_env=False, limits=limits
+        )
 
     def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
         """Nothing: what an engine elsewhere reads of a call is its own affair."""
@@ -147,8 +155,8 @@ class Remote:
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
             raise Failure("E3205", "the policy engine does not answer") from None
         try:
-            document: Any = orjson.loads(answer)
-        except orjson.JSONDecodeError:
+            document: Any = strict_json(answer)
+        except ValueError:
             raise _garbled() from None
         if not isinstance(document, dict):
             raise _garbled()

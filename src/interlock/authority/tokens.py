@@ -5,6 +5,9 @@ first (core/capability has the algebra):
 
     iss aud iat │ sub jti nbf exp tools scopes resources constraints │ act {sub jti nbf exp tools … act {…}}
 
+A claim that is none of these is refused, since it may restrict the token. Of a trusted issuer, claims that only inform
+(authority/keys lists them) and those that the operator names are passed over.
+
 Two kinds of hands may sign one. Our issuer, or one that the operator trusts, answers for the whole chain; where it
 passes a token on, `via` names the keys that vouched for that one. Or the holder of a token passes it on by himself,
 without asking anybody: then `iss` is his DID, the signature is by that DID's key, and `proof` is the token he holds.
@@ -49,6 +52,7 @@ from interlock.authority.keys import (
 )
 from interlock.core.capability import (
     DEEPEST,
+    LINK_CLAIMS,
     Capability,
     Link,
     ToolGrant,
@@ -71,6 +75,11 @@ REMEMBER_S = 60.0
 REMEMBERED = 10_000
 ISSUE_SCOPE = "tokens:issue"
 
+# Claims beside those of a link: of every token, of one that an issuer signed, and of one that its holder passed on.
+_AROUND = frozenset({"iss", "aud", "iat"})
+_OF_ISSUERS = frozenset({"via"})
+_OF_HOLDERS = frozenset({"proof"})
+
 # Which key signed last, beside the keys themselves, so that their loss is noticed.
 SIGNED_BY = "SELECT value FROM fact WHERE name = 'issuer_key'"
 _SIGNS = "INSERT OR REPLACE INTO fact (name, value) VALUES ('issuer_key', ?)"
@@ -84,6 +93,7 @@ class _Proven:
     audience: str
     links: tuple[Link, ...]
     keys: tuple[str, ...]
+    ignored: frozenset[str] = frozenset()  # claims of the issuer's own token that may be passed over
 
     def capability(self, digest: bytes) -> Capability:
         return Capability(digest=digest.hex(), issuer=self.issuer, links=self.links, keys=self.keys)
@@ -236,12 +246,15 @@ class Tokens:
         if is_did(opened.iss):
             parent = await self._parent(opened, above, depth)
             key = await self._holder_key(opened)
-            proven = replace(parent, keys=(*parent.keys, key.kid))
+            proven = replace(parent, keys=(*parent.keys, key.kid), ignored=_OF_HOLDERS)
         else:
             if "proof" in claims:
                 raise Failure("E3203", "the token is malformed: only a token signed by a DID has a `proof`")
             key, proven = await self._issuer_key(opened)
         jws.verify(token, opened, key)
+        # INVARIANT: a restriction that is not understood is not passed over. `cnf` binds a token to a key, for one.
+        if unknown := sorted(claims.keys() - LINK_CLAIMS - _AROUND - proven.ignored):
+            raise Failure("E3203", f"the token has claims that are not understood here: {', '.join(unknown)[:200]}")
         link = self._link(claims, proven.audience)
         if is_did(opened.iss) and not link.jti.startswith(f"{above[-1].jti}/"):
             # Otherwise a holder could take another link's id, and with it its count of uses.
@@ -278,17 +291,19 @@ class Tokens:
         if kid is None:
             raise Failure("E3202", "the token's header names no key (`kid`)")
         if iss == self._issuer:
-            key, name, audience = self._keys.find(kid), kid, self._audience
+            key, name, audience, ignored = self._keys.find(kid), kid, self._audience, _OF_ISSUERS
         else:
             issuer = self._trusted.get(iss)
             if issuer is None:
                 raise Failure("E3202", f"the token's issuer `{iss[:200]}` is not trusted here")
             key, name, audience = await self._trusted.find(iss, kid), f"{iss}#{kid}", issuer.audience
+            ignored = _OF_ISSUERS | issuer.ignored_claims
             if key is not None and key.algorithm not in issuer.algorithms:
                 raise Failure("E3202", f"`{key.algorithm}` is not among the algorithms of the issuer `{iss}`")
         if key is None:
             raise Failure("E3202", "the token is signed by a key that its issuer does not have, or has retired")
-        return key, _Proven(issuer=iss, audience=audience, links=(), keys=(*_via(opened.claims), name))
+        keys = (*_via(opened.claims), name)
+        return key, _Proven(issuer=iss, audience=audience, links=(), keys=keys, ignored=ignored)
 
     def _link(self, claims: Mapping[str, Any], audience: str) -> Link:
         """The token's own link, once the claims around it are in order."""

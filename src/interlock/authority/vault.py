@@ -6,7 +6,8 @@ the operator lists as *issued* are paths of an engine that makes a fresh credent
 these are revoked when their call ends, also when nobody waited for the answer any more.
 
 Nothing is cached: a new value at Vault is what the next call gets. The token comes from a file or an environment
-variable each time it is used, so that an agent may renew it, and is never stored. The client (`hvac`) blocks, so it
+variable each time it is used, so that an agent may renew it, and is never stored. Proxies that the environment names
+are not used. The client (`hvac`) blocks, so it
 runs in a few threads of its own, each with a session that keeps its connection.
 """
 
@@ -167,6 +168,8 @@ class Vault:
                 namespace=self._namespace,
                 allow_redirects=False,
             )
+            # INVARIANT: nothing but the settings leads the token anywhere: no proxy and no .netrc of the environment.
+            client.session.trust_env = False
             self._sessions.append(client.session)
         client.token = token
         return client

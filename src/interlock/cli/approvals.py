@@ -55,7 +55,7 @@ def approvals() -> None:
 async def _found(lock: Interlock, ticket_id: str, token: str | None) -> Ticket:
     who = None if token is None else await acting(lock, token)
     ticket = await lock.approvals.show(ticket_id, by=who)
-    if who is not None and not concerns(ticket, who):
+    if who is not None and not concerns(lock, ticket, who):
         from interlock.approvals.tickets import no_ticket
 
         raise no_ticket(ticket_id)
@@ -74,7 +74,7 @@ async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str 
     interlock approvals list --all --json
     """
     who = None if token is None else await acting(lock, token)
-    found = [one for one in lock.approvals.list(every=every) if who is None or concerns(one, who)]
+    found = [one for one in lock.approvals.list(every=every) if who is None or concerns(lock, one, who)]
 
     def show(page: Page) -> None:
         from interlock.core.words import span

@@ -208,11 +208,11 @@ def document(lock: Interlock, ticket: Ticket) -> Json:
     }
 
 
-def concerns(ticket: Ticket, who: Caller) -> bool:
-    """Whether a ticket is somebody's affair: they asked for it, or may decide on it."""
-    from interlock.service.approvals import concerns
+def concerns(lock: Interlock, ticket: Ticket, who: Caller) -> bool:
+    """Whether a ticket is somebody's affair: they asked for it or may decide on it, and their token covers the call."""
+    from interlock.service.approvals import shows
 
-    return concerns(ticket, who)
+    return shows(lock, ticket, who)
 
 
 # Deciding

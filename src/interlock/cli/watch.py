@@ -114,7 +114,11 @@ class _Watch:
 
     async def _look(self) -> None:
         """Tell what is new since the last look."""
-        waiting = {one.id: one for one in self._lock.approvals.list() if self._everything or concerns(one, self._by)}
+        waiting = {
+            one.id: one
+            for one in self._lock.approvals.list()
+            if self._everything or concerns(self._lock, one, self._by)
+        }
         for ticket_id, before in list(self._known.items()):
             now = waiting.get(ticket_id) or await self._lock.approvals.show(ticket_id)
             if (now.state, now.step) != (before.state, before.step):

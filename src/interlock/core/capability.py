@@ -101,13 +101,15 @@ class Capability:
     issuer: str
     links: tuple[Link, ...]
     keys: tuple[str, ...] = ()
-    # Whether any link bounds more than tools and resources, whether one bounds what calls may cost, and whether one
-    # allows a tool in some of its versions only.
+    # Whether any link names resources, whether one bounds more than tools and resources, whether one bounds what calls
+    # may cost, and whether one allows a tool in some of its versions only.
+    bound: bool = field(init=False, repr=False, compare=False)
     constrained: bool = field(init=False, repr=False, compare=False)
     capped: bool = field(init=False, repr=False, compare=False)
     narrows: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "bound", any(link.resources is not None for link in self.links))
         bounds = [link.constraints for link in self.links]
         object.__setattr__(self, "constrained", any(bounds))
         object.__setattr__(self, "capped", any("max_cost" in one for one in bounds))
@@ -265,7 +267,7 @@ def _points(versions: str) -> frozenset[str]:
 # Reading and writing links
 
 
-_FIELDS = {"sub", "jti", "nbf", "exp", "tools", "scopes", "resources", "constraints", "act"}
+LINK_CLAIMS = frozenset({"sub", "jti", "nbf", "exp", "tools", "scopes", "resources", "constraints", "act"})
 
 
 def read_link(claims: Mapping[str, Any]) -> Link:
@@ -294,7 +296,7 @@ def read_above(act: Any) -> tuple[Link, ...]:
             raise Failure("E3203", "the token is malformed: `act` must be an object")
         claims = cast("Mapping[str, Any]", act)
         # A restriction that nobody understands must not be passed over.
-        if unknown := sorted(claims.keys() - _FIELDS):
+        if unknown := sorted(claims.keys() - LINK_CLAIMS):
             raise Failure("E3203", f"the token is malformed: `act` has unknown claims: {', '.join(unknown)}")
         links.append(read_link(claims))
         if len(links) >= DEEPEST:

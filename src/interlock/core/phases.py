@@ -75,8 +75,8 @@ class Call(Trail):
         "additional_context", "agreed", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
         "detected", "files", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "mappings", "meter",
         "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised",
-        "recorded", "request", "returned", "runs_on", "scope", "span", "started", "started_ms", "task", "tool",
-        "trace_id", "waiter", "warnings", "why",
+        "recorded", "request", "resources", "returned", "runs_on", "scope", "span", "started", "started_ms", "task",
+        "tool", "trace_id", "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -109,6 +109,8 @@ class Call(Trail):
         # intent, credentials on loan, and a meter.
         # What it will change by its manifest, and what an executor saw it change.
         self.predicted: tuple[Change, ...] = ()
+        # The resources its input names, as the record has them; None where none are recorded.
+        self.resources: tuple[str, ...] | None = None
         self.detected: tuple[Change, ...] = ()
         self.approval: str | None = None
         # Who agreed to it, and the digest of the preview they saw.

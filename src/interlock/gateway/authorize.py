@@ -6,6 +6,7 @@ hooks, the policy, and the gate that no configuration can open. Caches are consu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from interlock.approvals.ticket import Ticket
@@ -28,6 +29,9 @@ from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 
 _MOST_COVERED = 50_000
+# Up to what size of input the resources of a call are recorded for tokens that are bound to resources, and how many.
+_LARGEST_NAMED = 16_384
+_MOST_NAMED = 100
 _NO_BUDGET = (0, 0)
 
 
@@ -168,9 +172,26 @@ class Authorizer:
             cover.check_tool(capability, tool.contract, self._environment)
             if len(self._covered) > _MOST_COVERED:
                 self._covered.clear()
-            bound = self._covered[known] = cover.is_bound(capability)
+            bound = self._covered[known] = capability.bound
         if bound:
-            cover.check_resources(capability, tool.contract, checked.permission_input)
+            found = cover.resources_of(tool.contract, checked.permission_input)
+            self._note_resources(checked, found)
+            cover.check_resources(capability, tool.contract, found)
+        elif tool.writes:
+            self._note_resources(checked)
+
+    def _note_resources(self, checked: Checked, found: Sequence[str] | None = None) -> None:
+        """Have the resources of a call recorded, so that tokens below this one see it only where they cover them.
+
+        A call without them is there only for tokens that are not bound to resources.
+        """
+        call = checked.requested.call
+        if found is None and len(checked.requested.model_input) <= _LARGEST_NAMED:
+            try:
+                found = cover.resources_of(checked.requested.tool.contract, checked.permission_input)
+            except Failure:
+                found = None  # this token is not bound to resources, so nothing is refused
+        call.resources = self._observer.resources(call, found) if found and len(found) <= _MOST_NAMED else None
 
     def _fulfil(self, call: Call, decision: Decision) -> None:
         for obligation in decision.obligations:

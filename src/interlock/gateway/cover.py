@@ -6,7 +6,7 @@ Callers are held to it at every call, people who decide on a ticket or agree in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,6 @@ from interlock.core.words import quantity
 
 _RESOURCES = frozenset({"resources"})
 _WILD = frozenset("*?[")
-
-
-def is_bound(capability: Capability) -> bool:
-    """Whether a token is bound to resources."""
-    return any(link.resources is not None for link in capability.links)
 
 
 def check_tool(capability: Capability, contract: Contract, environment: str) -> None:
@@ -39,9 +34,13 @@ def check_tool(capability: Capability, contract: Contract, environment: str) -> 
             raise Failure("E3206", f"the token is not for the environment {environment}")
 
 
-def check_resources(capability: Capability, contract: Contract, arguments: Mapping[str, Any]) -> None:
+def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
+    """The resources that a call with these arguments touches; E3206 for a value that has no normal form."""
+    return facts(contract, arguments, (), _RESOURCES)["resources"]
+
+
+def check_resources(capability: Capability, contract: Contract, found: Sequence[str]) -> None:
     """Refuse (E3206) what lies outside the token's resources; a call must tell at least one that it touches."""
-    found: list[str] = facts(contract, arguments, (), _RESOURCES)["resources"]
     if not found:
         words = f"the token is bound to resources, and {contract.ref} does not tell which it touches"
         raise Failure("E3206", words)
@@ -68,7 +67,7 @@ def check_in_advance(
     whole = ToolGrant(str(contract.id), versions)
     if any(widenings(link, replace(link, tools=(whole,))) for link in capability.links):
         raise Failure("E3204", f"the token does not name all of {whole}")
-    bound = is_bound(capability)
+    bound = capability.bound
     by_class = any("mutation_class" in link.constraints for link in capability.links)
     if (bound or by_class) and versions != contract.version:
         # What another version is and touches, nobody knows.
@@ -76,4 +75,4 @@ def check_in_advance(
     if bound and any(is_range(one) or (isinstance(one, str) and _WILD.intersection(one)) for one in patterns.values()):
         raise Failure("E3206", "the token is bound to resources, so every argument must be written in full")
     if bound:
-        check_resources(capability, contract, patterns)
+        check_resources(capability, contract, resources_of(contract, patterns))

@@ -111,11 +111,12 @@ class Desk:
             contract = self._catalog.resolve(ticket.tool, ticket.version).contract
             cover.check_tool(capability, contract, self._settings.environment)
             cover.check_cost(capability, contract)
-            if cover.is_bound(capability) and ticket.sealed is not None:
+            if capability.bound and ticket.sealed is not None:
                 request = self._waiting(ticket)
                 merged = replace(request, arguments=_merged(request.arguments, edit))
                 checked = await self._gateway.checked(merged)
-                cover.check_resources(capability, contract, checked.permission_input)
+                found = cover.resources_of(contract, checked.permission_input)
+                cover.check_resources(capability, contract, found)
         except Failure as failure:
             return failure
         return None

@@ -6,7 +6,7 @@ import itertools
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from interlock.approvals import tickets
@@ -203,6 +203,17 @@ class Observer:
         """Data that no output schema describes, without anything private in it."""
         shown = self._hide_all(call, self._redactor.value(value).value)
         return self.without(call, shown) if self.hides(call) else shown
+
+    def resources(self, call: Call, found: Sequence[str]) -> tuple[str, ...] | None:
+        """The resources of a call as they may be recorded; None where one holds something private.
+
+        Half of a name would be the name of another resource.
+        """
+        private = self.hidden(call) if self.hides(call) else []
+        if private and any(scrub(one, private)[0] != one for one in found):
+            return None
+        clean = self._redactor
+        return tuple(found) if all(without_credentials(clean, one) == one for one in found) else None
 
     def shown_input(self, call: Call, arguments: Mapping[str, Any]) -> Json:
         """An input as a reviewer may see it: whole, but for what its schema or its name says is private."""

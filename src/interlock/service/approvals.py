@@ -14,6 +14,7 @@ from interlock.approvals.tickets import no_ticket
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.gateway import cover
 from interlock.service.rights import same_place
 from interlock.store.journal import Journal
 
@@ -29,7 +30,7 @@ class Approvals:
 
     def tickets(self, *, by: Caller, every: bool = False) -> list[Json]:
         """What waits for a person, the oldest first; or all there was, the newest first. Only what is one's affair."""
-        return [_ticket_document(one) for one in self._lock.approvals.list(every=every) if self._shows(one, by)]
+        return [_ticket_document(one) for one in self._lock.approvals.list(every=every) if shows(self._lock, one, by)]
 
     async def ticket(self, ticket_id: str, *, by: Caller) -> Json:
         """One ticket, with what a reviewer should read before deciding."""
@@ -56,13 +57,9 @@ class Approvals:
 
     async def _ticket(self, ticket_id: str, by: Caller) -> Ticket:
         ticket = await self._mine(ticket_id, by)
-        if not self._shows(ticket, by):
+        if not shows(self._lock, ticket, by):
             raise no_ticket(ticket_id)
         return ticket
-
-    def _shows(self, ticket: Ticket, by: Caller) -> bool:
-        """Whether a ticket is somebody's affair, and of a tool that the token they come with covers."""
-        return concerns(ticket, by) and self._lock.ownership.reaches(by, ticket.tool, ticket.version)
 
     async def _mine(self, ticket_id: str, by: Caller) -> Ticket:
         """A ticket of the caller's tenant, by its whole id. Who may decide on it the desk says, and records."""
@@ -127,11 +124,24 @@ def caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
 
 def has_part(lock: Interlock, standing: Standing, by: Caller) -> bool:
     """Whether a standing approval is somebody's affair: given by or for them, or theirs to give."""
-    if not same_place(by, standing.tenant):
+    if not same_place(by, standing.tenant) or not _covers(lock, standing, by):
         return False
     return by.acting in (standing.caller, standing.granted_by) or (
         by.tenant == "local" and bool(by.groups & _approvers(lock, standing.tool))
     )
+
+
+def _covers(lock: Interlock, standing: Standing, by: Caller) -> bool:
+    """Whether a token that is bound to resources covers all that was agreed to in advance."""
+    if by.capability is None or not by.capability.bound:
+        return True
+    try:
+        contract = lock.catalog.resolve(standing.tool, standing.versions).contract
+        environment = lock.settings.environment
+        cover.check_in_advance(by.capability, contract, standing.versions, standing.arguments, environment)
+    except Failure:
+        return False
+    return True
 
 
 def _approvers(lock: Interlock, tool: str) -> set[str]:
@@ -142,11 +152,16 @@ def _approvers(lock: Interlock, tool: str) -> set[str]:
     return {step.group for step in (manifest.approval or lock.settings.approval).chain}
 
 
-def concerns(ticket: Ticket, by: Caller) -> bool:
-    """Whether a ticket is somebody's affair: they asked for it, or may decide on it."""
+def shows(lock: Interlock, ticket: Ticket, by: Caller) -> bool:
+    """Whether a ticket is somebody's affair: they asked for it or may decide on it, and their token covers the call."""
     if not same_place(by, ticket.tenant):
         return False
-    return by.acting in (ticket.requester, ticket.caller) or bool(by.groups.intersection(ticket.approvers))
+    if by.acting not in (ticket.requester, ticket.caller) and not by.groups.intersection(ticket.approvers):
+        return False
+    facts: Json = {**ticket.head, "toolId": ticket.tool, "version": ticket.version}
+    if ticket.changed is not None:
+        facts.pop("resources", None)  # the reviewer may have named others
+    return lock.ownership.reaches(by, facts)
 
 
 def told(journal: Journal, ticket: Ticket) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from interlock.audit.invocations import invocation_of
@@ -72,7 +73,7 @@ class Calls:
     def __init__(self, lock: Interlock) -> None:
         self._lock = lock
         self._running: dict[str, tuple[Caller, Ask, asyncio.Task[Result]]] = {}
-        self._kept: OrderedDict[str, tuple[Owner, Result]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Caller, Result]] = OrderedDict()
         self._trails = Trails(lock.listen)
 
     # Making
@@ -125,8 +126,8 @@ class Calls:
         if done.cancelled() or done.exception() is not None:
             return
         owner = _owner(caller)
-        self._kept[call_id] = owner, done.result()
-        theirs = [one for one, (whose, _) in self._kept.items() if whose == owner]
+        self._kept[call_id] = caller, done.result()
+        theirs = [one for one, (by, _) in self._kept.items() if _owner(by) == owner]
         if len(theirs) > KEPT_EACH:
             del self._kept[theirs[0]]
         if len(self._kept) > KEPT:
@@ -136,12 +137,13 @@ class Calls:
 
     def result(self, call_id: str, caller: Caller) -> Result | None:
         """The result of a background call of this caller, while it is kept."""
-        owner, result = self._kept.get(call_id, (None, None))
-        if result is None or owner != _owner(caller):
+        by, result = self._kept.get(call_id, (None, None))
+        if by is None or result is None or _owner(by) != _owner(caller):
             return None
         tool, _, version = result.tool.partition("@")
         refused = None if result.error is None else result.error.code
-        if not self._lock.ownership.reaches(caller, tool, version or None, refused):
+        facts = {"toolId": tool, "version": version or None, "error_code": refused}
+        if not self._reaches(call_id, by, caller, facts):
             return None
         if result.pending and self._has_ended(call_id):
             return None  # what was kept is how it stood before a person decided
@@ -152,13 +154,19 @@ class Calls:
         by, ask, _ = self._running.get(call_id, (None, None, None))
         if by is None or ask is None or _owner(by) != _owner(caller):
             return False
+        facts: Json = {}  # without a version it is about to be refused, as every caller's call of it would be
+        with suppress(Failure):
+            row = self._lock.catalog.resolve(ask.tool, ask.version, by.capability).row
+            facts = {"toolId": row.address, "version": row.version}
+        return self._reaches(call_id, by, caller, facts)
+
+    def _reaches(self, call_id: str, by: Caller, caller: Caller, facts: Json) -> bool:
+        """Whether a call that `by` made in the background lies within the token of somebody else of the same owner."""
         if by is caller or by.capability == caller.capability:
             return True
-        try:
-            row = self._lock.catalog.resolve(ask.tool, ask.version, by.capability).row
-        except Failure:
-            return True  # it is about to be refused, as every caller's call of it would be
-        return self._lock.ownership.reaches(caller, row.address, row.version)
+        if caller.capability is not None and caller.capability.bound:
+            return self._lock.ownership.has_call(caller, call_id)  # the journal alone knows the call's resources
+        return self._lock.ownership.reaches(caller, facts)
 
     def _has_ended(self, call_id: str) -> bool:
         rows = self._lock.journal.read("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed' LIMIT 1", (call_id,))

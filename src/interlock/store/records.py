@@ -61,6 +61,11 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
         record["session"] = request.session
     if request.task is not None:
         record["task"] = request.task
+    if call.resources is not None:
+        record["resources"] = list(call.resources)
+    if caller is not None and caller.capability is not None and caller.capability.bound:
+        # Its holder finds the call again by the token, even where the call named no resource.
+        record["token"] = caller.capability.leaf.jti
     return record
 
 
@@ -141,6 +146,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
         or request.key is not None
         or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.approval is not None or request.task is not None
+        or (caller.capability is not None and caller.capability.bound)
     ):  # fmt: skip
         # Facts that only some records hold.
         return _closed_at_length(call, at_ms, latency_ms, source, verified)

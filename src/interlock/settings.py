@@ -76,6 +76,10 @@ class Settings(pydantic.BaseModel):
         Approval(),  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
         description="who is asked, how far that is carried up, and when silence becomes a no; tools may say otherwise",
     )
+    four_eyes: Literal["irreversible", "always", "never"] = pydantic.Field(
+        "irreversible",
+        description="for which calls nobody on whose behalf they were asked for may decide; who asked never may",
+    )
     max_waiting: int = pydantic.Field(100, ge=1, description="how many calls of one requester may wait for a person")
     resume_approved: bool = pydantic.Field(
         False, description="go on with approved calls in this process, whoever made them; a server does"

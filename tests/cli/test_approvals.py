@@ -329,6 +329,37 @@ def test_silence_is_a_no(desk: Cli, cast: Cast) -> None:
 # Who may decide
 
 
+def test_the_environment_does_not_make_anybody_somebody_else(desk: Cli) -> None:
+    mine = desk.ask(*MAIL)["pending"]["ticketId"]
+    posing = replace(desk, extra=dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "boss"))
+    code, message = refusal(posing("approvals", "approve", mine, "--json"))
+    assert code == "E3206"
+    assert "asked for this call" in message
+    assert "boss" not in message
+
+
+def test_a_person_who_states_on_record_that_they_are_alone_decides_on_their_own_calls(desk: Cli, cast: Cast) -> None:
+    mine = desk.ask(*MAIL)["pending"]["ticketId"]
+    assert refusal(desk("approvals", "approve", mine, "--json"))[0] == "E3206"
+    assert refusal(holding(desk, cast.bob)("approvals", "alone", "--json"))[0] == "E3206"
+    assert desk.ask("approvals", "alone", "--reason", "my own laptop")["alone"] is True
+    assert "may decide on their own calls" in desk("doctor").out
+    assert desk.ask("approvals", "approve", mine)["status"] == "APPROVED"
+    (record,) = [one for one in records(desk, "approval") if one["act"] == "approved"]
+    assert record["alone"] is True
+    assert desk.ask("approvals", "alone", "--end")["alone"] is False
+    again = desk.ask(*MAIL[:-1], "another")["pending"]["ticketId"]
+    assert refusal(desk("approvals", "approve", again, "--json"))[0] == "E3206"
+    assert "may decide on their own calls" not in desk("doctor").out
+    assert desk("audit", "verify").code == 0
+
+
+def records(desk: Cli, kind: str) -> list[Json]:
+    with sqlite3.connect(desk.home / "interlock.db") as store:
+        rows = store.execute("SELECT body FROM journal WHERE kind = ? ORDER BY seq", (kind,)).fetchall()
+    return [json.loads(body) for (body,) in rows]
+
+
 @pytest.mark.supports("HITL-06")
 def test_only_a_person_who_was_asked_and_did_not_ask_may_decide(desk: Cli, cast: Cast) -> None:
     mine = desk.ask(*MAIL)["pending"]["ticketId"]

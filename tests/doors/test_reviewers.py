@@ -289,3 +289,23 @@ async def test_a_standing_approval_that_was_bent_in_its_row_does_not_count(world
     tamper(world, f"UPDATE standing SET {change}")
     refused(await go_on(world, "front-desk"), 403, "E3209")
     assert sample.world.runs == 1
+
+
+async def test_nobody_on_whose_behalf_an_irreversible_call_is_asked_for_decides_on_it(world: World) -> None:
+    await world.identity("carol", "human", groups=frozenset({"approvers"}))
+    carol, agent = await world.token("carol"), await world.token("scout", user="carol")
+    ticket = await ask(world, "press", by=agent)
+    for decision in ("approve", "deny"):
+        envelope = refused(await world.post(f"{ticket}/{decision}", by=carol), 403, "E3206")
+        assert "on whose behalf" in envelope["humanMessage"]
+    assert {one["by"] for one in approvals(world, "refused")} == {did("carol")}
+    assert (await world.post(f"{ticket}/approve", by="boss")).json()["status"] == "APPROVED"
+
+
+async def test_four_eyes_can_be_left_to_those_who_did_not_ask(world: World) -> None:
+    await world.identity("carol", "human", groups=frozenset({"approvers"}))
+    carol, agent = await world.token("carol"), await world.token("scout", user="carol")
+    ticket = await ask(world, "press", by=agent)
+    lax = world.lock.settings.model_copy(update={"four_eyes": "never"})
+    world.lock.approvals._settings = lax  # pyright: ignore[reportPrivateUsage] - as if it were opened so
+    assert (await world.post(f"{ticket}/approve", by=carol)).json()["status"] == "APPROVED"

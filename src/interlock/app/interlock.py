@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import itertools
 import os
+import pwd
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -646,7 +646,9 @@ def _with_options(result: Result, named: Mapping[str, Any]) -> Result:
 
 
 def _user() -> str:
+    """The local user's name, from the kernel's user id. The environment (LOGNAME, USER) names whom it likes."""
+    uid = os.getuid()
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import orjson
 
-from interlock.approvals.reviewers import is_person, signature, speaks_for
+from interlock.approvals.reviewers import FourEyes, behind, is_alone, is_person, signature, speaks_for
 from interlock.approvals.ticket import COLUMNS, Ticket, TicketState, from_row
 from interlock.core.clock import iso
 from interlock.core.context import Caller
@@ -213,7 +213,9 @@ class Edit:
     preview: Json
 
 
-def consider(ticket_id: str, by: Caller, outside: Failure | None = None) -> Unit[Ticket | Refused]:
+def consider(
+    ticket_id: str, by: Caller, outside: Failure | None = None, four_eyes: FourEyes = "irreversible"
+) -> Unit[Ticket | Refused]:
     """A unit that hands a ticket to a person to decide on. Whoever may not is refused, and that is on record too.
 
     `outside` tells why the person's own token does not reach so far.
@@ -228,7 +230,7 @@ def consider(ticket_id: str, by: Caller, outside: Failure | None = None) -> Unit
                 why=f"the ticket belongs to {ticket.tenant}, and {by.id} does not",
             )  # fmt: skip
             return Refused(no_ticket(ticket_id))
-        failure = _may_not(ticket, by) or outside
+        failure = _own(transaction, ticket, by, four_eyes) or _may_not(ticket, by) or outside
         return ticket if failure is None else _refused(transaction, ticket, by, failure)
 
     return unit
@@ -242,6 +244,7 @@ def resolve(
     comment: str,
     edit: Edit | None = None,
     outside: Failure | None = None,
+    four_eyes: FourEyes = "irreversible",
     claims: Sequence[Callable[[Transaction], None]] = (),
 ) -> Unit[Ticket | Refused]:
     """A unit in which a person says yes or no.
@@ -250,7 +253,7 @@ def resolve(
     """
 
     def unit(transaction: Transaction) -> Ticket | Refused:
-        ticket = consider(ticket_id, by, outside)(transaction)
+        ticket = consider(ticket_id, by, outside, four_eyes)(transaction)
         if isinstance(ticket, Refused):
             return ticket
         try:
@@ -260,6 +263,8 @@ def resolve(
             return _refused(transaction, ticket, by, failure)
         state: TicketState = "APPROVED" if approve else "DENIED"
         facts: Json = {**signature(by), "comment": comment, **ticket.terms(), "expiresAt": iso(ticket.expires_ms)}
+        if {by.id, by.acting} & {ticket.requester, *behind(ticket.head, ticket.caller, four_eyes)}:
+            facts["alone"] = True  # nobody else was there to decide, by their own statement
         if edit is not None:
             facts |= {"user_modified": True, "edited": edit.shown, "editedDigest": edit.digest}
         sealed = None if edit is None else edit.sealed
@@ -281,12 +286,25 @@ def _refused(transaction: Transaction, ticket: Ticket, by: Caller, failure: Fail
     return Refused(failure)
 
 
+def _own(transaction: Transaction, ticket: Ticket, by: Caller, four_eyes: FourEyes) -> Failure | None:
+    """The refusal of a person who would decide on their own call, unless they are alone here and have said so."""
+    asked = ticket.requester in (by.id, by.acting)
+    if not is_person(by) or not (asked or {by.id, by.acting} & behind(ticket.head, ticket.caller, four_eyes)):
+        return None
+    if is_alone(transaction.all, by):
+        return None
+    why = "asked for this call" if asked else "is one of those on whose behalf this call was asked for"
+    return Failure(
+        "E3206",
+        f"{by.id} {why}, so somebody else must decide on it",
+        resolution="ask another approver; if you are the only person here, say so once: interlock approvals alone",
+    )
+
+
 def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
-    # INVARIANT: only a person in a group that was told may decide, and never whoever asked.
+    # INVARIANT: only a person in a group that was told may decide.
     if not is_person(by):
         return Failure("E3206", "only a person can decide on a ticket; an agent never can")
-    if ticket.requester in (by.id, by.acting):
-        return Failure("E3206", f"{by.id} asked for this call, so somebody else must decide on it")
     if not by.groups.intersection(ticket.approvers):
         groups = " or ".join(ticket.approvers)
         return Failure("E3206", f"{by.id} is not among those who were asked; a member of {groups} can decide")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from interlock.cli.command import Output, acting, as_holder, name_of, over_home, parse_json, parse_span
+from interlock.cli.command import Output, acting, as_holder, name_of, over_home, parse_json, parse_span, refuse_token
 from interlock.cli.tickets import (
     asker,
     concerns,
@@ -285,6 +285,28 @@ async def grant(
         page.facts(_bounds(lock, standing))
 
     out.answer(standing.document(), show)
+    return 0
+
+
+# Alone
+
+
+@approvals.command()
+@click.option("--end", is_flag=True, help="Take it back: from now on somebody else decides on your calls.")
+@click.option("--reason", default="", help="Why; it goes on record.")
+@over_home
+async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
+    """State, on record, that you are the only person on this machine: then you may decide on your own calls.
+
+    \b
+    interlock approvals alone --reason 'my own laptop'
+    interlock approvals alone --end
+    """
+    refuse_token("stating that you are alone")
+    by = lock.caller
+    await lock.approvals.state_alone(by=by, alone=not end, reason=reason)
+    words = "must leave their own calls to others" if end else "may decide on their own calls, by their own statement"
+    out.answer({"caller": by.id, "alone": not end}, lambda page: page.line(f"{by.id} {words}"))
     return 0
 
 

@@ -217,6 +217,7 @@ def _check_journal(home: Home) -> Iterator[Finding]:
         yield from _open_calls(connection)
         if schema == SCHEMA_HEAD:
             yield from _tickets(connection)
+            yield from _alone(connection)
 
 
 def _schema(home: Home, found: str) -> Finding:
@@ -298,6 +299,21 @@ def _open_calls(connection: sqlite3.Connection) -> Iterator[Finding]:
     advice = "look whether they took effect, then settle them: interlock calls reconcile" if unknown else ""
     status: Status = "attention" if unknown else "good"
     yield Finding("calls", status, f"{running} open, {unknown} with unknown outcome", advice)
+
+
+def _alone(connection: sqlite3.Connection) -> Iterator[Finding]:
+    """Tell who decides on their own calls, by their own statement."""
+    import orjson
+
+    rows = connection.execute(
+        "SELECT body, max(seq) FROM journal WHERE call >= 'alone:' AND call < 'alone;' AND kind = 'authority'"
+        " GROUP BY call"
+    )
+    for body, _ in rows:
+        said = orjson.loads(body)
+        if said.get("act") == "alone.stated":
+            what = f"{said['by']} may decide on their own calls: stated {said['timestamp']}"
+            yield Finding("approvals", "good", what, "to end it: interlock approvals alone --end")
 
 
 def _tickets(connection: sqlite3.Connection) -> Iterator[Finding]:

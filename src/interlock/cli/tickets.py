@@ -52,7 +52,8 @@ def show_waiting(lock: Interlock, page: Page, ticket: Ticket) -> None:
     )  # fmt: skip
     facts: list[tuple[str, Cell]] = [("ticket", ticket.id), ("because", ticket.reason)]
     if ticket.state == "PENDING":
-        but = " other than you" if ticket.requester == lock.caller.acting else ""
+        own = ticket.requester == lock.caller.acting and not lock.approvals.is_alone(lock.caller)
+        but = " other than you" if own else ""
         facts += [("next", f"somebody in {groups}{but}: interlock approvals approve {ticket.id}")]
     page.facts([*facts, ("then", f"send the same call again, or: interlock calls resume {ticket.id}")])
 

@@ -174,6 +174,8 @@ class Asking:
         head = records.head("pending", call, now_ms)
         head |= {"states": call.states[:-1], "phases": call.phases, "policy": decision.policy, "rules": decision.rules}
         head["decision"] = {"source": decision.source, "reason": decision.reason}
+        if capability is not None and len(capability.links) > 1:
+            head["onBehalfOf"] = [link.subject for link in capability.links[:-1]]
         return Ticket(
             id=ticket_id(now_ms, self._clock.random_bytes(8)),
             call=call.id,

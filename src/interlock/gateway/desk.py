@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from interlock.approvals import standing, tickets
+from interlock.approvals.reviewers import is_alone, is_person, state_alone
 from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels, Edit, Happening, Refused
@@ -86,6 +87,16 @@ class Desk:
         """Say no. Whoever may say yes may, however narrow their token is: nothing comes of it."""
         return await self._resolve(ticket_id, by, approve=False, comment=comment)
 
+    def is_alone(self, by: Caller) -> bool:
+        """Whether a local person has stated that nobody else decides on this machine."""
+        return is_alone(self._journal.read, by)
+
+    async def state_alone(self, *, by: Caller, alone: bool, reason: str) -> None:
+        """Put on record that a local person decides alone on this machine, or does so no longer."""
+        if by.capability is not None or not is_person(by) or not by.id.startswith("local:"):
+            raise Failure("E3206", "only a person at the command line of this machine can state that they are alone")
+        await self._journal.commit(state_alone(by, alone=alone, reason=reason))
+
     async def withdraw(self, call_id: str, *, by: Caller) -> bool:
         """Take back a call that waits for a person, or was agreed to and has not run. False if none of this id does."""
         ticket = await self._journal.commit(tickets.withdraw(call_id, by.acting))
@@ -97,7 +108,8 @@ class Desk:
 
     async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, **said: Any) -> Ticket:
         claims = uses_of(by.capability) if approve and by.capability is not None else ()
-        unit = tickets.resolve(ticket_id, by, approve=approve, claims=claims, **said)
+        four_eyes = self._settings.four_eyes
+        unit = tickets.resolve(ticket_id, by, approve=approve, claims=claims, four_eyes=four_eyes, **said)
         found = _allowed(await self._journal.commit(unit))
         self._gateway.observer.announce(f"approval.{found.state.lower()}", found.call, found.ref, **found.pending())
         return found
@@ -124,7 +136,8 @@ class Desk:
     async def _edit(self, ticket_id: str, by: Caller, edit: Mapping[str, Any], outside: Failure | None) -> Edit:
         """The input as the reviewer wants it, checked and previewed like any input before it is agreed to."""
         # INVARIANT: what a check says of a private input is told to nobody who may not decide.
-        ticket = _allowed(await self._journal.commit(tickets.consider(ticket_id, by, outside)))
+        four_eyes = self._settings.four_eyes
+        ticket = _allowed(await self._journal.commit(tickets.consider(ticket_id, by, outside, four_eyes)))
         if ticket.operation != "invoke":
             raise Failure("E3411", "what an undo does follows from the call it undoes; agree to it as it is or deny it")
         assert ticket.sealed is not None

@@ -111,3 +111,15 @@ def test_a_tool_that_failed_tells_where_its_cause_is_found(fresh: Cli) -> None:
     assert "interlock --verbose call own.note … under a new key" in again.out
     later = fresh("call", "own.note", '{"text": "later"}', "--key", "n-2")
     assert "retryable after 56 s" in later.out
+
+
+def test_no_line_of_an_upstreams_error_can_be_taken_for_one_of_ours() -> None:
+    import io
+
+    from interlock.cli.render import Page
+    from interlock.core.errors import Failure
+
+    stream = io.StringIO()
+    Page(stream).failure(Failure("E3401", "no\n✓ demo.pay  paid\r\x1b[2Jnext  done"))
+    _, *message = stream.getvalue().split("\n")[:3]
+    assert message == ["  no", "  ✓ demo.pay  paid\\x0d\\x1b[2Jnext  done"]

@@ -15,6 +15,7 @@ from interlock.core.contract import Contract, contract_of
 from interlock.core.errors import Failure
 from interlock.core.manifest import parse_manifest
 from interlock.core.schema import Json, Schema
+from interlock.core.wire_names import provider_name
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
@@ -177,10 +178,10 @@ ADDRESS = st.from_regex(r"[a-z][a-z0-9_-]{0,40}\.[a-z][a-z0-9_]{2,50}", fullmatc
 
 @given(addresses=st.sets(ADDRESS | st.sampled_from(["a__b.cde", "a.b__cde", "a_.bcd", "a.bcd"]), max_size=8))
 def test_every_address_has_a_name_of_its_own_that_providers_take_and_that_leads_back(addresses: set[str]) -> None:
-    names = {formats.wire_name(address) for address in addresses}
+    names = {provider_name(address) for address in addresses}
     assert len(names) == len(addresses)
     for address in addresses:
-        name = formats.wire_name(address)
+        name = provider_name(address)
         assert len(name) <= 64
         assert name.replace("-", "_").isidentifier()
         assert formats.address_of(name, addresses) == address
@@ -213,7 +214,7 @@ def payload(provider: Provider, name: str, arguments: Json) -> Json:
 async def test_a_models_call_is_run_and_answered_in_its_providers_words(lock: Interlock) -> None:
     answers: dict[str, Json] = {}
     for provider in PROVIDERS:
-        name = formats.wire_name("demo.add")
+        name = provider_name("demo.add")
         call = formats.read_call(payload(provider, name, {"a": 2, "b": 3}))
         assert (call.provider, call.arguments, call.id) == (provider, {"a": 2, "b": 3}, "c1")
         result = await lock.call(formats.address_of(call.name, lock.catalog.addresses()), call.arguments)

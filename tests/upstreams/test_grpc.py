@@ -151,6 +151,33 @@ async def test_streamed_answers_are_collected_and_bounded(tmp_path: Path) -> Non
             assert (await failure_of(one, listing.native, arguments={"thingId": 500})).code == "E3416"
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("metadata", "E3416"), ("trailers", "E3416"), ("details", "E3416"), ("their limit", "E3401"), ("rate", "E3504")],
+)
+async def test_a_limit_of_size_is_no_limit_of_rate(tmp_path: Path, kind: str, code: str) -> None:
+    async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
+        get = (await found_in(one))["Get"].native
+
+        async def answer(_: Asked, context: Any) -> Any:
+            long = (("x-long", "y" * 100_000),)
+            if kind == "metadata":
+                await context.send_initial_metadata(long)
+            elif kind == "trailers":
+                context.set_trailing_metadata(long)
+            else:
+                words = {"details": "z" * 50_000, "rate": "slow down"}
+                theirs = "SERVER: Received message larger than max (9 vs. 4)"
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words.get(kind, theirs))
+            return server.message("shop.common.Thing")()
+
+        server.answer = answer
+        failure = await failure_of(one, get, attempts=1)
+        assert failure.code == code, failure.message
+        assert len(server.asked) == 1
+        assert len(failure.message) < 600
+
+
 async def test_an_oversized_answer_is_not_held(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as looking:
         get = (await found_in(looking))["Get"].native

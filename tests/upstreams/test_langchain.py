@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,12 @@ from interlock.core.schema import Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
 from interlock.upstreams.manifests import import_all
+from tests.upstreams.hostile import loop_is_free
+from tests.upstreams.langchain_hostile import HUNG
+from tests.upstreams.servers import remote_call
 
 MODULE = "tests.upstreams.langchain_tools"
+HOSTILE = "tests.upstreams.langchain_hostile"
 
 
 def upstream(module: str = MODULE, **config: Any) -> Connector:
@@ -44,6 +50,53 @@ async def called(tool: str, *, seconds: float = 60.0, **arguments: Any) -> Any:
         credentials={"maps": "key-for-secret-17"},
     )
     return await upstream(credentials={"token": "maps"}).call(call)
+
+
+def _call(tool: str, seconds: float = 60.0) -> RemoteCall:
+    native = {"protocol": "langchain", "module": HOSTILE, "tool": tool}
+    return remote_call(native, left_s=seconds)
+
+
+async def test_tools_that_hang_take_no_thread_but_their_own() -> None:
+    one = upstream(HOSTILE, max_threads=40)
+    await one.discover()
+    loop = asyncio.get_running_loop()
+    with closing(HUNG):
+        hung = await asyncio.gather(*(one.call(_call("hang", 0.5)) for _ in range(40)), return_exceptions=True)
+        assert {type(outcome) for outcome in hung} == {Failure}
+        assert {outcome.code for outcome in hung if isinstance(outcome, Failure)} == {"E3503"}
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(lambda: "free") == "free"
+            assert await loop.getaddrinfo("127.0.0.1", 1), "names are still resolved"
+        with pytest.raises(Failure) as full:
+            await one.call(_call("hang"))
+        assert (full.value.code, full.value.details) == ("E3502", {"sent": False})
+        assert "40 threads" in full.value.message
+    outcome: Any = None
+    for _ in range(3000):  # until the threads have ended, which are counted no longer then
+        (outcome,) = await asyncio.gather(one.call(_call("quick")), return_exceptions=True)
+        if outcome == "done":
+            break
+        await asyncio.sleep(0.01)
+    assert outcome == "done"
+
+
+async def test_words_and_values_of_any_size_are_bounded() -> None:
+    one = upstream(HOSTILE)
+    await one.discover()
+    async with loop_is_free():
+        with pytest.raises(Failure) as words:
+            await one.call(_call("complain"))
+        with pytest.raises(Failure) as values:
+            await one.call(_call("many"))
+        with pytest.raises(Failure) as large:
+            await one.call(_call("large"))
+        with pytest.raises(Failure) as ended:
+            await one.call(_call("leave"))
+    assert (words.value.code, len(words.value.message) < 600) == ("E3401", True)
+    assert (values.value.code, "max_response_values" in values.value.message) == ("E3416", True)
+    assert (large.value.code, "max_response_bytes" in large.value.message) == ("E3416", True)
+    assert ended.value.code == "E3401"
 
 
 @pytest.mark.proves("EXEC-12")

@@ -35,6 +35,11 @@ def clean(text: str) -> str:
     return _UNSAFE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
+def indented(text: str) -> Text:
+    """A message as it stands below its heading. No line of it can be taken for a line of ours: each is indented."""
+    return Text("\n".join(f"  {line}" for line in clean(text).split("\n")))
+
+
 class Page:
     """Lines on a stream."""
 
@@ -91,7 +96,7 @@ class Page:
         self.line(BAD, " ", Text(row.code, "bold"), f"  {row.title}", right=retry_words(failure))
         facts: list[tuple[str, Cell]] = []
         if failure.message != row.title:
-            self.console.print(Text(f"  {clean(failure.message)}"))
+            self.console.print(indented(failure.message))
         if failure.code[:3] == "E38" and home:
             facts.append(("home", home))
         # Here there is no operator with a trace id at hand; there is whoever typed the command.
@@ -118,7 +123,7 @@ class Page:
         if faults:
             self.table([(Text(f"  {name}", "bold"), message) for name, message in faults])
             return
-        self.console.print(Text(f"  {clean(failure.message)}"))
+        self.console.print(indented(failure.message))
         self.facts([("next", _advice(failure, result.tool.partition("@")[0]))])
 
     def _success(self, result: Result) -> None:

@@ -19,6 +19,7 @@ from interlock.core.manifest import Manifest
 from interlock.core.places import Places
 from interlock.core.schema import compile_validator, properties_of, resolve_ref
 from interlock.core.versions import predecessor
+from interlock.core.wire_names import shortened
 from interlock.registry.catalog import Version, bump_epoch
 from interlock.registry.compat import Surface, classify, require_bump
 from interlock.store import records
@@ -233,6 +234,15 @@ def _refuse_collisions(transaction: Transaction, contract: Contract) -> None:
         tool = transaction.one("SELECT address FROM tool_version WHERE address = ?", (name,))
         if other is not None or (tool is not None and name != address):
             raise Failure("E3103", f"the alias `{name}` collides with {(other or tool)[0]}")
+    if names := shortened(address):
+        for (other,) in transaction.all("SELECT DISTINCT address FROM tool_version WHERE address != ?", (address,)):
+            if names & shortened(other):
+                raise Failure("E3103", same_name(address, other))
+
+
+def same_name(address: str, other: str) -> str:
+    """Why a tool is not admitted whose name on the wire another tool has."""
+    return f"`{address}` would be shown to clients under the same shortened name as `{other}`; give it a shorter id"
 
 
 def record_evidence(transaction: Transaction, evidence: Evidence) -> None:

@@ -13,7 +13,6 @@ The gateway checks arguments by the contract as ever, strict or not.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,29 +25,17 @@ from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.core.schema import Json, properties_of, resolve_ref
+from interlock.core.wire_names import provider_name
 from interlock.upstreams.schemas import rewrite
 
 Provider = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
 
 # ── names ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_LONGEST_NAME = 64
-
-
-def wire_name(address: str) -> str:
-    """An address as providers take names: no dot, at most 64 characters. No two addresses share one."""
-    namespace, _, name = address.partition(".")
-    plain = f"{namespace}__{name}"
-    if len(plain) <= _LONGEST_NAME and plain.count("__") == 1 and not namespace.endswith("_"):
-        return plain
-    # The shortened form has single underscores only, so that it cannot be taken for a plain one.
-    mark = hashlib.sha256(address.encode()).hexdigest()[:12]
-    return f"{re.sub('_+', '_', plain)[: _LONGEST_NAME - 13].rstrip('_')}_{mark}"
-
 
 def address_of(name: str, addresses: Iterable[str]) -> str:
     """The address behind a provider's name; E3101 for one that was never given out."""
-    known = {wire_name(address): address for address in addresses}
+    known = {provider_name(address): address for address in addresses}
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
@@ -64,7 +51,7 @@ def declare(contract: Contract, provider: Provider, *, strict: bool = False, def
     `strict` is said where the schema has a strict form. `defer_loading` is said where the provider knows of it; the
     others get the whole tool.
     """
-    name, words = wire_name(str(contract.id)), contract.manifest.description
+    name, words = provider_name(str(contract.id)), contract.manifest.description
     schema = contract.input.model_facing
     narrow = strict_form(schema) if strict and provider != "gemini" else None
     shown = schema if narrow is None else narrow

@@ -128,7 +128,8 @@ class GrpcUpstream:
             if isinstance(files, str):
                 refused.append((service, files))
                 continue
-            for method, found in protobuf.definitions(service, files):
+            # Thousands of messages may be described here, and every one is written as a schema.
+            for method, found in await in_thread(protobuf.all_definitions, service, files):
                 if isinstance(found, str):
                     refused.append((method, found))
                 else:
@@ -220,8 +221,14 @@ class GrpcUpstream:
         said = wire.excerpt(words, lent)
         details: Json = {"status": code.name, "sent": True, "body": said}
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            if "Received message larger than max" in words:  # our own limit, which gRPC reports like theirs
+            # Limits of size are reported like limits of rate, by our own library and by theirs.
+            if "CLIENT: Received message larger than max" in words:
                 return self._intake.too_large()
+            if "received metadata size exceeds" in words:
+                return Failure("E3416", f"`{self._name}` answered with more metadata than gRPC takes, which is 16 KiB")
+            if "message larger than max" in words:
+                refused = f"`{self._name}` does not take a request of this size: {said}"
+                return Failure("E3401", refused, details=details, native_error_ref=f"grpc:{code.name}")
             pause_ms = _pause_ms(error)
             return Failure(
                 "E3504", f"`{self._name}` is asked too often", details=details, retry_after_ms=pause_ms,

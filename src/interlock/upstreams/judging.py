@@ -15,6 +15,7 @@ from interlock.core.connector import Discovered
 from interlock.core.declare import Tool, from_upstream
 from interlock.core.errors import Failure
 from interlock.core.manifest import Manifest
+from interlock.core.wire_names import shortened
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog, contract_digest
@@ -49,7 +50,27 @@ def judge(
     )
     offered = [_offered(known, one) for one in imported]
     taken = book.foreign(read, known.origin, {one.address for one in offered})
+    offered = _distinct(read, offered)
     return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
+
+
+def _distinct(read: Read, offered: list[Offered]) -> list[Offered]:
+    """INVARIANT: no tool is admitted that clients would see under the shortened name of another."""
+    mine = {one.address: shortened(one.address) for one in offered if one.address}
+    if not any(mine.values()):
+        return offered
+    there = {str(address) for (address,) in read("SELECT DISTINCT address FROM tool_version")}
+    owners = {name: address for address in sorted(there) for name in shortened(address)}
+    judged: list[Offered] = []
+    for one in offered:
+        names = mine.get(one.address, frozenset())
+        other = next((owners[name] for name in names if owners.get(name, one.address) != one.address), None)
+        if other is None:
+            owners |= dict.fromkeys(names, one.address)
+        else:
+            one = replace(one, state="refused", manifest=None, reason=admission.same_name(one.address, other))
+        judged.append(one)
+    return judged
 
 
 def _offered(known: Upstream, imported: Imported) -> Offered:

@@ -1,16 +1,22 @@
 """LangChain tools as an upstream: found in a Python module, run in this process, under Interlock's deadline.
 
-The tools are the operator's own code, loaded when first needed. What they say when they fail may hold anything, so
+The tools are the operator's own code, loaded when first needed. Those that are plain functions run in threads of their
+own: one that never ends takes a thread of this upstream and of nothing else, up to a bound, after which calls fail at
+once. No thread keeps the process from ending. What they say when they fail may hold anything, so
 only a ToolException's words, which are meant for the model, are passed on; of any other only its type is told.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, Field
@@ -21,10 +27,13 @@ from interlock.core.errors import Failure
 from interlock.core.manifest import Part
 from interlock.core.schema import Json
 from interlock.upstreams import wire
+from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES, Intake
 from interlock.upstreams.manifests import definition_digest
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
+
+T = TypeVar("T")
 
 # LangChain does not say what a tool returns: text mostly, and any JSON in general.
 RESULT_SCHEMA: Json = {
@@ -38,6 +47,9 @@ class LangChainConfig(Part):
 
     module: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=500)
     credentials: dict[str, str] = Field(default_factory=dict[str, str])
+    max_threads: int = Field(64, ge=1, le=1000)
+    max_response_bytes: int = Field(MAX_BYTES, ge=1, le=1_073_741_824)
+    max_response_values: int = Field(MAX_VALUES, ge=1, le=100_000_000)
 
 
 class LangChainUpstream:
@@ -53,6 +65,8 @@ class LangChainUpstream:
         self._on_change = on_change
         self._module = config.module
         self._lent = config.credentials
+        self._intake = Intake(name, config.max_response_bytes, config.max_response_values)
+        self._threads = _Threads(name, config.max_threads)
         self._tools: dict[str, BaseTool] | None = None
         self._digests: dict[str, str] = {}
 
@@ -83,19 +97,25 @@ class LangChainUpstream:
         bare = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
         lent = {name: call.credentials[secret] for name, secret in self._lent.items() if secret in call.credentials}
         known = {"credentials": lent, "invocation_id": call.invocation_id, "key": call.key}
+        config: Any = {"configurable": known, "callbacks": []}
         limit = asyncio.timeout(call.left_s)
         try:
             async with limit:
-                value: Any = await bare.ainvoke(dict(call.arguments), {"configurable": known, "callbacks": []})
+                if _is_plain(bare):
+                    data = await self._threads.run(lambda: _dumped_json(bare.invoke(dict(call.arguments), config)))
+                else:
+                    data = _dumped_json(await bare.ainvoke(dict(call.arguments), config))
+                return await self._intake.json(data)
         except Failure:
             raise
+        except _NoJson as error:
+            raise Failure("E3401", f"`{name}` returned a {error}, which JSON cannot hold") from None
         except ToolException as error:
             raise Failure("E3401", f"`{name}` failed: {wire.excerpt(str(error), call)}") from None
         except Exception as error:  # noqa: BLE001 - the edge of somebody else's code
             if limit.expired():
                 raise Failure("E3503", f"`{name}` gave no answer in time") from None
             raise Failure("E3401", f"`{name}` failed with {type(error).__name__}") from None
-        return _as_json(name, value)
 
     def _digest(self, tool: BaseTool) -> str:
         if tool.name not in self._digests:
@@ -117,7 +137,7 @@ class LangChainUpstream:
     async def _loaded(self, *, again: bool = False) -> dict[str, BaseTool]:
         if self._tools is None or again:
             # Importing may take long, and does not wait for the loop.
-            self._tools, self._digests = await asyncio.to_thread(_load, self._module), {}
+            self._tools, self._digests = await self._threads.run(partial(_load, self._module)), {}
         return self._tools
 
 
@@ -159,12 +179,71 @@ def _definition(module: str, tool: BaseTool) -> Definition:
     )
 
 
-def _as_json(name: str, value: Any) -> Any:
-    """The value as JSON has it: models are dumped; what JSON cannot hold is a failure of the tool."""
+class _Threads:
+    """Threads for work that may never end. Each is a daemon, and there are never more than a bound."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._running = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The value of `work`, or its exception. Whoever stops waiting leaves the thread behind, which is counted."""
+        if self._running >= self._most:
+            words = f"all {self._most} threads of `{self._name}` are taken by calls that have not ended"
+            raise Failure(
+                "E3502",
+                words,
+                details={"sent": False},
+                resolution="find the tool that hangs and restart the server; max_threads sets how many there may be",
+            )
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+
+        def done(value: T | None, error: BaseException | None) -> None:
+            self._running -= 1
+            if not outcome.done():
+                outcome.set_result((value, error))
+
+        def body() -> None:
+            value, error = None, None
+            try:
+                value = work()
+            except BaseException as raised:  # noqa: BLE001 - told to whoever waits
+                error = raised
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                loop.call_soon_threadsafe(done, value, error)
+
+        self._running += 1
+        run = partial(contextvars.copy_context().run, body)
+        threading.Thread(target=run, name=f"interlock-langchain-{self._name}", daemon=True).start()
+        value, error = await outcome
+        if error is None:
+            return cast("T", value)
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise error
+        raise RuntimeError(type(error).__name__)  # SystemExit and its like end a call, not the server
+
+
+def _is_plain(tool: BaseTool) -> bool:
+    """Whether a tool has nothing to await, so that LangChain would run it in the loop's default threads."""
+    from langchain_core.tools import BaseTool, StructuredTool, Tool
+
+    if isinstance(tool, StructuredTool | Tool):
+        return tool.coroutine is None
+    return type(tool)._arun is BaseTool._arun  # pyright: ignore[reportPrivateUsage] - the method that authors override
+
+
+class _NoJson(Exception):  # noqa: N818 - never leaves this module
+    """A tool returned what JSON cannot hold; the name of its type."""
+
+
+def _dumped_json(value: Any) -> bytes:
+    """The value as JSON: models are dumped; anything else that JSON cannot hold is a failure of the tool."""
     try:
-        return orjson.loads(orjson.dumps(value, default=_dumped))
+        return orjson.dumps(value, default=_dumped)
     except (TypeError, orjson.JSONEncodeError):
-        raise Failure("E3401", f"`{name}` returned a {type(value).__name__}, which JSON cannot hold") from None
+        raise _NoJson(type(value).__name__) from None
 
 
 def _dumped(value: Any) -> Any:

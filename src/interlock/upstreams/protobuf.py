@@ -252,6 +252,11 @@ def definitions(service: str, files: Mapping[str, FileDescriptorProto]) -> Itera
             yield method.full_name, "its messages cannot be described"
 
 
+def all_definitions(service: str, files: Mapping[str, FileDescriptorProto]) -> list[tuple[str, Definition | str]]:
+    """All of them at once, for a thread."""
+    return list(definitions(service, files))
+
+
 def _closure(service: str, files: Mapping[str, FileDescriptorProto]) -> list[FileDescriptorProto]:
     """The file of a service and all that it needs."""
     found: dict[str, FileDescriptorProto] = {}

@@ -9,29 +9,18 @@ there. The plain address is understood as well.
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 import orjson
 
 from interlock.core.clock import Clock
+from interlock.core.wire_names import LONGEST, mcp_name
 from interlock.store.journal import Journal
 
-LONGEST = 64
 STALE_AFTER_S = 0.2
-_DIGEST = 16
 _KEPT, _LONG = 1000, 200
 _FITTING = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _SHORTENED = re.compile(r"-[0-9A-F]{16}\Z")
-
-
-def shown(address: str) -> str:
-    """The name of a tool that has no other."""
-    name = address.replace(".", "-", 1)
-    if len(name) <= LONGEST:
-        return name
-    digest = hashlib.sha256(address.encode()).hexdigest()[:_DIGEST].upper()
-    return f"{name[: LONGEST - _DIGEST - 1]}-{digest}"
 
 
 class Names:
@@ -49,7 +38,7 @@ class Names:
     def of(self, address: str) -> str:
         """What a tool is called."""
         self._refresh()
-        return self._own.get(address) or shown(address)
+        return self._own.get(address) or mcp_name(address)
 
     def address(self, name: str) -> str:
         """The address that a name stands for; a name that stands for nothing comes back as it is."""
@@ -74,7 +63,7 @@ class Names:
         self._epoch = epoch
         long = self._journal.read("SELECT DISTINCT address FROM tool_version WHERE length(address) > ?", (LONGEST,))
         self._own = self._without_prefix()
-        self._looked_up = {shown(address): address for (address,) in long}
+        self._looked_up = {mcp_name(address): address for (address,) in long}
         self._looked_up |= {name: address for address, name in self._own.items()}
 
     def _without_prefix(self) -> dict[str, str]:
@@ -85,7 +74,7 @@ class Names:
         )
         own: dict[str, str] = {}
         # INVARIANT: no upstream takes the name under which another tool is known.
-        taken = {shown(address) for (address,) in self._journal.read("SELECT DISTINCT address FROM tool_version")}
+        taken = {mcp_name(address) for (address,) in self._journal.read("SELECT DISTINCT address FROM tool_version")}
         for name, address, config in rows:
             # A name that looks like a shortened one could come to mean another tool.
             fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken

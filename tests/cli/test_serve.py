@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
 import signal
 import socket
 import ssl
@@ -192,6 +194,70 @@ def test_what_tools_print_never_reaches_a_client_and_a_call_in_flight_is_answere
         out, err = process.communicate(timeout=PATIENCE_S)
         assert (out, process.returncode) == (b"", 0)
         assert b"so may tools" in said + err
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _stdio(cli: Cli) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*INTERLOCK, "serve", "--stdio"],
+        env=cli.environment, cwd=cli.path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def _said(process: subprocess.Popen[bytes], *messages: Json) -> None:
+    assert process.stdin is not None
+    for message in messages:
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+    process.stdin.flush()
+
+
+def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_served(cli: Cli) -> None:
+    process = _stdio(cli)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        _said(process, HELLO)
+        assert json.loads(process.stdout.readline())["id"] == 0
+        process.stdin.write(b'{"jsonrpc": "2.0", "id": 7, "method": "ping", "params": {"x": "' + b"y" * 20_000_000)
+        process.stdin.write(b'"}}\n')
+        _said(process, {"id": 8, "method": "ping"})
+        refused, served = (json.loads(process.stdout.readline()) for _ in range(2))
+        assert (refused["id"], refused["error"]["data"]["error_code"]) == (7, "E3309")
+        assert (served["id"], served["result"]) == (8, {})
+        out, _ = process.communicate(timeout=PATIENCE_S)
+        assert (out, process.returncode) == (b"", 0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_client_that_does_not_read_neither_fills_the_memory_nor_keeps_the_server_from_ending(cli: Cli) -> None:
+    process = _stdio(cli)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        _said(process, HELLO)
+        assert json.loads(process.stdout.readline())["id"] == 0
+        # Both pipes are filled: more answers than a pipe holds, and then more requests than are read meanwhile.
+        os.set_blocking(process.stdin.fileno(), False)
+        lists = b"".join(
+            json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/list", "params": {}}).encode() + b"\n"
+            for number in range(1, 1000)
+        )
+        written = 0
+        idle = 0
+        while idle < 20 and written < 30_000_000:
+            try:
+                written += os.write(process.stdin.fileno(), lists)
+                idle = 0
+            except BlockingIOError:
+                idle += 1
+                select.select([], [process.stdin], [], 0.25)
+        assert written < 5_000_000, "it stops reading"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()

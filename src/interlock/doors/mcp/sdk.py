@@ -34,7 +34,7 @@ from interlock.core.connector import ALONE, Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, read_body, refuse, replay
+from interlock.doors.asgi import Disconnected, read_body, refuse, replay, too_large
 from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.changes import Changes
@@ -264,12 +264,11 @@ class Sdk:
 
     async def run_stdio(self, caller: Callable[[], Awaitable[Caller]]) -> None:
         """Serve one client over this process's own input and output, until it goes."""
-        from mcp.server.stdio import stdio_server
+        from interlock.doors.mcp.stdio import stdio_streams
 
         self.stdio_caller = caller
         try:
-            # Outputs are held back in a buffer; what is written to ours must have left before the client's is put back.
-            async with stdio_server() as (reading, writing):
+            async with stdio_streams(self._max_body, too_large(self._max_body), no_trace()) as (reading, writing):
                 with contextlib.redirect_stdout(sys.stderr):
                     await self.server.run(reading, writing, self.server.create_initialization_options())
         finally:

@@ -14,7 +14,8 @@ import re
 import orjson
 
 from interlock.core.clock import Clock
-from interlock.core.wire_names import LONGEST, mcp_name
+from interlock.core.wire_names import LONGEST
+from interlock.core.wire_names import mcp_name as shown
 from interlock.store.journal import Journal
 
 STALE_AFTER_S = 0.2
@@ -38,7 +39,7 @@ class Names:
     def of(self, address: str) -> str:
         """What a tool is called."""
         self._refresh()
-        return self._own.get(address) or mcp_name(address)
+        return self._own.get(address) or shown(address)
 
     def address(self, name: str) -> str:
         """The address that a name stands for; a name that stands for nothing comes back as it is."""
@@ -63,7 +64,7 @@ class Names:
         self._epoch = epoch
         long = self._journal.read("SELECT DISTINCT address FROM tool_version WHERE length(address) > ?", (LONGEST,))
         self._own = self._without_prefix()
-        self._looked_up = {mcp_name(address): address for (address,) in long}
+        self._looked_up = {shown(address): address for (address,) in long}
         self._looked_up |= {name: address for address, name in self._own.items()}
 
     def _without_prefix(self) -> dict[str, str]:
@@ -74,7 +75,7 @@ class Names:
         )
         own: dict[str, str] = {}
         # INVARIANT: no upstream takes the name under which another tool is known.
-        taken = {mcp_name(address) for (address,) in self._journal.read("SELECT DISTINCT address FROM tool_version")}
+        taken = {shown(address) for (address,) in self._journal.read("SELECT DISTINCT address FROM tool_version")}
         for name, address, config in rows:
             # A name that looks like a shortened one could come to mean another tool.
             fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken

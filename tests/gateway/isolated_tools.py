@@ -56,6 +56,28 @@ def attempt(what: What) -> str:
     return "nothing"
 
 
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
+    effects=[Effect("x:a", "UPDATE")], estimated_cost=1.0,
+)  # fmt: skip
+def forge(frame: What) -> str:
+    """Say something in place of the sandbox: a kind, then a body."""
+    body = frame[1:].encode()
+    os.write(3, frame[:1].encode() + len(body).to_bytes(4, "little") + body)
+    time.sleep(60)
+    return "never"
+
+
+@forge.preview
+def _(frame: str) -> Preview:
+    return Preview(impact=frame)
+
+
+@forge.compensate
+def _(frame: str) -> None:
+    return None
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
 def escape(what: What) -> str:
     """Try to get out, and give back what was found there. Who gets nowhere fails."""

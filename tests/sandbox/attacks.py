@@ -306,7 +306,7 @@ ATTACKS = (
     Attack("half a frame", "os.write(3, b'R\\x09\\x00\\x00\\x00{}'); os._exit(0)", ("no_result",)),
     Attack("a result that is no document", "os.write(3, b'R\\x02\\x00\\x00\\x00[]'); time.sleep(60)", ("no_result",)),
     Attack("a success and then a crash", "os.write(3, b'R\\x0b\\x00\\x00\\x00{\"ok\":true}'); ctypes.string_at(0)", ("crashed",)),
-    Attack("a result too deep", "os.write(3, b'R\\x80\\x84\\x1e\\x00' + b'[' * 2000000); time.sleep(60)", ("no_result",)),
+    Attack("a result too deep", "os.write(3, b'R\\x80\\x84\\x1e\\x00' + b'[' * 2000000); time.sleep(60)", ("limit",)),
     Attack("exiting the interpreter", "sys.exit(0)", ("error",)),
     Attack(
         "a daemon",

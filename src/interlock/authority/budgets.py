@@ -159,6 +159,12 @@ def hold(transaction: Transaction, call_id: str, owner: str, allowances: Sequenc
         )
 
 
+def held_for(transaction: Transaction, call_id: str) -> int:
+    """What a call has set aside. It holds the same amount everywhere, so any of its rows tells it."""
+    row = transaction.one("SELECT amount FROM hold WHERE call = ? LIMIT 1", (call_id,))
+    return 0 if row is None else row[0]
+
+
 def settle(
     transaction: Transaction,
     call_id: str,
@@ -179,10 +185,8 @@ def settle(
         return ()
     held = 0
     if allowances:
-        # A call holds the same amount everywhere, so any of its rows tells it.
-        row = transaction.one("SELECT amount FROM hold WHERE call = ? LIMIT 1", (call_id,))
-        if row is not None:
-            held = row[0]
+        held = held_for(transaction, call_id)
+        if held:
             transaction.execute("DELETE FROM hold WHERE call = ?", (call_id,))
     return _spend(transaction, allowances, total, held)
 

@@ -173,7 +173,7 @@ class Context:
         """Whether the call was cancelled or has run out of time. Long loops in threads should look."""
         return self._cancelled.is_set() or self.remaining_s <= 0
 
-    def progress(self, message: str = "", *, percent: float | None = None, **facts: Any) -> None:
+    def progress(self, /, message: str = "", *, percent: float | None = None, **facts: Any) -> None:
         """Report progress: a message, a percentage, and any of current_step, total_steps, bytes_read and the like."""
         self._on_loop(self._on_progress, {"message": message, "percent": percent, **facts})
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from interlock.core.bounded import MOST_VALUES, TooManyValues, parse, plain_text
 from interlock.core.checkpoints import Bounds
 from interlock.core.clock import Clock
 from interlock.core.connector import secret_of
@@ -39,6 +37,9 @@ if TYPE_CHECKING:
     from interlock.executors.sandbox.supervisor import Sandbox
 
 MIN_WALL_S = 0.05
+MOST_REFUSALS = 1000
+# How much of what was written to stderr is looked at to find its last lines.
+LAST_BYTES = 16 << 10
 # How much of what a program complained about is told to its caller.
 LAST_LINES, LINE_LENGTH = 5, 200
 # And how much to a log that hears everything.
@@ -175,7 +176,9 @@ class IsolatedExecutor:
             told: list[str] = []
 
             def heard(event: Refusal | Seen) -> None:
-                if isinstance(event, Refusal):
+                if isinstance(event, Refusal) and len(refused) >= MOST_REFUSALS:
+                    pass  # the call has failed long since
+                elif isinstance(event, Refusal):
                     refused.append(event)
                     told.append(f"{event.method} {event.host}: {event.reason}")
                 elif event.safe is False and not contract.mutation.writes:
@@ -244,23 +247,27 @@ def _printed(program: Execution, outcome: Outcome, ref: str) -> Any:
         raise failure_of(outcome, ref)
     try:
         if program.parse == "json":
-            return orjson.loads(outcome.stdout)
+            return parse(outcome.stdout)
         text = outcome.stdout.decode()
-    except ValueError:
+    except TooManyValues:
+        raise Failure("E3407", f"{ref} reached its limit of the number of values") from None
+    except (ValueError, RecursionError):
         wanted = "JSON" if program.parse == "json" else "UTF-8"
         raise Failure("E3404", f"{ref} did not keep to its output protocol: what it printed is not {wanted}") from None
     if program.parse == "text":
         return text
+    if text.count("\n") > MOST_VALUES:
+        raise Failure("E3407", f"{ref} reached its limit of {MOST_VALUES} lines")
     return text.removesuffix("\n").split("\n") if text else []
 
 
 _NOT_THERE = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def _last_lines(stderr: bytes, most: int) -> list[str]:
     """The end of what a program complained about, with nothing in it that could steer a terminal."""
-    lines = _CONTROL.sub("", stderr.decode(errors="replace")).splitlines()
+    text = stderr[-LAST_BYTES:].decode(errors="replace")
+    lines = plain_text(text, LAST_BYTES).splitlines()
     return [line for line in lines if line.strip()][-most:]
 
 

@@ -119,6 +119,11 @@ class Allowances:
             transaction, call.id, cost, held, task=task_of(call), session=billed_session(call), tenant=caller.tenant
         )
 
+    def keep(self, transaction: Transaction, call: Call) -> None:
+        """Count what a call set aside as spent: what it cost is not known."""
+        amount = budgets.held_for(transaction, call.id)
+        self.settle(transaction, call, Cost(compute=amount) if call.launched else FREE)
+
     def note_limit(self, call: Call, failure: Failure) -> None:
         """Leave a service alone for as long as it asked for."""
         service = None if call.tool is None else call.tool.contract.manifest.external_service

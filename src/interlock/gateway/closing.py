@@ -28,7 +28,7 @@ from interlock.core.redact import Redactor, SchemaRedactor
 from interlock.core.results import INLINE, Persistence, Result
 from interlock.core.schema import Json
 from interlock.core.scrub import holds
-from interlock.core.states import State
+from interlock.core.states import MOVES, State
 from interlock.effects.session import SessionState
 from interlock.gateway import endings, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
@@ -397,6 +397,47 @@ class Closer:
             metadata=metadata,
             error=failure,
             source=source,
+        )
+
+    async def end(self, call: Call) -> Result:
+        """End a call that could not be closed, with a record that holds nothing of what its tool said.
+
+        Closing a call reads, redacts and writes what the tool reported, so a report can break it. Whatever broke it,
+        the call ends here and its key is settled: as unknown if the tool ran, since what it did is not on record.
+        """
+        now_ms = self._clock.now_ms()
+        failure = Failure("E3000", "something went wrong inside Interlock while the call was closed")
+        settlement = endings.broken(call)
+        if settlement == "unknown":
+            failure = unsettled(call, failure)
+        body = records.ended(call, now_ms, failure, settlement)
+
+        def unit(transaction: Transaction) -> None:
+            if transaction.has("closed", call.id):
+                return
+            if call.scope is not None and settlement is not None:
+                if keys.is_open(transaction, call.scope, call.id):
+                    keys.settle(transaction, call.scope, call.id, settlement, None)
+            elif call.noted:
+                reconcile.end(transaction, call.id)
+            if call.tool is not None and call.request.caller is not None:
+                self._allowances.keep(transaction, call)
+            transaction.append("closed", call.id, body)
+
+        failure = await self._record_failure(call, failure, unit)
+        if "failed" in MOVES[call.state]:
+            call.move("failed")
+        if settlement == "unknown":
+            self._tell_unknown(call)
+        metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}
+        return Result(
+            invocation_id=call.id,
+            tool=call.ref,
+            state="failed",
+            created_ms=now_ms,
+            trace_id=call.trace_id,
+            metadata=metadata,
+            error=failure,
         )
 
     def _tell_unknown(self, call: Call) -> None:

@@ -56,6 +56,13 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
     return "released"
 
 
+def broken(call: Call) -> Settlement | None:
+    """What becomes of the key of a call that could not be closed: blocked if its tool may have changed something."""
+    if call.scope is None:
+        return None
+    return "unknown" if call.launched else "released"
+
+
 def unsettled(call: Call, failure: Failure) -> Failure:
     """The failure of a call that may have taken effect: whoever hears of it must not send it as something new."""
     doubt = "whether it took effect is unknown; never send it under another key"

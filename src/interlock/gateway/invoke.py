@@ -224,7 +224,13 @@ class Gateway:
             if request.key is not None or request.id is not None or call.held is not None:
                 self.execution.release(call)
             if call.lease is not None:
-                await call.lease.close()
+                await self._close_lease(call, call.lease)
+
+    async def _close_lease(self, call: Call, lease: Lease) -> None:
+        try:
+            await lease.close()
+        except Exception as error:  # noqa: BLE001 - the call has ended, and its result stands
+            self.observer.log_failure(call, "credentials could not be given back", error)
 
     def _open(self, request: Request) -> Call:
         clock = self._clock
@@ -428,7 +434,17 @@ class Gateway:
         return None
 
     async def _refuse(self, call: Call, failure: Failure) -> Result:
-        """The other way to return: a failure is a result too, on record like any other."""
+        """The other way to return: a failure is a result too, on record like any other.
+
+        INVARIANT: whatever breaks while a call is closed, the call ends, on record, and its key is settled.
+        """
+        try:
+            return await self._fail(call, failure)
+        except Exception as error:  # noqa: BLE001 - what a tool reported, or a hook, or the disk
+            self.observer.log_failure(call, "the call could not be closed", error)
+            return await self._closer.end(call)
+
+    async def _fail(self, call: Call, failure: Failure) -> Result:
         if self.hooks.registered and call.state in ("running", "partial_result"):
             await self.hooks.after_failure(call, failure)
         if call.id != call.own_id and not call.claimed:

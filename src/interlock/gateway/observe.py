@@ -260,9 +260,12 @@ class Observer:
 
     def log_failure(self, call: Call, what: str, error: BaseException) -> None:
         """Put an unforeseen failure into the log, in full but for what is private."""
-        trace = "".join(traceback.format_exception(error))
         extra = {"trace_id": call.trace_id, "invocation_id": call.id}
-        _log.error("%s in call %s\n%s", what, call.id, self.hide(call, trace), extra=extra)
+        try:
+            trace = self.hide(call, "".join(traceback.format_exception(error)))
+        except Exception:  # noqa: BLE001 - what cannot be looked through is not logged; that it failed is
+            trace = f"{type(error).__name__}; the rest could not be searched for private data"
+        _log.error("%s in call %s\n%s", what, call.id, trace, extra=extra)
 
     def progress(self, call: Call, facts: Json) -> None:
         """Pass on a progress record: numbered without gaps, never above 100 percent, never after the end."""

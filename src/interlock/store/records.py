@@ -134,6 +134,17 @@ def closed(
     return encode(record)
 
 
+def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None) -> bytes:
+    """The closing record of a call that could not be closed: nothing of what its tool said is in it."""
+    record = head("closed", call, at_ms)
+    record |= {"authDecision": _decision(call), "status": "ERROR", "source": "synthetic"}
+    record |= {"states": [*call.states, "failed"], "errorCode": failure.row.error_code.value}
+    record |= {"error_code": failure.code, "error_class": failure.row.error_class.value}
+    if outcome is not None:
+        record["outcome"] = outcome
+    return encode(record)
+
+
 def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified: Verified) -> bytes:
     """The closing record of a read that succeeded, as `closed` would write it, at a third of the price.
 

@@ -76,11 +76,16 @@ class Child:
 
     def make_ready(self) -> None:
         """From now on only the event loop touches it."""
-        for one in {self.control.fileno(), self.out, self.err}:
+        self.control.setblocking(False)  # which ends the time limit too, under which it would wait
+        for one in (self.out, self.err):
             os.set_blocking(one, False)
         for one in (self.control.fileno(), self.out, self.err, self.over, self.refusals):
             if one is not None:
                 self.all.register(one, select.EPOLLIN)
+
+    def listen_again(self) -> None:
+        """Watch the control socket, which was not watched for a while."""
+        self.all.register(self.control.fileno(), select.EPOLLIN)
 
     @property
     def lives(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock.executors.sandbox import linux
+from interlock.executors.sandbox.filter import no_messages
 
 Json = dict[str, Any]
 
@@ -57,6 +58,8 @@ def confine(bonds: Bonds, tier: int, limits: Json, control: socket.socket, insid
     refusals = linux.load_filter(bonds.programs[tier], listening=True)
     handed = [refusals] if inside is None else [refusals, inside.fileno()]
     socket.send_fds(control, [b"R"], handed)
+    if not bonds.metered:
+        linux.add_filter(no_messages())
     if inside is not None:
         inside.detach()
     linux.close_from(4)

@@ -58,6 +58,11 @@ _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _NAMESPACES = 0x7E020000
 _PUSH_INPUT, _LINUX_CONSOLE = 0x5412, 0x541C
 _CURRENT_PERSONALITY = 0xFFFFFFFF
+_STREAM, _PACKETS, _NONBLOCK, _CLOEXEC = 1, 5, 0x800, 0x80000
+# Kinds of sockets that send to nobody but the other end.
+_CONNECTED = tuple(kind | flags for kind in (_STREAM, _PACKETS) for flags in (0, _NONBLOCK, _CLOEXEC, 0x80800))
+_SHARED, _ANONYMOUS = 0x01, 0x20
+_SET_PIPE_SIZE = 1031
 
 _LOAD, _JUMP, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _NOTIFY, _ERROR = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x00050000
@@ -87,6 +92,31 @@ def _if_argument(index: int, values: Sequence[int], then: Code, otherwise: Code)
     return (_step(_LOAD, _ARGUMENTS + 8 * index), *tests, *otherwise, *then)
 
 
+def _if_either(
+    index: int, values: Sequence[int], then: Code, others: Sequence[int], instead: Code, otherwise: Code
+) -> Code:
+    """One answer for some values of an argument, another for others, a third for the rest."""
+    assert len(then) == len(instead) == len(otherwise) == 1
+    count = len(values) + len(others)
+    tests = [_step(_IF_EQUAL, value, count - place) for place, value in enumerate(values)]
+    tests += [_step(_IF_EQUAL, value, count - len(values) - place + 1) for place, value in enumerate(others)]
+    return (_step(_LOAD, _ARGUMENTS + 8 * index), *tests, *otherwise, *then, *instead)
+
+
+def _if_both(first: tuple[int, Sequence[int]], second: tuple[int, Sequence[int]], then: Code, otherwise: Code) -> Code:
+    """One answer when two arguments are each among their values, another when either is not."""
+    (index, (value,)), inner = first, _if_argument(*second, then, otherwise)
+    # The answer for the rest stands before the last of the inner test.
+    return (_step(_LOAD, _ARGUMENTS + 8 * index), _step(_IF_EQUAL, value, 0, len(inner) - 2), *inner)
+
+
+def _if_all_bits(index: int, bits: Sequence[int], then: Code, otherwise: Code) -> Code:
+    """One answer when an argument has all these bits, another when it lacks one."""
+    assert len(then) == len(otherwise) == 1
+    tests = [_step(_IF_ANY_BIT, bit, 0, len(bits) - place) for place, bit in enumerate(bits)]
+    return (_step(_LOAD, _ARGUMENTS + 8 * index), *tests, *then, *otherwise)
+
+
 def build(tier: int, *, metered: bool, recording: bool, machine: str | None = None) -> bytes:
     """The program for a tier.
 
@@ -111,19 +141,36 @@ def _rules(tier: int, metered: bool, recording: bool) -> Mapping[str, Code]:
     rules["clone"] = (_step(_LOAD, _ARGUMENTS), _step(_IF_ANY_BIT, _NAMESPACES, 1), *allow, *refuse)
     rules["ioctl"] = _if_argument(1, (_PUSH_INPUT, _LINUX_CONSOLE), _fails(errno.EPERM), allow)
     rules["personality"] = _if_argument(0, (0, _CURRENT_PERSONALITY), allow, _fails(errno.EPERM))
-    rules["socketpair"] = _if_argument(0, (_UNIX,), allow, refuse)
+    # A pair is for a process and its own children. One of datagrams could be used to send to any socket in sight.
+    rules["socketpair"] = _if_both((0, (_UNIX,)), (1, _CONNECTED), allow, refuse)
     rules["socket"] = _if_argument(0, (_UNIX, _NETLINK), _fails(errno.EACCES), refuse)
     if tier >= 2:
         # A namespace of its own, in which only the proxy answers, confines a tier 2 call; the record is for the class.
-        rules["socket"] = _if_argument(0, (_UNIX, _INET, _INET6, _NETLINK), allow, refuse)
+        # Sockets of the host's file system are in no network namespace: none that could reach one is made.
+        rules["socket"] = _if_either(0, (_INET, _INET6, _NETLINK), allow, (_UNIX,), _fails(errno.EACCES), refuse)
         rules["connect"] = refuse if tier == 2 and recording else allow
         rules["bind"] = allow
     if tier == 3:
         rules |= dict.fromkeys(("listen", "accept", "accept4"), allow)
+        rules["socket"] = _if_argument(0, (_UNIX, _INET, _INET6, _NETLINK), allow, refuse)
+        rules["socketpair"] = _if_argument(0, (_UNIX,), allow, refuse)
     if not metered:
+        # Memory that belongs to no process is memory that nobody counts.
         rules["memfd_create"] = _fails(errno.ENOSYS)
+        rules["mmap"] = _if_all_bits(3, (_ANONYMOUS, _SHARED), _fails(errno.EPERM), allow)
+        rules["fcntl"] = _if_argument(1, (_SET_PIPE_SIZE,), _fails(errno.EPERM), allow)
         rules["sched_setaffinity"] = _fails(errno.EPERM)
     return rules
+
+
+def no_messages(machine: str | None = None) -> bytes:
+    """A program that lets no descriptors be sent, and everything else be.
+
+    A descriptor that is on its way belongs to no process, and neither does what is in the buffer behind it.
+    """
+    numbers = syscalls.NUMBERS[machine or platform.machine()]
+    sending = [_step(_IF_EQUAL, numbers["sendmsg"], 2), _step(_IF_EQUAL, numbers["sendmmsg"], 1)]
+    return b"".join((_step(_LOAD, _NUMBER), *sending, *_answer(_ALLOW), *_fails(errno.EPERM)))
 
 
 def _ranges(answers: Sequence[tuple[int, Code]]) -> list[tuple[int, Code]]:

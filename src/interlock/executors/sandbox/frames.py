@@ -3,28 +3,29 @@
 Only a checkpoint is answered, by a frame of a kind that nothing else has in either direction, with the checkpoint's own
 number: the code inside waits until it knows that what it saved is on disk.
 
-The reader believes nothing. A frame of unknown kind, or longer than what is left of the allowance, ends the call.
-Checkpoints are kept one by one as they come, so each has the whole of an allowance of its own.
+The reader believes nothing. A frame of unknown kind, or longer than its kind may be, or longer than what is left of the
+allowance, ends the call. Every frame is charged at least `LEAST_CHARGE`, so that many small ones are as dear as a few
+large ones. Checkpoints are kept one by one as they come, so each has the whole of an allowance of its own.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 REQUEST, PROGRESS, PARTIAL, FILE, RESULT = b"Q", b"P", b"V", b"F", b"R"
 CHECKPOINT, ANSWER = b"C", b"A"
 _HEAD = struct.Struct("<cI")
-# What the path of a file may be: nobody should need to cut one off to keep it.
+# The longest path of a file: nobody should need to cut one off to keep it.
 LONGEST_PATH, DEEPEST_PATH = 1024, 16
-# How much a checkpoint says besides its state.
-CHECKPOINT_HEAD = 1024
-_KINDS = frozenset((PROGRESS, PARTIAL, FILE, RESULT, CHECKPOINT))
+# How much a checkpoint says besides its state, and a file besides its content (a path in JSON, escaped).
+CHECKPOINT_HEAD, FILE_HEAD = 1024, 16 << 10
+LEAST_CHARGE = 256
 
 
 class Malformed(Exception):  # noqa: N818 - a finding about the other side, not an error of ours
-    """What was received is no frame."""
+    """What was received is no frame; its text says what is wrong with it."""
 
 
 class TooMuch(Exception):  # noqa: N818 - likewise
@@ -46,26 +47,42 @@ HEAD_SIZE = _HEAD.size
 
 @dataclass(slots=True)
 class Reader:
-    """Cuts a stream of bytes into frames, within an allowance for all of them together."""
+    """Cuts a stream of bytes into frames, within an allowance for all of them together.
+
+    `most` names the kinds that may come, and the longest body of each.
+    """
 
     allowance: int
-    checkpoint: int = 0
+    most: Mapping[bytes, int]
     _held: bytearray = field(default_factory=bytearray)
 
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def add(self, data: bytes) -> None:
         self._held += data
-        while len(self._held) >= HEAD_SIZE:
-            kind, length = head(bytes(self._held[:HEAD_SIZE]))
-            if kind not in _KINDS:
-                raise Malformed
-            if kind == CHECKPOINT and length > self.checkpoint:
-                raise TooMuch("the size of a checkpoint")
-            if kind != CHECKPOINT and length > self.allowance:
-                raise TooMuch("result size")
-            if len(self._held) < HEAD_SIZE + length:
-                return
-            body = bytes(self._held[HEAD_SIZE : HEAD_SIZE + length])
-            del self._held[: HEAD_SIZE + length]
-            if kind != CHECKPOINT:
-                self.allowance -= length + HEAD_SIZE
-            yield kind, body
+
+    def next(self) -> tuple[bytes, bytes] | None:
+        """The next whole frame; None when there is none yet."""
+        if len(self._held) < HEAD_SIZE:
+            return None
+        kind, length = head(bytes(self._held[:HEAD_SIZE]))
+        most = self.most.get(kind)
+        if most is None:
+            raise Malformed
+        if length > most:
+            raise TooMuch(_SIZES.get(kind, "result size"))
+        charge = 0 if kind == CHECKPOINT else max(LEAST_CHARGE, length + HEAD_SIZE)
+        if charge > self.allowance:
+            raise TooMuch("result size")
+        if len(self._held) < HEAD_SIZE + length:
+            return None
+        body = bytes(self._held[HEAD_SIZE : HEAD_SIZE + length])
+        del self._held[: HEAD_SIZE + length]
+        self.allowance -= charge
+        return kind, body
+
+
+_SIZES = {
+    CHECKPOINT: "the size of a checkpoint",
+    PROGRESS: "the size of a progress report",
+    PARTIAL: "the size of a partial result",
+    FILE: "the size of its files",
+}

@@ -32,6 +32,7 @@ _DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _PR_SET_NO_NEW_PRIVS, _PR_GET_TID_ADDRESS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 40, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _SIGKILL = 9
@@ -214,6 +215,13 @@ def load_filter(program: bytes, *, listening: bool) -> int:
     code = ctypes.create_string_buffer(program, len(program))
     given = _Program(len(program) // 8, ctypes.addressof(code))
     return _call("seccomp", _SET_MODE_FILTER, _NEW_LISTENER if listening else 0, ctypes.byref(given))
+
+
+def add_filter(program: bytes) -> None:
+    """Put this process under one more seccomp program. Unlike `load_filter` it works under our own."""
+    code = ctypes.create_string_buffer(program, len(program))
+    given = _Program(len(program) // 8, ctypes.addressof(code))
+    _prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(given))
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,9 @@ class Bubblewrap(OneShot):
             arguments += ["--ro-bind", str(one.host), one.inside]
         size = str(shape.limits.tmp_bytes)
         arguments += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/tmp"]  # noqa: S108
+        if self._cgroups is None:
+            # What is mapped of /dev/zero is memory that belongs to no process, so nobody would count it.
+            arguments += ["--dev-bind", "/dev/null", "/dev/zero"]
         return [*arguments, "--chdir", "/tmp"]  # noqa: S108 - inside
 
 

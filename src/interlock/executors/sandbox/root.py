@@ -39,8 +39,12 @@ def inside(path: str) -> str:
     return f"/opt/host{path}" if path == "/tmp" or path.startswith("/tmp/") else path  # noqa: S108
 
 
-def build(readable: Sequence[str], mounts: Sequence[tuple[str, str]]) -> None:
-    """Make and enter the root. Needs a mount namespace of its own and the right to mount in it."""
+def build(readable: Sequence[str], mounts: Sequence[tuple[str, str]], *, metered: bool) -> None:
+    """Make and enter the root. Needs a mount namespace of its own and the right to mount in it.
+
+    `metered`: memory is counted by a cgroup. Where none does, there is no `/dev/zero`, for what is mapped of it is
+    memory that belongs to no process.
+    """
     os.umask(0o022)
     linux.mount(None, "/", None, linux.REC | linux.PRIVATE)
     linux.mount("sandbox", _STAGE, "tmpfs", linux.NOSUID | linux.NODEV, "size=1m,nr_inodes=1k,mode=755")
@@ -52,7 +56,7 @@ def build(readable: Sequence[str], mounts: Sequence[tuple[str, str]]) -> None:
     for name in LINKED:
         _link_or_bind("/" + name)
     _fill_etc()
-    _fill_dev()
+    _fill_dev(_DEVICES if metered else tuple(one for one in _DEVICES if one != "zero"))
     for host, wanted in mounts:
         _bind(host, wanted)
     for directory in ("/in", "/proc", "/tmp"):  # noqa: S108 - inside
@@ -108,9 +112,9 @@ def _fill_etc() -> None:
             file.write(content)
 
 
-def _fill_dev() -> None:
+def _fill_dev(devices: Sequence[str]) -> None:
     os.makedirs("/dev", exist_ok=True)
-    for name in _DEVICES:
+    for name in devices:
         os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_WRONLY, 0o666))
         linux.mount(f"{_HOST}/dev/{name}", f"/dev/{name}", None, linux.BIND)
     for name, target in _DEVICE_LINKS.items():

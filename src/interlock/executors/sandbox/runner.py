@@ -108,12 +108,17 @@ def _exactly(control: Control, size: int) -> bytes | None:
 
 def _told(error: BaseException) -> Json:
     traceback.print_exception(error, limit=-8)
-    told: Json = {"type": type(error).__name__, "message": str(error)[:_MESSAGE_LENGTH]}
+    told: Json = {"type": _text(type(error).__name__), "message": _text(str(error))}
     if isinstance(error, OSError) and error.errno is not None:
         told["errno"] = error.errno
     if hasattr(error, "row") and hasattr(error, "retryable"):
         told |= {"code": getattr(error, "code", None), "retryable": getattr(error, "retryable", False)}
     return told
+
+
+def _text(text: str) -> str:
+    """A text that can be said: the name of a file, and so a message about it, need not be valid Unicode."""
+    return text[:_MESSAGE_LENGTH].encode(errors="replace").decode()
 
 
 # Programs

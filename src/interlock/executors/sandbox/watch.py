@@ -25,14 +25,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from interlock.core.artifacts import File
+from interlock.core.bounded import plain_text
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.executors.sandbox import filter as seccomp
-from interlock.executors.sandbox import frames, linux, syscalls
+from interlock.executors.sandbox import frames, linux, memory, said, syscalls
 from interlock.executors.sandbox.cgroups import Counted, Slot
 from interlock.executors.sandbox.child import Child, Ended
 from interlock.executors.sandbox.job import Job, Outcome, PythonJob, Status
@@ -43,7 +43,9 @@ Save = Callable[[str, Any], Awaitable[None]]
 _log = logging.getLogger("interlock.sandbox")
 
 _CHUNK = 1 << 16
-_MOST_REFUSALS = 1000
+# The work of one turn of the loop, in bytes of frames; a small frame counts as a larger one, for it costs as much.
+_TURN, _LEAST_WORK = 1 << 16, 1 << 10
+_MOST_REFUSALS, _LONGEST_REFUSAL = 1000, 300
 _MOST_REFUSED_FORKS = 16
 _BEGUN_S, _LOOK_EVERY_S = 0.02, 0.05
 _STORAGE_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -76,7 +78,7 @@ def request_of(job: Job) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a call that is over. Only `said` comes from the code itself."""
+    """What is known of a call that is over. Only `said` comes from the code itself, in the form of `said.result`."""
 
     ended_by_us: tuple[Status, str] | None = None
     ended: Ended
@@ -105,7 +107,7 @@ def judge(evidence: Evidence) -> tuple[Status, str]:
             return "limit", "processor time"
         return "crashed", f"signal {died_of}"
     if said is not None and said.get("ok") is True:
-        code = said.get("exit", 0)
+        code: int = said.get("exit", 0)
         return ("ok", "") if code == 0 else _failed_program(code, evidence)
     if _reached_for_network(evidence):
         return "network", ""
@@ -114,9 +116,7 @@ def judge(evidence: Evidence) -> tuple[Status, str]:
     return _failed_python(said, counted)
 
 
-def _failed_program(code: Any, evidence: Evidence) -> tuple[Status, str]:
-    if not isinstance(code, int):
-        return "no_result", ""
+def _failed_program(code: int, evidence: Evidence) -> tuple[Status, str]:
     if _reached_for_network(evidence):
         return "network", ""
     if evidence.counted is not None and evidence.counted.forks_refused:
@@ -129,9 +129,7 @@ def _failed_program(code: Any, evidence: Evidence) -> tuple[Status, str]:
 
 
 def _failed_python(said: Json, counted: Counted | None) -> tuple[Status, str]:
-    told = _document(said.get("error"))
-    if said.get("ok") is not False or told is None:
-        return "no_result", ""
+    told: Json = said["error"]
     if told.get("type") == "MemoryError":
         return "memory", "memory"
     if told.get("errno") in _STORAGE_FULL:
@@ -196,10 +194,9 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._streams = [_Stream(one, job.limits.output_bytes) for one in (child.out, child.err)]
-        files = job.limits.output_bytes + 1 if job.limits.files else 0
         self._bounds = job.checkpoints if isinstance(job, PythonJob) else None
-        checkpoint = 0 if self._bounds is None else self._bounds.size + frames.CHECKPOINT_HEAD
-        self._reader = frames.Reader(job.limits.result_bytes + files, checkpoint)
+        self._reader = said.reader_for(job)
+        self._silenced = self._paused = self._left = False
         self._checkpoints = 0
         self._saving: asyncio.Task[None] | None = None
         self._unsent = memoryview(request_of(job))
@@ -207,7 +204,7 @@ class Watch:
         self._answered = False
         self._files: dict[str, File] = {}
         self._files_size = 0
-        self._violations: list[str] = []
+        self._violations: dict[str, None] = {}
         self._ended_by_us: tuple[Status, str] | None = None
         self._ended = Ended(None)
         self._refusals = 0
@@ -238,6 +235,7 @@ class Watch:
                 self._child.kill()
                 await asyncio.wait({self._saving})
         finally:
+            self._finish()
             self._child.kill()
             if self._saving is not None:
                 self._saving.cancel()
@@ -290,9 +288,9 @@ class Watch:
     def _gone(self) -> None:
         self._ignore(self._child.over)
         self._ended = self._child.ended()
-        while self._hear():
-            pass
-        self._finish()
+        self._left = True
+        if not self._paused:
+            self._hear()
 
     def _finish(self) -> None:
         if not self._over.done():
@@ -300,91 +298,109 @@ class Watch:
 
     # What the code says
 
-    def _hear(self) -> bool:
-        """Take what was said; False when there is no more for now."""
+    def _hear(self) -> None:
+        """Take some of what was said, and the rest in later turns of the loop: others have a turn in between.
+
+        While something is left to be taken, nothing more is received, so the code inside has to wait too.
+        """
+        if self._over.done():
+            return
+        more = False
         try:
-            data = self._child.control.recv(_CHUNK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self._ignore(self._child.control.fileno())
-            return False
-        try:
-            for kind, body in self._reader.feed(data):
-                self._take(kind, body)
+            more = not self._silenced and self._take_some()
         except frames.TooMuch as what:
-            self._end("limit", str(what))
-            return False
+            self._silence("limit", str(what))
         except frames.Malformed as what:
-            self._end("no_result", str(what))
-            return False
-        except (ValueError, RecursionError):
-            self._end("no_result", "")
-            return False
-        return True
+            self._silence("no_result", str(what))
+        except Exception:  # noqa: BLE001 - a loop's edge: whoever hears of it failed, and the call must end
+            _log.exception("what a sandboxed call said could not be passed on")
+            self._silence("no_result", "")
+        if more:
+            if not self._paused:
+                self._paused = True
+                self._ignore(self._child.control.fileno())
+            self._loop.call_soon(self._hear)
+            return
+        if self._paused and not self._silenced:
+            self._child.listen_again()
+        self._paused = False
+        if self._left:
+            self._finish()
+
+    def _take_some(self) -> bool:
+        """Take frames up to the bound of one turn; whether there may be more. A frame that has begun is finished."""
+        work = 0
+        while work < _TURN:
+            frame = self._reader.next()
+            if frame is not None:
+                work += max(len(frame[1]), _LEAST_WORK)
+                self._take(*frame)
+                continue
+            try:
+                data = self._child.control.recv(_CHUNK)
+            except BlockingIOError:
+                return False
+            except OSError:
+                data = b""
+            if not data:
+                self._silenced = True
+                self._ignore(self._child.control.fileno())
+                return False
+            self._reader.add(data)
+            work += len(data) // 4
+        return not self._over.done()
+
+    def _silence(self, status: Status, why: str) -> None:
+        """Hear nothing more of the code, and end it."""
+        self._silenced = True
+        self._ignore(self._child.control.fileno())
+        self._end(status, why)
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if self._said is not None:
             raise frames.Malformed
         if kind == frames.FILE:
-            self._take_file(body)
-            return
-        if kind == frames.CHECKPOINT:
-            self._take_checkpoint(body)
-            return
-        document = json.loads(body, parse_constant=_no_constant)
-        if kind == frames.PARTIAL:
+            self._take_file(said.file(body, self._job.limits))
+        elif kind == frames.CHECKPOINT:
+            self._take_checkpoint(*said.checkpoint(body))
+        elif kind == frames.PARTIAL:
+            part = said.document(body)
             if self._on_partial is not None:
-                self._on_partial(document)
-            return
-        said = _document(document)
-        if said is None:
-            raise frames.Malformed
-        if kind == frames.PROGRESS:
+                self._on_partial(part)
+        elif kind == frames.PROGRESS:
+            facts = said.progress(body)
             if self._on_progress is not None:
-                self._on_progress(said)
-            return
-        self._said = said
-        if not self._exit_evidence and self._ended_by_us is None and said.get("ok") is True and not said.get("exit"):
+                self._on_progress(facts)
+        else:
+            self._take_result(said.result(body, self._job))
+
+    def _take_result(self, result: Json) -> None:
+        self._said = result
+        if not self._exit_evidence and self._ended_by_us is None and result["ok"] and not result.get("exit"):
             self._answered = True
             self._finish()
 
-    def _take_file(self, body: bytes) -> None:
-        """Take a file, if it is one that anybody could keep under the path it names. Nothing is believed of it."""
-        line, _, content = body.partition(b"\n")
-        path, limits = json.loads(line), self._job.limits
-        if not isinstance(path, str) or not limits.files:
-            raise frames.Malformed
-        parts = path.split("/")
-        if len(parts) > frames.DEEPEST_PATH or len(path) > frames.LONGEST_PATH:
-            raise frames.TooMuch("the length of a file's path")
-        if not path.isprintable():
-            # What is no text, or could steer whoever shows it.
-            raise frames.Malformed("a file has a name that is not plain text")
-        if path in self._files or not {"", ".", ".."}.isdisjoint(parts):
+    def _take_file(self, file: File) -> None:
+        """Take a file, within the bounds for all files of the call together."""
+        limits = self._job.limits
+        if file.path in self._files:
             raise frames.Malformed
         if len(self._files) >= limits.files:
             raise frames.TooMuch(f"{limits.files} files")
-        self._files_size += len(content)
+        self._files_size += file.size
         if self._files_size > limits.output_bytes:
             raise frames.TooMuch("the size of its files")
-        self._files[path] = File(path, content)
+        self._files[file.path] = file
 
-    def _take_checkpoint(self, body: bytes) -> None:
+    def _take_checkpoint(self, number: int, label: str, state: Any) -> None:
         """Have a checkpoint saved, one at a time and so many at most. Who does not wait for an answer is ended."""
-        line, _, text = body.partition(b"\n")
-        said = _document(json.loads(line)) or {}
-        number, label = said.get("number"), said.get("label")
         if self._on_checkpoint is None or self._bounds is None or self._saving is not None:
             raise frames.Malformed
-        if number != self._checkpoints + 1 or not isinstance(label, str):
+        if number != self._checkpoints + 1:
             raise frames.Malformed
         if self._checkpoints == self._bounds.number:
             raise frames.TooMuch(f"{self._bounds.number} checkpoints")
         self._checkpoints += 1
-        state = json.loads(text, parse_constant=_no_constant)
         self._saving = self._loop.create_task(self._save(self._on_checkpoint, label, state))
 
     async def _save(self, save: Save, label: str, state: Any) -> None:
@@ -420,8 +436,7 @@ class Watch:
                 linux.answer_refusal(listener, heard.id, 0)
                 return
             name = f"connect {destination}"
-        if name not in self._violations:
-            self._violations.append(name)
+        self._violations.setdefault(name)
         self._refusals += 1
         if self._refusals >= _MOST_REFUSALS:
             self._end("limit", "refused system calls")
@@ -430,7 +445,7 @@ class Watch:
     def _look(self, timers: list[asyncio.TimerHandle]) -> None:
         """Without a cgroup nobody bounds the memory of the tree together: look at it now and then."""
         most = self._job.limits.memory_bytes
-        if _tree_memory(self._child.pid, most) > most:
+        if memory.of_tree(self._child.pid, most) > most:
             self._end("memory", "memory")
         elif not self._over.done():
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look, timers)]
@@ -448,9 +463,10 @@ class Watch:
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look_at_forks, slot, timers)]
 
     def _judged(self, wall_ns: int) -> Outcome:
-        slot, said = self._child.slot, self._said or {}
+        slot, told = self._child.slot, self._said or {}
         stdout, stderr = (stream.drained() for stream in self._streams)
-        violations = tuple(self._violations) + tuple(f"egress {one}" for one in self._refused)
+        refused = (f"egress {plain_text(one, _LONGEST_REFUSAL)}" for one in self._refused[:_MOST_REFUSALS])
+        violations = (*self._violations, *refused)
         evidence = Evidence(
             ended_by_us=self._ended_by_us,
             ended=self._ended,
@@ -460,16 +476,16 @@ class Watch:
             cpu_s=self._job.limits.cpu_s,
         )
         status, why = judge(evidence)
-        code, ended = said.get("exit"), self._ended
-        if not isinstance(code, int):
-            code = None if ended.status is None else os.waitstatus_to_exitcode(ended.status)
+        code, ended = told.get("exit"), self._ended
+        if code is None and ended.status is not None:
+            code = os.waitstatus_to_exitcode(ended.status)
         peak = evidence.counted.peak_bytes if evidence.counted is not None else 0
         return Outcome(
             status=status,
             why=why,
-            value=said.get("value") if status == "ok" else None,
-            error=None if status == "ok" else _document(said.get("error")),
-            reports=_document(said.get("reports")) or {},
+            value=told.get("value") if status == "ok" else None,
+            error=None if status == "ok" else told.get("error"),
+            reports=told.get("reports", {}),
             stdout=stdout,
             stderr=stderr,
             exit_code=code if code is not None and code >= 0 else None,
@@ -487,14 +503,6 @@ def _call_names() -> dict[int, str]:
     return {number: name for name, number in syscalls.NUMBERS[os.uname().machine].items()}
 
 
-def _document(value: Any) -> Json | None:
-    return cast("Json", value) if isinstance(value, dict) else None
-
-
-def _no_constant(_: str) -> Any:
-    raise frames.Malformed
-
-
 def _destination(heard: linux.Refusal) -> str | None:
     """Where a connection is to go, or None if that is within the call's own network. Only the class depends on it."""
     try:
@@ -502,8 +510,6 @@ def _destination(heard: linux.Refusal) -> str | None:
             memory.seek(heard.arguments[1])
             address = memory.read(min(heard.arguments[2], 28))
         (family,) = struct.unpack_from("<H", address)
-        if family == socket.AF_UNIX:
-            return None
         (port,) = struct.unpack_from("!H", address, 2)
         packed = address[8:24] if family == socket.AF_INET6 else address[4:8]
         if packed.startswith(_LOOPBACK):
@@ -511,37 +517,3 @@ def _destination(heard: linux.Refusal) -> str | None:
         return f"{socket.inet_ntop(family, packed)} port {port}"
     except (OSError, ValueError, struct.error):
         return "somewhere"
-
-
-def _tree_memory(pid: int, most: int) -> int:
-    """The memory of a process and all that it started, in bytes. Orphans are its children too: it is their first.
-
-    Pages that a fork shares count once for each who shares them. Only if that sum is over the bound is it worth the
-    while to ask for shares, which the kernel has to walk the pages for.
-    """
-    tree, waiting = [pid], [pid]
-    while waiting:
-        one = waiting.pop()
-        with contextlib.suppress(OSError):
-            for thread in Path(f"/proc/{one}/task").iterdir():
-                children = [int(child) for child in (thread / "children").read_text().split()]
-                tree += children
-                waiting += children
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = sum(_number(f"/proc/{one}/statm", 1) * page for one in tree)
-    return total if total <= most else sum(_share(one, page) for one in tree)
-
-
-def _share(pid: int, page: int) -> int:
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        return _number(f"/proc/{pid}/statm", 1) * page
-
-
-def _number(path: str, place: int) -> int:
-    try:
-        return int(Path(path).read_text().split()[place])
-    except (OSError, IndexError):
-        return 0

@@ -68,7 +68,8 @@ def _leave(config: Json) -> None:
         root.stay()
         return
     socket.sethostname("sandbox")
-    root.build(config["readable"], [(host, inside) for host, inside in config["mounts"]])
+    mounts = [(host, inside) for host, inside in config["mounts"]]
+    root.build(config["readable"], mounts, metered=config["metered"])
     _find_again(config["paths"])
     if uid == 0:
         os.setgroups([])

@@ -1,0 +1,174 @@
+"""Every call ends and every key is settled, whatever a tool reports and whatever breaks while the call is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Context, Effect, Interlock, Preview, tool
+from interlock.core.context import Change
+from interlock.core.cost import Cost
+from interlock.core.errors import Failure
+from tests import sample
+from tests.gateway import isolated_tools as cell
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit
+
+SURROGATE = "\ud800"
+
+
+def _loop() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def _deep() -> Any:
+    found: Any = 1
+    for _ in range(3000):
+        found = [found]
+    return found
+
+
+def _set_cost(ctx: Context, amount: Any) -> None:
+    ctx.costs = Cost(network=amount)
+
+
+REPORTS: dict[str, Callable[[Context], Any]] = {
+    "a resource that is no text": lambda ctx: ctx.effect(SURROGATE, "UPDATE"),
+    "a value that is no JSON": lambda ctx: ctx.effect("x:a", "UPDATE", after=object()),
+    "a value that holds itself": lambda ctx: ctx.effect("x:a", "UPDATE", after=_loop()),
+    "a value too deep": lambda ctx: ctx.effect("x:a", "UPDATE", after=_deep()),
+    "a value too large": lambda ctx: ctx.effect("x:a", "UPDATE", after=10**30),
+    "a change that is none": lambda ctx: ctx.changes.append(7),  # pyright: ignore[reportArgumentType]
+    "an operation that is none": lambda ctx: ctx.changes.append(Change(resource="x:a", operation=7)),  # pyright: ignore[reportArgumentType]
+    "a session name that is no text": lambda ctx: ctx.session.__setitem__(SURROGATE, 1),
+    "a modifier that is no JSON": lambda ctx: ctx.modify_context(a=object()),
+    "a modifier that is no text": lambda ctx: ctx.modify_context(a=SURROGATE),
+    "an undo that is no JSON": lambda ctx: ctx.compensate_with(a=object()),
+    "an undo that is no text": lambda ctx: ctx.compensate_with(a=SURROGATE),
+    "a cost past counting": lambda ctx: _set_cost(ctx, 10**30),
+    "a cost below nothing": lambda ctx: _set_cost(ctx, -50_000_000),
+    "a cost without end": lambda ctx: _set_cost(ctx, float("inf")),
+    "a cost that is no number": lambda ctx: _set_cost(ctx, "much"),
+    "a part that is no text": lambda ctx: ctx.partial(SURROGATE),
+    "a part that is no JSON": lambda ctx: ctx.partial(object()),
+    "a fact that is no text": lambda ctx: ctx.attest(SURROGATE, SURROGATE, lambda: SURROGATE),
+}
+FAILURES: dict[str, Callable[[], Exception]] = {
+    "a message that is no text": lambda: Failure("E3411", SURROGATE),
+    "details that are no JSON": lambda: Failure("E3411", "no", details={"a": object()}),
+    "details that are no text": lambda: Failure("E3411", "no", details={"a": SURROGATE, SURROGATE: 1}),
+    "a text that is no text": lambda: ValueError(SURROGATE),
+    "details that hold themselves": lambda: Failure("E3411", "no", details={"a": _loop()}),
+}
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("x:a", "UPDATE")],
+    concurrency_safe=True,
+)  # fmt: skip
+async def report(ctx: Context, name: sample.Name) -> str:
+    """Report something odd, and succeed."""
+    REPORTS[name](ctx)
+    return name
+
+
+@report.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@report.compensate
+async def _(name: str) -> None:
+    return None
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("x:a", "UPDATE")],
+    concurrency_safe=True,
+)  # fmt: skip
+async def fall(name: sample.Name) -> str:
+    """Fail with something odd."""
+    raise FAILURES[name]()
+
+
+@fall.preview
+def _(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@fall.compensate
+async def _(name: str) -> None:
+    return None
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo")
+async def calm(name: sample.Name) -> str:
+    """Say it back."""
+    return name
+
+
+async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> None:
+    result = await lock.call(name, **arguments, key="once")
+    again = await lock.call(name, **arguments, key="once")
+    assert result.state in ("succeeded", "failed")
+    assert again.ok == result.ok
+    # The key is not held any more, and the call has one intent and one end.
+    assert lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
+    kinds = [kind for (kind,) in lock.journal.read("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))]
+    assert kinds.count("intent") == kinds.count("closed") == 1
+    assert lock.journal.read("SELECT count(*) FROM hold", ())[0][0] == 0
+    # The service goes on.
+    assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"
+
+
+@pytest.mark.parametrize("name", REPORTS)
+async def test_a_call_ends_whatever_its_tool_reports(lock: Interlock, name: str) -> None:
+    await admit(lock, report, calm)
+    await _ends(lock, "demo.report", {"name": name})
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_call_ends_whatever_its_tool_fails_with(lock: Interlock, name: str) -> None:
+    await admit(lock, fall, calm)
+    await _ends(lock, "demo.fall", {"name": name})
+
+
+FORGED = {
+    "a negative cost": 'R{"ok":true,"value":"a","reports":{"cost":{"network":-50000000}}}',
+    "a cost without end": 'R{"ok":true,"value":"a","reports":{"cost":{"network":1e999}}}',
+    "a cost past counting": f'R{{"ok":true,"value":"a","reports":{{"cost":{{"network":{10**30}}}}}}}',
+    "a session that is no text": r'R{"ok":true,"value":"a","reports":{"session":{"\ud800":1}}}',
+    "a result that is no text": r'R{"ok":true,"value":"\ud800"}',
+    "a change of another form": 'R{"ok":true,"value":"a","reports":{"changes":[{"self":1}]}}',
+    "a report of nothing": 'R{"ok":true,"value":"a","reports":7}',
+    "an exit code": 'R{"ok":true,"value":"a","exit":77}',
+    "a number without end": 'R{"ok":true,"value":1e999}',
+    "progress named self": 'P{"self":1,"percent":"all"}',
+    "an error that steers": r'R{"ok":false,"error":{"type":"\u001b[2J\u202e","message":"\u001b]0;x","code":"E3411"}}',
+}
+
+
+@pytest.mark.supports("EXEC-03")
+@pytest.mark.parametrize("name", FORGED)
+async def test_a_forged_frame_ends_its_call_and_changes_no_budget(home: Path, name: str) -> None:
+    budget = {"per": "caller", "limit": 10.0}
+    async with Interlock.open(home, budgets=[budget], housekeeping=False) as lock:
+        await admit(lock, cell.forge, calm)
+        result = await lock.call("cell.forge", frame=FORGED[name], key="once")
+        again = await lock.call("cell.forge", frame=FORGED[name], key="once")
+        assert code(result) in ("E3404", "E3411")
+        assert not again.ok
+        told = str(result.document())
+        assert not {"\x1b", "\u202e"} & set(told)
+        assert "77" not in str(result.error)
+        assert lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
+        assert lock.journal.read("SELECT count(*) FROM hold", ())[0][0] == 0
+        (spent, held) = lock.journal.read("SELECT spent, held FROM spend", ())[0]
+        assert 0 <= spent <= 10_000_000
+        assert held == 0
+        assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"

@@ -1,0 +1,314 @@
+"""Nothing that comes out of a sandbox is believed: whatever it says, the call ends and the loop stays free.
+
+The host's side is real: a `Watch` on real sockets and pipes. In place of a sandboxed process, the test writes frames
+into the other end of the control socket, as hostile code inside could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlock.core.bounded import MOST_VALUES, TooManyValues, has_more_values, parse, plain_text
+from interlock.core.checkpoints import Bounds
+from interlock.core.schema import Json
+from interlock.executors.sandbox import frames
+from interlock.executors.sandbox.child import Child, Ended
+from interlock.executors.sandbox.job import Job, Limits, Outcome, ProgramJob, PythonJob, failure_of
+from interlock.executors.sandbox.watch import Watch
+
+THOROUGH = os.environ.get("INTERLOCK_THOROUGH") == "1"
+LIMITS = Limits(wall_s=60.0, output_bytes=4096, result_bytes=1 << 20, files=3)
+PYTHON = PythonJob(source="", entry="main", limits=LIMITS, checkpoints=Bounds(3, 4096))
+
+
+@dataclass(slots=True)
+class Heard:
+    """How a call ended, what was passed on of what it said, and how long the loop was held at most."""
+
+    outcome: Outcome
+    progress: list[Json] = field(default_factory=list[Json])
+    partial: list[Any] = field(default_factory=list[Any])
+    saved: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    turns: int = 0
+    longest_s: float = 0.0
+
+
+async def hear(
+    said: bytes, job: Job = PYTHON, *, status: int = 0, on_progress: Callable[[Json], None] | None = None
+) -> Heard:
+    """Have a watch hear these bytes from its call, which then ends with this status."""
+    heard = Heard(Outcome(status="no_result"))
+    control, inside = socket.socketpair()
+    (out, their_out), (err, their_err) = os.pipe(), os.pipe()
+    process = subprocess.Popen(["sleep", "600"])  # noqa: ASYNC220 - ends with the call
+    over = os.pidfd_open(process.pid)
+    child = Child(process.pid, over, control, out, err, over, lambda: Ended(status), lambda: None)
+    child.make_ready()
+
+    async def save(label: str, state: Any) -> None:
+        heard.saved.append((label, state))
+
+    async def turns() -> None:
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            heard.turns += 1
+            heard.longest_s, last = max(heard.longest_s, now - last), now
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # the watch may have heard enough
+            inside.sendall(said)
+        inside.close()
+        process.kill()
+        process.wait()
+
+    watch = Watch(
+        child,
+        job,
+        exit_evidence=True,
+        on_progress=on_progress or heard.progress.append,
+        on_partial=heard.partial.append,
+        on_checkpoint=save,
+        refused=[],
+    )
+    counting = asyncio.create_task(turns())
+    writing = asyncio.get_running_loop().run_in_executor(None, write)
+    try:
+        async with asyncio.timeout(60):
+            heard.outcome = await watch.outcome(None)
+    finally:
+        counting.cancel()
+        child.all.close()
+        control.close()
+        await writing
+        for one in (out, their_out, err, their_err, over):
+            os.close(one)
+    return heard
+
+
+def said(kind: bytes, document: Any) -> bytes:
+    return frames.frame(kind, document if isinstance(document, bytes) else json.dumps(document).encode())
+
+
+DONE = said(frames.RESULT, {"ok": True, "value": 1})
+
+
+def checkpoint(head: Any, state: Any) -> bytes:
+    return frames.frame(frames.CHECKPOINT, json.dumps(head).encode() + b"\n" + json.dumps(state).encode())
+
+
+def a_file(path: Any, content: bytes) -> bytes:
+    return frames.frame(frames.FILE, json.dumps(path).encode() + b"\n" + content)
+
+
+# Anything at all, near what is right and far from it.
+Any_ = st.SearchStrategy[Any]
+_odd: Any_ = st.sampled_from([
+    -50, 1e999, -1e999, 10**30, -(10**30), 2**63, float("nan"), "\ud800", "\x1b[2J", "\u202e", "x" * 300, "", True,
+    None,
+])  # fmt: skip
+_names = st.text(max_size=10) | st.just("self")
+_json: Any_ = st.recursive(
+    _odd | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_names, inner, max_size=4),
+    max_leaves=12,
+)
+_cost: Any_ = st.dictionaries(st.sampled_from(["network", "compute", "llm_inference", "total"]), _json, max_size=3)
+_change: Any_ = st.dictionaries(st.sampled_from(["resource", "operation", "before", "after", "more"]), _json)
+_fact: Any_ = st.fixed_dictionaries({"what": _json, "claimed": _json, "observed": _json})
+_reports: Any_ = st.fixed_dictionaries(
+    {},
+    optional={
+        "changes": st.lists(_change | _json, max_size=3) | _json,
+        "attestations": st.lists(_fact, max_size=3) | _json,
+        "compensation": _json,
+        "modifiers": _json,
+        "cost": _cost | _json,
+        "session": _json,
+        "unknown": _json,
+    },
+)
+_error: Any_ = st.dictionaries(st.sampled_from(["type", "message", "errno", "code", "retryable"]), _json)
+_result: Any_ = st.fixed_dictionaries(
+    {"ok": st.booleans() | _json},
+    optional={"value": _json, "reports": _reports | _json, "error": _error | _json, "exit": _json},
+)
+_progress: Any_ = st.dictionaries(st.sampled_from(["self", "message", "percent", "steps", "\u202e"]), _json) | _json
+_head: Any_ = st.fixed_dictionaries({"number": st.integers(0, 3) | _json, "label": st.just("a") | _json}) | _json
+_path: Any_ = st.sampled_from(["a", "a/b", "../a", "/a", "", "a\n", "\ud800", "a" * 2000, "\u202ea"]) | _json
+_kinds = st.sampled_from([b"P", b"V", b"F", b"C", b"R", b"Q", b"A", b"x", b"\0"])
+_frame: st.SearchStrategy[bytes] = (
+    st.builds(said, st.just(frames.PROGRESS), _progress)
+    | st.builds(said, st.just(frames.PARTIAL), _json)
+    | st.builds(said, st.just(frames.RESULT), _result)
+    | st.builds(checkpoint, _head, _json)
+    | st.builds(a_file, _path, st.binary(max_size=50))
+    | st.builds(frames.frame, _kinds, st.binary(max_size=60))
+    | st.binary(max_size=12)
+)
+# The first bad frame ends a call, so most are good ones with something odd after them.
+_good = st.sampled_from(
+    [
+        said(frames.PROGRESS, {"message": "on", "percent": 3}),
+        said(frames.PROGRESS, {"message": "", "self": 1}),
+        said(frames.PARTIAL, [1, "a"]),
+        frames.frame(frames.FILE, b'"f"\nx'),
+    ]
+)
+_rows = st.tuples(st.lists(_good, max_size=30), st.lists(_frame, min_size=1, max_size=4), st.booleans())
+
+
+@pytest.mark.supports("EXEC-03")
+@given(_rows, st.sampled_from([0, 9, 11, 256]), st.booleans())
+@settings(max_examples=4000 if THOROUGH else 150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+async def test_whatever_is_said_the_call_ends_and_only_what_is_sane_is_passed_on(
+    rows: tuple[list[bytes], list[bytes], bool], status: int, program: bool
+) -> None:
+    before, odd, done = rows
+    stream = b"".join((*before, *odd, DONE if done else b""))
+    job: Job = ProgramJob(argv=("x",), limits=LIMITS) if program else PYTHON
+    heard = await hear(stream, job, status=status)
+    outcome = heard.outcome
+    if outcome.status != "ok":
+        told = failure_of(outcome, "a.b").message
+        assert len(told) < 2200
+        assert plain_text(told, len(told)) == told
+    json.dumps(_all(heard), allow_nan=False).encode()
+    str(_all(heard)).encode()  # no surrogates
+    cost = outcome.reports.get("cost", {})
+    assert all(type(amount) is int and amount >= 0 for amount in cost.values())
+    assert sum(cost.values()) <= 10**15
+    assert outcome.exit_code is None or 0 <= outcome.exit_code <= 255
+    assert len(outcome.files) <= 3
+    if THOROUGH:
+        assert heard.longest_s < 0.05
+
+
+def _all(heard: Heard) -> list[Any]:
+    outcome = heard.outcome
+    return [outcome.value, outcome.error, outcome.reports, outcome.why, heard.progress, heard.partial, heard.saved]
+
+
+async def test_small_frames_are_charged_and_shared_out_over_turns_of_the_loop() -> None:
+    small = said(frames.PROGRESS, {})
+    heard = await hear(small * 680_000)
+    assert (heard.outcome.status, heard.outcome.why) == ("limit", "result size")
+    # Each frame is charged, so there are only so many; and one turn of the loop takes only so many of these.
+    allowance = LIMITS.result_bytes + LIMITS.output_bytes + 1 + LIMITS.files * frames.FILE_HEAD
+    assert len(heard.progress) == allowance // frames.LEAST_CHARGE
+    assert heard.turns >= len(heard.progress) // 64
+
+
+async def test_frames_of_a_call_that_has_ended_are_all_taken_in_turns_too() -> None:
+    heard = await hear(said(frames.PARTIAL, 1) * 500 + DONE)
+    assert (heard.outcome.status, heard.outcome.value) == ("ok", 1)
+    assert heard.partial == [1] * 500
+    assert heard.turns >= 500 // 64
+
+
+@pytest.mark.parametrize("much", ["x", "\x1b", "\u202e", "\u0000", " /etc/passwd"])
+async def test_the_words_of_an_error_are_cut_before_they_are_cleaned(much: str) -> None:
+    words = much * (400_000 // len(json.dumps(much)))
+    heard = await hear(said(frames.RESULT, {"ok": False, "error": {"type": words, "message": words, "code": "E3411"}}))
+    assert heard.outcome.status == "error"
+    assert heard.outcome.error is not None
+    assert len(heard.outcome.error["message"]) <= 2000
+    assert len(heard.outcome.error["type"]) <= 100
+    assert not {"\x1b", "\u202e", "\0"} & set(heard.outcome.error["message"])
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"ok": True, "value": 1, "reports": {"cost": {"network": -50_000_000}}},
+        {"ok": True, "value": 1, "reports": {"cost": {"network": 10**30}}},
+        {"ok": True, "value": 1, "reports": {"cost": {"network": 1.5}}},
+        {"ok": True, "value": 1, "reports": {"cost": {"network": True}}},
+        {"ok": True, "value": 1, "reports": {"cost": {"llm_inference": 1}}},
+        {"ok": True, "value": 1, "reports": {"cost": []}},
+        {"ok": True, "value": 1, "reports": {"session": {"\ud800": 1}}},
+        {"ok": True, "value": 1, "reports": {"session": {"x" * 300: 1}}},
+        {"ok": True, "value": 1, "reports": {"session": [1]}},
+        {"ok": True, "value": 1, "reports": {"changes": [{"resource": "a", "operation": "UPDATE", "self": 1}]}},
+        {"ok": True, "value": 1, "reports": {"changes": [{"operation": "UPDATE"}]}},
+        {"ok": True, "value": 1, "reports": {"changes": 7}},
+        {"ok": True, "value": 1, "reports": {"attestations": [{"what": "a"}]}},
+        {"ok": True, "value": 1, "reports": {"others": 1}},
+        {"ok": True, "value": 1, "exit": 7},
+        {"ok": True, "value": 1, "exit": 10**30},
+        {"ok": True, "value": "\ud800"},
+        {"ok": 1, "value": 1},
+        b'{"ok":true,"value":1e999}',
+        b'{"ok":true,"value":1,"reports":{"cost":{"network":1e999}}}',
+        b'{"ok":true,"value":NaN}',
+    ],
+    ids=lambda one: str(one)[:70].encode("ascii", "backslashreplace").decode(),
+)
+async def test_a_forged_result_is_no_result(document: Any) -> None:
+    outcome = (await hear(said(frames.RESULT, document))).outcome
+    assert (outcome.status, outcome.value, outcome.exit_code) == ("no_result", None, 0)
+    assert failure_of(outcome, "a.b").code == "E3404"
+
+
+@pytest.mark.parametrize("code", [-1000, 256, 10**30, "7", 1.5, True, None])
+async def test_an_exit_code_that_cannot_be_is_not_repeated(code: Any) -> None:
+    job = ProgramJob(argv=("x",), limits=LIMITS)
+    outcome = (await hear(said(frames.RESULT, {"ok": True, "exit": code}), job)).outcome
+    assert (outcome.status, outcome.exit_code) == ("no_result", 0)
+    assert (await hear(said(frames.RESULT, {"ok": True, "exit": 7}), job)).outcome.exit_code == 7
+
+
+async def test_a_whole_number_of_any_length_keeps_its_value() -> None:
+    value = [10**30, -(10**25), 2**64, 0.1]
+    assert (await hear(said(frames.RESULT, {"ok": True, "value": value}))).outcome.value == value
+
+
+async def test_who_hears_of_progress_and_fails_ends_the_call_and_nothing_else() -> None:
+    def broken(_: Json) -> None:
+        raise RuntimeError("not today")
+
+    outcome = (await hear(said(frames.PROGRESS, {"message": "a"}) + DONE, on_progress=broken)).outcome
+    assert outcome.status == "no_result"
+
+
+@given(_json, st.integers(1, 40))
+def test_values_are_counted_as_a_parser_would(document: Any, most: int) -> None:
+    body = json.dumps(document).encode()
+    count = _count(document)
+    if 2 * count <= most:
+        assert not has_more_values(body, most)
+    if count > most + 1:
+        with pytest.raises(TooManyValues):
+            parse(body, most)
+
+
+def test_a_long_text_full_of_commas_is_one_value() -> None:
+    text = 'a,"[{\\,' * MOST_VALUES
+    assert parse(json.dumps(text).encode()) == text
+    with pytest.raises(TooManyValues):
+        parse(b"[" + b"[]," * MOST_VALUES + b"0]")
+    with pytest.raises(TooManyValues):
+        parse(b"{" + b'"a":"",' * (2 * MOST_VALUES) + b'"b":0}')
+
+
+def _count(document: Any) -> int:
+    inner: list[Any] = []
+    if isinstance(document, dict):
+        inner = list(cast("Json", document).values())
+    elif isinstance(document, list):
+        inner = cast("list[Any]", document)
+    return 1 + sum(map(_count, inner))

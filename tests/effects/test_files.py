@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import stat
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -48,6 +49,16 @@ def write_and_hide(root: Path) -> None:
     status = path.stat()
     path.write_bytes(b"X" * status.st_size)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def let_a_user_in(root: Path, kind: str = "system.posix_acl_access") -> None:
+    """Give a user of the host rights in a directory by its access control list, and leave its mode as it was."""
+    mode = (root / "deep").stat().st_mode
+    owner, group, others = (mode >> 6) & 7, (mode >> 3) & 7, mode & 7
+    nobody, user = 0xFFFFFFFF, 12345
+    entries = [(1, owner, nobody), (2, group, user), (4, group, nobody), (16, group, nobody), (32, others, nobody)]
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(root / "deep", kind, packed)
 
 
 def swap(root: Path) -> None:
@@ -103,6 +114,12 @@ LIES: dict[str, tuple[Lie, str, str, Sequence[str]]] = {
     "touch": (lambda root: os.utime(root / "a.txt"), "", "a.txt", ()),
     "chmod": (lambda root: (root / "a.txt").chmod(0o600), "", "a.txt", ()),
     "chmod of a directory": (lambda root: (root / "deep").chmod(0o700), "", "deep", ()),
+    "an attribute of a file": (lambda root: os.setxattr(root / "a.txt", "user.a", b"x"), "", "a.txt", ()),
+    "an attribute of a directory": (lambda root: os.setxattr(root / "deep", "user.a", b"x"), "", "deep", ()),
+    "an access list of a directory": (let_a_user_in, "", "deep", ()),
+    "an access list for what is made in a directory": (
+        lambda root: let_a_user_in(root, "system.posix_acl_default"), "", "deep", ()
+    ),
     "turn a symlink": (lambda root: swap_link(root / "link", "b.txt"), "", "link", ()),
     "delete": (lambda root: (root / "deep/c.txt").unlink(), "", "", ["deep/c.txt"]),
     "rename": (lambda root: (root / "a.txt").rename(root / "z"), "z", "", ["a.txt"]),

@@ -58,12 +58,15 @@ def attempt(what: What) -> str:
 
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
-    effects=[Effect("x:a", "UPDATE")], estimated_cost=1.0,
+    effects=[Effect("x:a", "UPDATE")], estimated_cost=0.1, timeout_s=30,
+    restart_safe=True,
 )  # fmt: skip
 def forge(frame: What) -> str:
     """Say something in place of the sandbox: a kind, then a body."""
     body = frame[1:].encode()
     os.write(3, frame[:1].encode() + len(body).to_bytes(4, "little") + body)
+    if "false" in frame:
+        os._exit(0)
     time.sleep(60)
     return "never"
 

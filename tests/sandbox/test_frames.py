@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock.core.bounded import MOST_VALUES, TooManyValues, has_more_values, parse, plain_text
+from interlock.core.bounded import MOST_VALUES, TooManyValues, more_values, parse, plain_text
 from interlock.core.checkpoints import Bounds
 from interlock.core.schema import Json
 from interlock.executors.sandbox import frames
@@ -290,7 +290,7 @@ def test_values_are_counted_as_a_parser_would(document: Any, most: int) -> None:
     body = json.dumps(document).encode()
     count = _count(document)
     if 2 * count <= most:
-        assert not has_more_values(body, most)
+        assert not more_values(body, most)
     if count > most + 1:
         with pytest.raises(TooManyValues):
             parse(body, most)

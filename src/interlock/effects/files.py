@@ -8,7 +8,8 @@ reading and listing do not move it. Two cases need the content itself, as a hash
 * a file that a process keeps mapped may change without its time moving. `contents=True` hashes every file.
 
 A directory's own times say only that its entries changed, which shows in the entries; of a directory, what it is and
-who may do what in it counts. Symbolic links are entries and are never followed.
+who may do what in it counts: mode, owner and extended attributes, which hold its access control lists. Symbolic links
+are entries and are never followed.
 
 `keep=True` holds copies of files, within bounds, and with them `restore` puts things back. It works from directory to
 directory without following links, so a tool that leaves a link behind does not lead it outside the roots.
@@ -39,6 +40,9 @@ _BLOCK = 1 << 20
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
+Attributes = tuple[tuple[str, bytes], ...]
+
+
 class Entry(NamedTuple):
     """One name in a directory, and what stands behind it."""
 
@@ -54,6 +58,8 @@ class Entry(NamedTuple):
     target: str | None = None
     digest: bytes | None = None
     content: bytes | None = None
+    # Extended attributes, where the time of change does not tell of them or where they may have to be put back.
+    attributes: Attributes | None = None
 
     def summary(self) -> dict[str, Any]:
         """As it appears in a record."""
@@ -118,6 +124,8 @@ class FileWatcher:
                     kept += len(content or b"")
                 digest = _hash(path) if content is None else hashlib.sha256(content).digest()
                 entry = entry._replace(digest=digest, content=content)
+            if entry.kind == "file" and self._keep:
+                entry = entry._replace(attributes=_attributes(path))
             found[place] = entry
             if len(found) > MOST_ENTRIES:
                 raise Failure("E3407", f"more than {MOST_ENTRIES} files are to be watched; watch fewer directories")
@@ -228,12 +236,22 @@ def _entry(path: str, status: os.stat_result) -> Entry:
         status.st_ctime_ns,
         status.st_nlink,
         target,
+        attributes=_attributes(path) if kind == "directory" else None,
     )
+
+
+def _attributes(path: str) -> Attributes:
+    try:
+        names = sorted(os.listxattr(path, follow_symlinks=False))
+        return tuple((name, os.getxattr(path, name, follow_symlinks=False)) for name in names)
+    except OSError:
+        return ()  # gone, or on a file system without any
 
 
 def _differs(then: Entry, now: Entry, path: str) -> bool:
     if then.kind == now.kind == "directory":
-        return (then.mode, then.uid, then.gid, then.inode) != (now.mode, now.uid, now.gid, now.inode)
+        then_facts = (then.mode, then.uid, then.gid, then.inode, then.attributes)
+        return then_facts != (now.mode, now.uid, now.gid, now.inode, now.attributes)
     # Everything that the file system says; then the content, where that may not be enough.
     if then[:10] != now[:10]:
         return True
@@ -242,6 +260,7 @@ def _differs(then: Entry, now: Entry, path: str) -> bool:
 
 def _restored(then: Entry, now: Entry, path: str) -> bool:
     same = (then.kind, then.mode, then.uid, then.gid, then.target) == (now.kind, now.mode, now.uid, now.gid, now.target)
+    same = same and (then.attributes is None or then.attributes == _attributes(path))
     if not same or then.kind != "file":
         return same and then.kind != "special"
     return then.digest is not None and _hash(path) == then.digest
@@ -325,8 +344,20 @@ def _set(path: str, then: Entry, now: os.stat_result) -> None:
             file.write(then.content)
     if (now.st_uid, now.st_gid) != (then.uid, then.gid):
         os.chown(path, then.uid, then.gid)
+    if then.attributes is not None:
+        _set_attributes(path, dict(then.attributes))
     os.chmod(path, then.mode)
     os.utime(path, ns=(then.mtime_ns, then.mtime_ns))
+
+
+def _set_attributes(path: str, then: Mapping[str, bytes]) -> None:
+    """Give an open entry the extended attributes that it had. The path leads through its descriptor."""
+    for name in os.listxattr(path):
+        if name not in then:
+            os.removexattr(path, name)
+    for name, value in then.items():
+        if name not in os.listxattr(path) or os.getxattr(path, name) != value:
+            os.setxattr(path, name, value)
 
 
 def _make_directory(folder: int | None, name: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from interlock.core.bounded import more_values
 from interlock.core.errors import Failure
 
 T = TypeVar("T")
@@ -41,7 +42,6 @@ PER_TURN = 200
 BURST = 10_000
 PER_SECOND = 2_000
 _UNIT = 4096
-_WINDOW = 65_536
 _THREADS = 2
 _PEEK = 256
 # A line so many times longer than an answer may be has no end.
@@ -96,25 +96,6 @@ class Intake:
         if len(data) <= SMALL:
             return self.loads(data)
         return await in_thread(self.loads, data)
-
-
-def more_values(data: bytes, limit: int) -> bool:
-    """Whether a JSON text may hold more than `limit` values. Takes time in proportion to the text, and no memory."""
-    if len(data) // 2 < limit:
-        return False  # each value but the first takes two bytes at least
-    if data.count(b",") + data.count(b"[") + data.count(b"{") < limit:
-        return False
-    # Texts may hold any number of commas and brackets. Without escapes, every second part between quotes is a text.
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    count, inside = 1, 0
-    for start in range(0, len(plain), _WINDOW):
-        parts = plain[start : start + _WINDOW].split(b'"')
-        outside = b"".join(parts[inside::2])
-        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
-        if count > limit:
-            return True
-        inside ^= (len(parts) - 1) & 1
-    return False
 
 
 def addressee(data: bytes, key: str, waiting: Collection[str]) -> str | None:

@@ -31,16 +31,15 @@ Check = Callable[[Any], Any]
 
 def reader_for(job: Job) -> frames.Reader:
     """A reader of the frames that this job may send."""
-    limits, bounds = job.limits, job.checkpoints if isinstance(job, PythonJob) else None
+    limits = job.limits
     most = {frames.RESULT: limits.result_bytes}
     if isinstance(job, PythonJob):
         most |= {frames.PROGRESS: MOST_PROGRESS, frames.PARTIAL: min(MOST_PARTIAL, limits.result_bytes)}
+        most[frames.CHECKPOINT] = 0 if job.checkpoints is None else job.checkpoints.size + frames.CHECKPOINT_HEAD
     files = 0
     if limits.files:
         most[frames.FILE] = limits.output_bytes + 1 + frames.FILE_HEAD
         files = limits.output_bytes + 1 + limits.files * frames.FILE_HEAD
-    if bounds is not None:
-        most[frames.CHECKPOINT] = bounds.size + frames.CHECKPOINT_HEAD
     return frames.Reader(limits.result_bytes + files, most)
 
 

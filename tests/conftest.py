@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest_asyncio
 
 from interlock import Interlock
 from interlock.core import canonical
-from tests import sample
+from tests import leaks, sample
 
 LEDGER = Path(__file__).parents[1] / "ledger"
 
@@ -42,6 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that names a clause the ledger does not have is a mistake."""
     known = requirement_ids()
     for item in items:
+        if isinstance(item, pytest.Function) and pytest_asyncio.is_async_test(item):
+            # Right behind the one it depends on, which is before all others of a single test.
+            item.fixturenames.insert(item.fixturenames.index("leaves_nothing_behind") + 1, "leaves_no_task")
         for mark in item.iter_markers():
             if mark.name not in ("proves", "supports", "part_of"):
                 continue
@@ -58,6 +62,30 @@ def nothing_stays_on_loan() -> Iterator[None]:
     """Whatever was lent in a test is given back in it: then, and only then, records of the log are made as ever."""
     yield
     assert logging.getLogRecordFactory() is logging.LogRecord
+
+
+@pytest.fixture(scope="session")
+def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ...]]:
+    """The directories in which no test may leave a file."""
+    yield from leaks.own_places(tmp_path_factory)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(own_places: tuple[Path, ...], request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test leaves a thread, a child process, a file descriptor or a file behind (see tests/leaks.py)."""
+    left = leaks.watch(own_places)
+    yield
+    if not leaks.exempt(request.node):
+        leaks.fail(left())
+
+
+@pytest_asyncio.fixture
+async def leaves_no_task(leaves_nothing_behind: None, request: pytest.FixtureRequest) -> AsyncGenerator[None]:
+    """No async test leaves a task behind on its loop. Every async test has it (see the collection hook)."""
+    before = asyncio.all_tasks()
+    yield
+    if not leaks.exempt(request.node):
+        leaks.fail(await leaks.tasks_left(before))
 
 
 @pytest.fixture(scope="module", params=["compiled", "interpreted"])

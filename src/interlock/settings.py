@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pydantic
 
 from interlock.core.allowances import Budget, LoopLimits, Prices, RateLimit
+from interlock.core.bounds import MOST_VALUES
 from interlock.core.channels import Channel
 from interlock.core.documents import Malformed, read_json
 from interlock.core.errors import Failure
@@ -53,6 +54,19 @@ class Settings(pydantic.BaseModel):
     )
     retention_years: int = pydantic.Field(1, ge=1, le=7, description="how long records of reads are kept at least")
     retention_years_writes: int = pydantic.Field(7, ge=1, le=7, description="the same for writes and all other records")
+    max_values: int = pydantic.Field(
+        MOST_VALUES,
+        ge=1000,
+        description="how many values one request or call may hold: numbers, texts, members and items at any depth",
+    )
+    max_connections_per_peer: int = pydantic.Field(
+        1024,
+        ge=1,
+        description="how many HTTP connections one address may hold open; raise it where a proxy stands in front",
+    )
+    max_mcp_sessions: int = pydantic.Field(
+        100, ge=1, description="how many MCP sessions of the handshake era one caller may have open over HTTP"
+    )
     strict_redaction: bool = pydantic.Field(False, description="redact whatever merely looks like a number or address")
     redact_names: tuple[str, ...] = pydantic.Field((), description="further field names whose values are never shown")
     no_pattern_redaction: tuple[str, ...] = pydantic.Field((), description="namespaces whose results keep their text")

@@ -30,6 +30,7 @@ from interlock.service import Service
 from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
 from tests.doors.test_grpc import certificate
+from tests.gateway.test_interleavings import turn
 
 Json = dict[str, Any]
 LOOPBACK = Listening(port=0, grpc_port=None)
@@ -126,9 +127,13 @@ async def test_heads_that_are_too_long_or_too_slow_end_the_connection(
 
 async def test_connections_are_counted(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
-    await here.raw(b"GET /health HTTP/1.1\r\n")
+    busy = await here.raw(b"POST /rpc HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10\r\n\r\n")
+    async with asyncio.timeout(20):
+        while not any(task.get_name() == "request" for task in asyncio.all_tasks()):
+            await turn()
     peer = await here.raw(b"")
-    assert (await peer.answer()).startswith(b"HTTP/1.1 503")
+    assert (await peer.answer()).startswith(b"HTTP/1.1 503"), "none is idle"
+    busy.writer.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/tools/invoke", "/v1/tools/register", "/rpc", "/mcp"])
@@ -217,8 +222,8 @@ async def test_a_signal_under_load_loses_no_call_that_was_acknowledged(tmp_path:
     ending = asyncio.Event()
 
     async def post(client: httpx.AsyncClient, number: int) -> None:
-        for turn in range(1000):
-            key = f"{number}-{turn}"
+        for step in range(1000):
+            key = f"{number}-{step}"
             body = {"tool_id": "demo.post", "parameters": {"account": "cash", "cents": 1}, "idempotency_key": key}
             try:
                 answer = await client.post("/tools/invoke", json=body)

@@ -146,6 +146,7 @@ class Interlock:
             connect=lambda name: self._connect(name),
         )
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
+        self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.execution.hung_share)
         self.approvals = Desk(
             gateway=self.gateway,
             asking=self.gateway.asking,

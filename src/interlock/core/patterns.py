@@ -14,9 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Final
 
+from interlock.core.bounds import cut, trim
+
 REDACTED: Final = "[REDACTED]"
 _EMAIL_MARKER: Final = "[EMAIL_REDACTED]"
 _MESSAGE_LIMIT: Final = 2_000
+# Of longer texts only the beginning is searched, and shown.
+_MESSAGE_SEARCHED: Final = 16_000
+_LOG_LIMIT: Final = 32_000
 
 SENSITIVE_NAMES: Final = (
     "password",
@@ -127,18 +132,24 @@ class Patterns:
 
     def message(self, text: str) -> str:
         """The text as a model may read it: no stack trace, host path, credential or personal data."""
+        text, left_out = cut(text, _MESSAGE_SEARCHED)
         if trace := _TRACEBACK.search(text):
-            text = text[: trace.start()]
-        text = self.without_credentials(text)
-        text = _PLACES.sub(lambda found: found[0] if found["url"] else "[path]", _FRAME.sub("", text))
-        return self.mask(text).strip()[:_MESSAGE_LIMIT]
+            text, left_out = text[: trace.start()], 0
+        text = _FRAME.sub("", self._hide_credentials(text))
+        text = self.mask(_PLACES.sub(lambda found: found[0] if found["url"] else "[path]", text))
+        return trim(text, left_out).strip()[:_MESSAGE_LIMIT]
 
     def log(self, text: str) -> str:
         """The text as operators may read it: stack traces and paths stay, credentials and personal data do not."""
-        return self.mask(self.without_credentials(text))
+        text, left_out = cut(text, _LOG_LIMIT)
+        return trim(self.mask(self._hide_credentials(text)), left_out)
 
     def without_credentials(self, text: str) -> str:
         """The text without credentials; personal data stays."""
+        text, left_out = cut(text, _LOG_LIMIT)
+        return trim(self._hide_credentials(text), left_out)
+
+    def _hide_credentials(self, text: str) -> str:
         return self._spoken.sub(rf"\1\2{REDACTED}", _CREDENTIALS.sub(REDACTED, text))
 
     def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:

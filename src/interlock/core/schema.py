@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, cast
 
 import jsonschema_rs
@@ -22,6 +23,9 @@ Json = dict[str, Any]
 
 # What validators write in place of the offending value, so that no message carries it by accident.
 MASK = "the value"
+
+# How many faults of one document are explained. Each explanation costs far more than finding the fault.
+MOST_ERRORS = 100
 
 _UNFIT = (ValueError, TypeError, OverflowError, RecursionError)  # what jsonschema_rs raises for what JSON cannot hold
 
@@ -158,11 +162,14 @@ class Schema:
             return False
 
     def errors(self, value: Any) -> list[Any]:
-        """The validator's errors; empty if and only if the value fits. None of their messages quotes the value."""
+        """The validator's errors, the first ones where there are very many; empty if and only if the value fits.
+
+        None of their messages quotes the value.
+        """
         try:
             if self._recursive and _too_deep(value):
                 return list(compile_validator(False).iter_errors(None))
-            return list(self.validator.iter_errors(value))
+            return list(islice(self.validator.iter_errors(value), MOST_ERRORS))
         except _UNFIT:
             return list(compile_validator(False).iter_errors(None))
 

@@ -27,6 +27,7 @@ from urllib.parse import unquote
 import httptools
 
 from interlock.doors.asgi import App, Scope
+from interlock.doors.crowd import MOST_PER_PEER, crowd_of
 from interlock.doors.exchange import Exchange
 from interlock.doors.heads import Head, Knows, known
 
@@ -89,6 +90,9 @@ class Connection(asyncio.Protocol):
         self._rings = _NEVER
         self._writable: asyncio.Event | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._peer = ""
+        self._idle_since = 0.0
+        self._crowd = crowd_of(server_state, MAX_CONNECTIONS, getattr(self._app, "most_per_peer", MOST_PER_PEER))
 
     # The connection
 
@@ -103,12 +107,24 @@ class Connection(asyncio.Protocol):
             "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
             "root_path": "",
         }
-        if len(self._server.connections) > MAX_CONNECTIONS:
+        self._peer = (self._common["client"] or ("",))[0]
+        self._idle_since = self._loop.time()
+        if not self._crowd.enter(self, self._peer):
             self._end(b"503 Service Unavailable")
         else:
             self._expect(HEAD_S, self._late_head)
 
+    @property
+    def idle_since(self) -> float | None:
+        """When the last answer ended, or the connection began; None while a request is being answered."""
+        return None if self._answering is not None else self._idle_since
+
+    def make_room(self) -> None:
+        """Close at once: another connection takes the place of this idle one."""
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.leave(self, self._peer)
         self._server.connections.discard(self)  # pyright: ignore[reportArgumentType] - as above
         if self._clock is not None:
             self._clock.cancel()
@@ -318,6 +334,7 @@ class Connection(asyncio.Protocol):
     def answered(self, exchange: Exchange) -> None:
         """An answer is out: on to the next request, if it may be made on this connection."""
         self._server.total_requests += 1
+        self._idle_since = self._loop.time()
         self._answering = None
         if not exchange.keep_alive:
             self._close(still_sends=not exchange.whole)

@@ -40,6 +40,7 @@ from interlock.telemetry.w3c import joined
 _log = logging.getLogger("interlock.jsonrpc")
 
 MAX_BATCH = 100
+_LARGE = 1 << 14
 LONGEST_MS = 86_400_000
 LONGEST_TEXT = 4000
 
@@ -113,8 +114,10 @@ class JsonRpcDoor:
     async def handle(self, body: bytes, authorization: str | None, trace: str | None = None) -> bytes | None:
         """The answer to what was sent; None where the protocol wants none."""
         try:
-            sent: Any = document(body)
-        except Failure:
+            sent: Any = document(body, self._service.lock.settings.max_values)
+        except Failure as failure:
+            if failure.details is not None:  # too many values
+                return encode(_failed(None, failure, self._trace_id(trace)))
             return encode(_error(None, _PARSE, "parse error: the body is not JSON", self._trace_id(trace)))
         if not isinstance(sent, list):
             return await self._one(sent, authorization, trace)
@@ -122,9 +125,25 @@ class JsonRpcDoor:
         if not batch or len(batch) > MAX_BATCH:
             words = f"a batch has 1 to {MAX_BATCH} requests"
             return encode(_error(None, _INVALID, f"invalid request: {words}", self._trace_id(trace)))
-        answers = await asyncio.gather(*(self._one(one, authorization, trace) for one in batch))
+        answers = await asyncio.gather(*await self._begin(batch, len(body), authorization, trace))
         kept = [one for one in answers if one is not None]
         return b"[%b]" % b",".join(kept) if kept else None
+
+    async def _begin(
+        self, batch: list[Any], size: int, authorization: str | None, trace: str | None
+    ) -> list[asyncio.Task[bytes | None]]:
+        """Begin the requests of a batch. Those of a large batch begin one per turn of the loop, so others get turns."""
+        begun: list[asyncio.Task[bytes | None]] = []
+        try:
+            for one in batch:
+                begun.append(asyncio.create_task(self._one(one, authorization, trace)))
+                if size > _LARGE:
+                    await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            for task in begun:
+                task.cancel()
+            raise
+        return begun
 
     async def _one(self, sent: Any, authorization: str | None, trace: str | None) -> bytes | None:
         """The answer to one request; None to a notification."""

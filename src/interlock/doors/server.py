@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from interlock.core.bounds import MOST_VALUES
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -38,6 +39,7 @@ from interlock.doors.asgi import (
     Scope,
     Send,
     answer,
+    bounded,
     header,
     read_body,
     refusal,
@@ -45,6 +47,7 @@ from interlock.doors.asgi import (
     replay,
     retry_after,
 )
+from interlock.doors.crowd import MOST_PER_PEER
 from interlock.doors.heads import Reply, Way
 from interlock.service import Service
 
@@ -97,7 +100,17 @@ class Listening:
 class Gate:
     """Every HTTP request passes here first, and is handed to the first route that wants it."""
 
-    def __init__(self, listening: Listening, hot: Mapping[tuple[str, str], App], wide: App) -> None:
+    def __init__(
+        self,
+        listening: Listening,
+        hot: Mapping[tuple[str, str], App],
+        wide: App,
+        *,
+        most_values: int = MOST_VALUES,
+        most_per_peer: int = MOST_PER_PEER,
+    ) -> None:
+        self._most_values = most_values
+        self.most_per_peer = most_per_peer
         self._hosts = frozenset(one.lower().encode() for one in listening.hosts)
         self._origins = frozenset(one.lower() for one in listening.origins)
         self._hot = hot
@@ -160,6 +173,7 @@ class Gate:
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(receive)
+            bounded(body, self._most_values)
         except Failure as failure:
             await refuse(send, failure)
             return
@@ -295,7 +309,9 @@ class Server:
         slow, wide = self._later(load_mcp), self._later(load_rest)
         hot |= dict.fromkeys(mcp_routes, slow)
         hot |= {(method, "/rpc"): JsonRpcDoor(service) for method in ("GET", "POST")}
-        return Gate(listening, hot, wide)
+        settings = service.lock.settings
+        per_peer = settings.max_connections_per_peer
+        return Gate(listening, hot, wide, most_values=settings.max_values, most_per_peer=per_peer)
 
     def _later(self, load: Callable[[], Awaitable[App]]) -> App:
         """An application that is loaded when it is first wanted: the SDK and FastAPI take their time."""

@@ -1,4 +1,10 @@
-"""Runs Python functions: async ones on the loop, sync ones in a thread, never blocking it."""
+"""Runs Python functions: async ones on the loop, sync ones in a thread, never blocking it.
+
+Python cannot end a thread. A sync function that goes on after its call was cut off keeps its thread until it returns.
+Such a thread no longer counts among the `THREADS` that calls share, so it takes no other call's place. At most
+`MOST_HUNG` threads may hang like that. Beyond that a hung thread keeps its place, and when no place is left, calls of
+sync functions are refused (E3001) instead of waiting for nothing. Every hung thread is an alert.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +22,29 @@ from interlock.core.context import Context
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.hints import convert
-from interlock.core.phases import Granted, Read
+from interlock.core.phases import Call, Granted, Read
 from interlock.core.schema import Json
 
 THREADS = 64
+MOST_HUNG = 192
 
 
 class FunctionExecutor:
     """Calls the function behind a grant. Refuses anything that does not carry the gateway's seal."""
 
-    def __init__(self, seal: object) -> None:
+    def __init__(self, seal: object, hung: Callable[[Call, int], None] | None = None) -> None:
+        """`hung` is called for each thread that goes on after its call was cut off, with the number of such threads."""
         self._seal = seal
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-tool")
+        self._threads = ThreadPoolExecutor(THREADS + MOST_HUNG, thread_name_prefix="interlock-tool")
         self._unfinished: dict[str, Future[Any]] = {}
+        self._places = asyncio.Semaphore(THREADS)
+        self._hung: set[Future[Any]] = set()
+        self._tell_hung = hung
+
+    @property
+    def hung(self) -> int:
+        """How many threads go on although their calls were cut off."""
+        return len(self._hung)
 
     def start(self, read: Read) -> Begun:
         """Begin a plain read on the spot. Most come to their end without waiting for anything."""
@@ -58,19 +74,60 @@ class FunctionExecutor:
                 running = function(*positional, **arguments)
                 return await (running if call.meter is None else call.meter.awaiting(running))
             work = partial(function, *positional, **arguments)
-            return await self._in_thread(call.id, work if call.meter is None else call.meter.calling(work))
+            return await self._in_thread(call, work if call.meter is None else call.meter.calling(work))
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like
             # Left alone, SystemExit and its like would end the event loop and every other call with it.
             raise Failure("E3404", f"{call.request.tool} tried to end the process") from None
 
-    async def _in_thread(self, call_id: str, function: Callable[[], Any]) -> Any:
-        future = self._threads.submit(contextvars.copy_context().run, function)
-        self._unfinished[call_id] = future
-        future.add_done_callback(lambda _: self._unfinished.pop(call_id, None))
-        value = await asyncio.wrap_future(future)
+    async def _in_thread(self, call: Call, function: Callable[[], Any]) -> Any:
+        if self._places.locked() and len(self._hung) >= MOST_HUNG:
+            raise Failure(
+                "E3001",
+                f"no thread is free: {len(self._hung)} functions go on although their calls were cut off",
+                resolution="an operator restarts the server, and makes the hanging tool async or runs it in a sandbox,"
+                " where a timeout ends it",
+            )
+        await self._places.acquire()
+        try:
+            future = self._threads.submit(contextvars.copy_context().run, function)
+        except BaseException:
+            self._places.release()
+            raise
+        self._unfinished[call.id] = future
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: self._unfinished.pop(call.id, None))
+        try:
+            value = await asyncio.wrap_future(future)
+        finally:
+            if future.done() or future.cancel():
+                self._places.release()
+            else:
+                self._note_hung(call, future, loop)
         return await value if inspect.isawaitable(value) else value
+
+    def _note_hung(self, call: Call, future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+        """The call was cut off, its thread goes on: give its place to another call, up to the bound."""
+        replaced = len(self._hung) < MOST_HUNG
+        self._hung.add(future)
+
+        def ended() -> None:
+            self._hung.discard(future)
+            if not replaced:
+                self._places.release()
+
+        def on_loop(_: Future[Any]) -> None:
+            try:
+                loop.call_soon_threadsafe(ended)
+            except RuntimeError:
+                pass  # the loop is closed, and nobody counts any more
+
+        future.add_done_callback(on_loop)
+        if replaced:
+            self._places.release()
+        if self._tell_hung is not None:
+            self._tell_hung(call, len(self._hung))
 
     def unfinished(self, call_id: str) -> Future[Any] | None:
         """The thread's outcome still to come of a call that was cut off; None when nothing of it runs any more."""

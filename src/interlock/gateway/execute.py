@@ -24,7 +24,7 @@ from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Claim, Locks, check_preconditions
 from interlock.effects.session import SessionState
-from interlock.executors.function import Begun, FunctionExecutor
+from interlock.executors.function import MOST_HUNG, Begun, FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
@@ -83,7 +83,7 @@ class Execution:
         self._watching = Watching(journal, settings, observer, quarantine)
         # Whether what calls change is watched, so that calls have to be kept apart from one another.
         self.watches = self._watching.active
-        self._executor = FunctionExecutor(seal)
+        self._executor = FunctionExecutor(seal, self._note_hung)
         self.start: Callable[[Read], Begun] = self._executor.start
         self._isolated_executor = IsolatedExecutor(
             seal, clock=clock, network=settings.egress, note=self._note_outcome, checkpoints=checkpoints.bounds
@@ -513,6 +513,15 @@ class Execution:
             future.add_done_callback(lambda done: _on_loop(loop, self._settle_late, granted, done))
         elif call.task is not None and not call.task.done():
             await asyncio.wait({call.task}, timeout=running.GRACE_S)
+
+    def _note_hung(self, call: Call, hung: int) -> None:
+        """A sync function goes on in its thread although its call was cut off."""
+        reason = f"it goes on in a thread after its call was cut off; {hung} such threads, at most {MOST_HUNG}"
+        self._observer.alert("TOOL_THREAD_HUNG", call, reason=reason, hung=hung)
+
+    def hung_share(self) -> float:
+        """The share of the threads that may hang which do."""
+        return self._executor.hung / MOST_HUNG
 
     def _claim_on(self, call: Call, resource: str) -> Claim:
         """What a call wants to itself. The values of a session are that session's alone."""

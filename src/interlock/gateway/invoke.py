@@ -22,6 +22,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
+from interlock.core.bounds import check_values
 from interlock.core.canonical import canonical, decode, private_copy
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock, new_id, new_ids
@@ -87,6 +88,8 @@ class Gateway:
     ) -> None:
         self._catalog = catalog
         self._read = journal.read
+        self._most_values = settings.max_values
+        self._small = 2 * settings.max_values  # bytes of JSON that cannot hold more values than that
         self._clock = clock
         seal = object()
         self.telemetry = Telemetry(
@@ -148,6 +151,7 @@ class Gateway:
         self._straight = Straight(
             # What has to be told of every call, or reckoned with it, has to be made at its pace.
             barred=self._tracer is not None or allowances.active or self.execution.watches,
+            small=self._small,
             catalog=catalog,
             quarantine=self.quarantine,
             authorizer=self._authorizer,
@@ -267,6 +271,8 @@ class Gateway:
             tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
             model_input = canonical(request.arguments)
+            if len(model_input) > self._small:
+                check_values(request.arguments, len(model_input), self._most_values)
             call.input_hash = hashlib.sha256(model_input).hexdigest()
             try:
                 tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)

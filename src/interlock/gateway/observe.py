@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from interlock.approvals import tickets
+from interlock.core.bounds import Shortener
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
@@ -31,6 +32,9 @@ from interlock.telemetry.trace import Recording, progress_facts
 
 _log = logging.getLogger("interlock.gateway")
 _LONGEST_REASONS = 8000
+# Of a longer text only the beginning is searched. Far more than is shown, so no credential is cut in two in what is.
+_LONGEST_TEXT = 1 << 18
+_MOST_SHOWN = 1 << 16
 
 
 class Observer:
@@ -105,8 +109,11 @@ class Observer:
         """A text of a call's making without credentials and personal data, above all those it was called with."""
         if call.lease is not None and call.lease.closed:
             return REDACTED  # nobody can say any more whether a credential is in it
-        text = scrub(text, self.hidden(call))[0]
-        for value in self._private(call):
+        return self._hide_text(text, self.hidden(call), self._private(call))
+
+    def _hide_text(self, text: str, hidden: list[str], private: list[str]) -> str:
+        text = scrub(text[:_LONGEST_TEXT], hidden)[0]
+        for value in private:
             text = text.replace(value, REDACTED)
         return safe_log(self._redactor, text)
 
@@ -201,8 +208,11 @@ class Observer:
 
     def shown(self, call: Call, value: Any) -> Any:
         """Data that no output schema describes, without anything private in it."""
-        shown = self._hide_all(call, self._redactor.value(value).value)
-        return self.without(call, shown) if self.hides(call) else shown
+        if call.lease is not None and call.lease.closed:
+            return REDACTED
+        short, hidden = Shortener().shorten(value), self.hidden(call)
+        shown = self._hide_all(self._redactor.value(short).value, hidden, self._private(call))
+        return scrub(shown, hidden)[0]
 
     def resources(self, call: Call, found: Sequence[str]) -> tuple[str, ...] | None:
         """The resources of a call as they may be recorded; None where one holds something private.
@@ -216,7 +226,10 @@ class Observer:
         return tuple(found) if all(without_credentials(clean, one) == one for one in found) else None
 
     def shown_input(self, call: Call, arguments: Mapping[str, Any]) -> Json:
-        """An input as a reviewer may see it: whole, but for what its schema or its name says is private."""
+        """An input as a reviewer may see it: without what its schema or its name says is private.
+
+        A very long input is cut, and each cut says how much is missing.
+        """
         shown = self.sink(call).for_people(dict(arguments)).value
         return cast("Json", self._for_people(list(call.hidden), shown))
 
@@ -225,14 +238,16 @@ class Observer:
         return cast("Json", self._for_people(self.hidden(call), preview))
 
     def _for_people(self, private: list[str], value: Any) -> Any:
+        # Known secrets first: cutting could leave half of one, which nobody would recognise.
+        return self._without_credentials(Shortener(characters=_MOST_SHOWN).shorten(scrub(value, private)[0]))
+
+    def _without_credentials(self, value: Any) -> Any:
         if isinstance(value, str):
-            return without_credentials(self._redactor, scrub(value, private)[0])
+            return without_credentials(self._redactor, value)
         if isinstance(value, dict):
-            return {
-                scrub(name, private)[0]: self._for_people(private, item) for name, item in cast("Json", value).items()
-            }
+            return {name: self._without_credentials(item) for name, item in cast("Json", value).items()}
         if isinstance(value, list | tuple):
-            return [self._for_people(private, item) for item in cast("list[Any]", value)]
+            return [self._without_credentials(item) for item in cast("list[Any]", value)]
         return value
 
     def announce(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
@@ -248,21 +263,21 @@ class Observer:
         now_ms = self._clock.now_ms()
         self._tell_all(Event(id=event_id, type=kind, invocation_id=invocation_id, tool=tool, at_ms=now_ms, data=data))
 
-    def _hide_all(self, call: Call, value: Any) -> Any:
+    def _hide_all(self, value: Any, hidden: list[str], private: list[str]) -> Any:
         if isinstance(value, str):
-            return safe_message(self._redactor, self.hide(call, value))
+            return safe_message(self._redactor, self._hide_text(value, hidden, private))
         if isinstance(value, dict):
             members = cast("Json", value).items()
-            return {self.without(call, name): self._hide_all(call, item) for name, item in members}
+            return {scrub(name, hidden)[0]: self._hide_all(item, hidden, private) for name, item in members}
         if isinstance(value, list | tuple):
-            return [self._hide_all(call, item) for item in cast("list[Any]", value)]
+            return [self._hide_all(item, hidden, private) for item in cast("list[Any]", value)]
         return value
 
     def log_failure(self, call: Call, what: str, error: BaseException) -> None:
         """Put an unforeseen failure into the log, in full but for what is private."""
         extra = {"trace_id": call.trace_id, "invocation_id": call.id}
         try:
-            trace = self.hide(call, "".join(traceback.format_exception(error)))
+            trace = self.hide(call, _traced(error))
         except Exception:  # noqa: BLE001 - what cannot be looked through is not logged; that it failed is
             trace = f"{type(error).__name__}; the rest could not be searched for private data"
         _log.error("%s in call %s\n%s", what, call.id, trace, extra=extra)
@@ -301,6 +316,15 @@ class Observer:
         call.move("partial_result")
         call.parts.append(value)
         self.emit("tool.invocation.partial_result", call, index=len(call.parts), value=value)
+
+
+def _traced(error: BaseException) -> str:
+    """An error with its stack. The words of one with a very long text are cut first: formatting walks each line."""
+    words = str(error)
+    if len(words) <= _LONGEST_REASONS:
+        return "".join(traceback.format_exception(error))
+    stack = "".join(traceback.format_tb(error.__traceback__))
+    return f"{stack}{type(error).__name__}: {words[:_LONGEST_REASONS]}… [{len(words):,} characters]"
 
 
 def _given(call: Call) -> tuple[Any, ...]:

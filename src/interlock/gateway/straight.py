@@ -51,6 +51,7 @@ class Straight:
         self,
         *,
         barred: bool,
+        small: int,
         catalog: Catalog,
         quarantine: Quarantine,
         authorizer: Authorizer,
@@ -64,6 +65,7 @@ class Straight:
         batched: bool,
     ) -> None:
         self._barred = barred
+        self._small = small
         self._catalog = catalog
         self._quarantine = quarantine
         self._authorizer = authorizer
@@ -98,6 +100,8 @@ class Straight:
                 if not tool.fits_input(given):
                     return None
                 taken = canonical(given), None
+            if len(taken[0]) > self._small:
+                return None
             for name, _ in tool.defaults:
                 if name not in given:
                     return None

@@ -40,6 +40,7 @@ SIGNALS: Mapping[str, Severity] = {
     # Something could not be brought to an end.
     "OUTCOME_UNKNOWN": "critical",
     "RETRY_BUDGET_EXHAUSTED": "warning",
+    "TOOL_THREAD_HUNG": "warning",
     "ROLLBACK_FAILED": "critical",
     "saga_compensation_failure": "critical",
     # Somebody uses more than they should, or has no right to use anything.

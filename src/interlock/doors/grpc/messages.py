@@ -17,11 +17,13 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from interlock.core.bounds import too_many
 from interlock.core.canonical import decode, encode
 from interlock.core.errors import Failure
 from interlock.core.events import Event
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.doors.asgi import bounded
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
 from interlock.service import Ask
@@ -36,11 +38,11 @@ EXACT = 2**53
 # In
 
 
-def ask(request: wire.InvokeRequest, *, timeout_s: float | None, trace: str | None) -> Ask:
+def ask(request: wire.InvokeRequest, *, timeout_s: float | None, trace: str | None, most_values: int) -> Ask:
     """The call that a message asks for."""
     return Ask(
         tool=request.tool_id,
-        arguments=_arguments(request),
+        arguments=_arguments(request, most_values),
         version=request.version if request.HasField("version") else None,
         key=request.idempotency_key if request.HasField("idempotency_key") else None,
         session=request.session,
@@ -51,38 +53,52 @@ def ask(request: wire.InvokeRequest, *, timeout_s: float | None, trace: str | No
     )
 
 
-def _arguments(request: wire.InvokeRequest) -> Json:
+def _arguments(request: wire.InvokeRequest, most_values: int) -> Json:
     """The arguments as they were sent. That they are an object is for the gateway to say."""
     if request.HasField("arguments"):
-        return _from_struct(request.arguments)
+        return _Struct(most_values).members(request.arguments)
     if not request.HasField("arguments_json"):
         return {}
+    bounded(request.arguments_json, most_values)
     try:
         return decode(request.arguments_json)
     except (ValueError, RecursionError):
         raise Failure("E3004", "`arguments_json` must be an object as JSON text in UTF-8") from None
 
 
-def _from_struct(struct: struct_pb2.Struct) -> Json:
-    return {name: _from_value(value) for name, value in struct.fields.items()}
+class _Struct:
+    """Reads a Struct, and counts its values on the way: looking at one costs more than parsing it."""
 
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._left = most
 
-def _from_value(value: struct_pb2.Value) -> Any:
-    match value.WhichOneof("kind"):
-        case "number_value":
-            number = value.number_value
-            exact = math.isfinite(number) and number.is_integer() and abs(number) <= EXACT
-            return int(number) if exact else number
-        case "struct_value":
-            return _from_struct(value.struct_value)
-        case "list_value":
-            return [_from_value(item) for item in value.list_value.values]
-        case "string_value":
-            return value.string_value
-        case "bool_value":
-            return value.bool_value
-        case _:
-            return None
+    def members(self, struct: struct_pb2.Struct) -> Json:
+        self._take(len(struct.fields))
+        return {name: self.value(value) for name, value in struct.fields.items()}
+
+    def value(self, value: struct_pb2.Value) -> Any:
+        match value.WhichOneof("kind"):
+            case "number_value":
+                number = value.number_value
+                exact = math.isfinite(number) and number.is_integer() and abs(number) <= EXACT
+                return int(number) if exact else number
+            case "struct_value":
+                return self.members(value.struct_value)
+            case "list_value":
+                self._take(len(value.list_value.values))
+                return [self.value(item) for item in value.list_value.values]
+            case "string_value":
+                return value.string_value
+            case "bool_value":
+                return value.bool_value
+            case _:
+                return None
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise too_many(self._most)
 
 
 # Out

@@ -197,7 +197,8 @@ class Servicer:
         self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc, call_id: str | None = None
     ) -> Result:
         trace = w3c.joined(rpc.said.get("traceparent"), rpc.said.get("tracestate"))
-        ask = messages.ask(request, timeout_s=rpc.left_s, trace=trace)
+        most = self._service.lock.settings.max_values
+        ask = messages.ask(request, timeout_s=rpc.left_s, trace=trace, most_values=most)
         return await self._service.calls.invoke(ask, caller, door=DOOR, call_id=call_id)
 
     async def status(self, request: wire.StatusRequest, caller: Caller, _: Rpc) -> wire.StatusResponse:

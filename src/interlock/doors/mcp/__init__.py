@@ -21,7 +21,7 @@ import orjson
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.asgi import Message, Receive, Send, header
+from interlock.doors.asgi import Disconnected, Message, Receive, Send, bounded, header, read_body, replay
 from interlock.doors.heads import Way
 from interlock.doors.mcp.calling import Calling, no_trace
 from interlock.doors.mcp.listing import Listing
@@ -65,6 +65,7 @@ class McpDoor:
         self._origins = [f"http://{host}" for host in hosts] if origins is None else list(origins)
         self._base_url = base_url
         self._max_body = max_body
+        self._small = 2 * service.lock.settings.max_values  # bytes of JSON that cannot hold more values than that
         self._names = Names(service.lock.journal, service.lock.clock)
         self._listing = Listing(service, self._names)
         self._calling = Calling(service, self._names, self._listing)
@@ -81,6 +82,16 @@ class McpDoor:
             except Failure as failure:
                 await self._refuse(scope, send, failure)
                 return
+        if scope["method"] == "POST" and _may_be_long(scope, self._small, self._max_body):
+            try:
+                body = await read_body(receive, most=self._max_body)
+                bounded(body, self._service.lock.settings.max_values)
+            except Disconnected:
+                return
+            except Failure as failure:
+                await self._refuse(scope, send, failure)
+                return
+            receive = replay(body, receive)
         await self._thin(scope, receive, send, caller)
 
     def way(self, scope: Message) -> Way | None:
@@ -204,6 +215,12 @@ class McpDoor:
             if epoch != seen:
                 seen = epoch
                 await self.tools_changed()
+
+
+def _may_be_long(scope: Message, small: int, most: int) -> bool:
+    """Whether a body is to be read and counted here, by what its head says. One over the limit is not even read."""
+    size = header(scope, b"content-length")
+    return size is None or not size.isdecimal() or small < int(size) <= most
 
 
 def _quoted(text: str) -> str:

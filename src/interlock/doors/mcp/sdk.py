@@ -41,6 +41,7 @@ from interlock.doors.mcp.changes import Changes
 from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, native_ids
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
+from interlock.doors.mcp.sessions import Sessions
 from interlock.doors.mcp.thin import MODERN, Message, Receive, Send
 from interlock.service import Service
 from interlock.telemetry.w3c import joined
@@ -117,6 +118,7 @@ class Sdk:
             max_request_body_size=max_body,
             session_idle_timeout=service.lock.settings.mcp_session_idle_s,
         )
+        self.sessions = Sessions(self._manager.handle_request, service.lock.settings.max_mcp_sessions)
 
     def _guarded(self, handler: Callable[[Context, Any], Awaitable[Json]]) -> Callable[[Context, Any], Awaitable[Json]]:
         """A handler from which nothing but answers and faults gets out; the SDK would tell a client anything else."""
@@ -290,7 +292,7 @@ class Sdk:
         # Blanks around a value are no part of it, and not every HTTP server takes them away.
         headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         named = {**scope, "headers": headers, CALLER: caller, "user": AuthenticatedUser(token)}
-        await self._manager.handle_request(named, receive, send)
+        await self.sessions.handle(f"{caller.tenant}/{caller.id}", named, receive, send)
 
     # What the thin path asks, so that it judges as the SDK does
 

@@ -62,6 +62,7 @@ class Invoke:
     def __init__(self, service: Service, *, most: int = MAX_BODY) -> None:
         self._service = service
         self._most = most
+        self._most_values = service.lock.settings.max_values
         self._templates = Templates()
 
     def matches(self, scope: Scope) -> bool:
@@ -111,7 +112,7 @@ class Invoke:
     ) -> tuple[Reply, str]:
         """The reply to a caller's body, and the id of its trace."""
         try:
-            ask, in_background = read(_json(body, sent), text(sent, b"idempotency-key"), trace)
+            ask, in_background = read(_json(body, sent, self._most_values), text(sent, b"idempotency-key"), trace)
             calls = self._service.calls
             if in_background:
                 return running(calls.start(ask, caller, door=DOOR)), self.trace_id(trace)
@@ -139,10 +140,10 @@ class Invoke:
         return named, (b"traceresponse", f"00-{trace_id}-{span}-00".encode())
 
 
-def _json(body: bytes, sent: Mapping[bytes, bytes]) -> Any:
+def _json(body: bytes, sent: Mapping[bytes, bytes], most_values: int) -> Any:
     if sent.get(b"content-type", b"json").find(b"json") < 0:
         raise Failure("E3004", "send the body as JSON: `Content-Type: application/json`")
-    return document(body)
+    return document(body, most_values)
 
 
 def read(sent: Any, key: str | None, trace: str | None) -> tuple[Ask, bool]:

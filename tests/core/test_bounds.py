@@ -1,0 +1,73 @@
+"""How many values a request holds, and how much of a text is searched."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock import Failure
+from interlock.core.bounds import MARGIN, Shortener, check_values, exceeds, may_exceed
+from interlock.core.redact import Redactor, safe_log, safe_message, without_credentials
+
+values = st.recursive(
+    st.none() | st.integers(0, 9) | st.text("a,[{:", max_size=4),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text("ab,", max_size=3), inner, max_size=6),
+    max_leaves=30,
+)
+
+
+def counted(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(counted, cast("dict[str, Any]", value).values()))
+    return 1 + sum(map(counted, cast("list[Any]", value))) if isinstance(value, list) else 1
+
+
+@given(values, st.integers(1, 40))
+def test_data_exceeds_a_bound_exactly_when_it_holds_more_values(value: Any, most: int) -> None:
+    assert exceeds(value, most) == (counted(value) > most)
+
+
+@given(values, st.integers(1, 40))
+def test_no_body_that_exceeds_the_bound_is_thought_small(value: Any, most: int) -> None:
+    body = orjson.dumps(value)
+    if counted(value) > most:
+        assert may_exceed(body, most)
+        with pytest.raises(Failure):
+            check_values(value, len(body), most)
+
+
+@given(values)
+def test_data_within_the_bounds_is_not_changed_by_shortening(value: Any) -> None:
+    assert Shortener().shorten(value) == value
+
+
+def test_what_is_left_out_is_said_where_it_was() -> None:
+    short = Shortener(characters=100, values=6).shorten({"text": "x" * 500, "list": list(range(50)), "more": 1})
+    assert short["text"].endswith("more characters]")
+    assert len(short["text"]) < 200
+    assert short["list"][-1] == "… 48 more items are not shown"
+    assert "1 more members are not shown" in short.values()
+
+
+SECRET = "AKIAIOSFODNN7EXAMPLE"
+
+
+@pytest.mark.parametrize("search", [safe_message, safe_log, without_credentials])
+@pytest.mark.parametrize("at", [0, 15_990, 16_000, 31_990, 32_000, 32_000 + MARGIN - 10, 500_000])
+def test_a_credential_in_a_long_text_is_never_shown_not_even_the_half_of_it_before_the_cut(
+    search: Any, at: int
+) -> None:
+    text = "- " * (at // 2) + SECRET + " -" * 400_000
+    shown = search(Redactor(), text)
+    assert len(shown) < 40_000
+    assert SECRET[:5] not in shown
+
+
+@given(st.integers(31_900, 34_000))
+def test_no_address_is_cut_in_two_where_the_search_ends(at: int) -> None:
+    shown = safe_log(Redactor(), " " * at + "ann@example.org" + " " * 10_000)
+    assert "ann" not in shown

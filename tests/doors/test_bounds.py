@@ -1,0 +1,179 @@
+"""No single peer, caller or request takes the server from the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Struct
+
+from interlock import Failure
+from interlock.doors.grpc import GrpcDoor
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.service import Service
+from tests.doors.test_server import Place, place
+from tests.gateway.test_interleavings import turn
+
+MOST = 1000
+MODERN = {
+    "accept": "application/json, text/event-stream",
+    "mcp-protocol-version": "2026-07-28",
+    "mcp-method": "tools/call",
+    "mcp-name": "demo.echo",
+}
+
+
+@pytest_asyncio.fixture
+async def small(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Place]:
+    """A server with narrow bounds."""
+    monkeypatch.setenv("INTERLOCK_MAX_VALUES", str(MOST))
+    monkeypatch.setenv("INTERLOCK_MAX_CONNECTIONS_PER_PEER", "3")
+    monkeypatch.setenv("INTERLOCK_MAX_MCP_SESSIONS", "2")
+    async with place(home) as made:
+        yield made
+
+
+def asked(values: int) -> dict[str, Any]:
+    return {"value": [7] * values}
+
+
+Json = dict[str, Any]
+REQUESTS: dict[str, Callable[[Json], Json]] = {
+    "/v1/tools/invoke": lambda given: {"tool_id": "demo.echo", "parameters": given},
+    "/v1/tools/negotiate": lambda given: {"expected": {"demo.echo": given}},
+    "/rpc": lambda given: {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools.invoke",
+        "params": {"tool_id": "demo.echo", "parameters": given},
+    },
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_body_of_too_many_values_is_refused_with_the_bound_and_what_to_do(small: Place, path: str) -> None:
+    async with httpx.AsyncClient(base_url=small.base, headers=small.bearer) as client:
+        answer = await client.post(path, json=REQUESTS[path](asked(5 * MOST)))
+        told = answer.json()["error"]
+        envelope = told.get("data", told)
+        assert (envelope["error_code"], envelope["details"]) == ("E3004", {"mostValues": MOST})
+        assert "max_values" in envelope["resolution"]
+
+
+@pytest.mark.parametrize("path", ["/v1/tools/invoke", "/rpc"])
+async def test_a_long_text_full_of_commas_is_one_value(small: Place, path: str) -> None:
+    async with httpx.AsyncClient(base_url=small.base, headers=small.bearer) as client:
+        answer = await client.post(path, json=REQUESTS[path]({"value": "[," * 5 * MOST}))
+        assert answer.status_code == 200, answer.text
+        assert "error" not in answer.json()
+
+
+async def test_the_values_of_a_batch_are_counted_together(small: Place) -> None:
+    one = REQUESTS["/rpc"](asked(MOST // 4))
+    async with httpx.AsyncClient(base_url=small.base, headers=small.bearer) as client:
+        assert len((await client.post("/rpc", json=[one] * 3)).json()) == 3
+        assert (await client.post("/rpc", json=[one] * 8)).json()["error"]["data"]["error_code"] == "E3004"
+
+
+@pytest.mark.parametrize("headers", [MODERN, {"accept": MODERN["accept"]}], ids=["modern", "handshake"])
+async def test_mcp_refuses_too_many_values_before_it_looks_at_them(small: Place, headers: dict[str, str]) -> None:
+    request = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "demo.echo", "arguments": asked(5 * MOST)},
+    }
+    async with httpx.AsyncClient(base_url=small.base, headers={**small.bearer, **headers}) as client:
+        answer = await client.post("/mcp", json=request)
+        assert answer.status_code == 400
+        assert answer.json()["interlock"]["details"] == {"mostValues": MOST}
+
+
+@pytest.mark.parametrize("form", ["struct", "json"])
+async def test_grpc_refuses_too_many_values(small: Place, form: str) -> None:
+    door = GrpcDoor(Service(small.lock), address="127.0.0.1:0")
+    port = await door.start()
+    given = asked(5 * MOST)
+    request = wire.InvokeRequest(tool_id="demo.echo")
+    if form == "struct":
+        request.arguments.CopyFrom(ParseDict(given, Struct()))
+    else:
+        request.arguments_json = orjson.dumps(given)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await GatewayStub(channel).Invoke(request, metadata=(("authorization", small.bearer["authorization"]),))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"{MOST:,} values" in (refused.value.details() or "")
+    finally:
+        await door.stop()
+
+
+async def test_the_library_refuses_too_many_values(small: Place) -> None:
+    refused = await small.lock.call("demo.echo", asked(5 * MOST))
+    assert isinstance(refused.error, Failure)
+    assert (refused.error.code, refused.error.details) == ("E3004", {"mostValues": MOST})
+    assert (await small.lock.call("demo.echo", asked(MOST // 2))).ok
+
+
+async def test_a_peer_at_its_cap_loses_the_connection_that_was_idle_longest(small: Place) -> None:
+    health = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    oldest, second, third = [await small.raw() for _ in range(3)]
+    for peer in (oldest, second, third, second, oldest):
+        peer.writer.write(health)
+        assert (await peer.reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+    fourth = await small.raw(health)
+    assert (await fourth.reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+    with suppress(ConnectionResetError):  # which is an end, too
+        assert await third.reader.read() == b""
+    for peer in (oldest, second):
+        peer.writer.write(health)
+        assert (await peer.reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_peer_at_its_cap_whose_connections_all_work_gets_no_more(small: Place) -> None:
+    begun = b"POST /rpc HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10\r\n\r\n"
+    for _ in range(3):
+        await small.raw(begun)
+    async with asyncio.timeout(20):
+        while sum(task.get_name() == "request" for task in asyncio.all_tasks()) < 3:
+            await turn()
+    refused = await small.raw()
+    assert (await refused.answer()).startswith(b"HTTP/1.1 503")
+
+
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+}
+PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+
+
+async def test_a_caller_at_the_cap_of_sessions_loses_the_one_that_was_idle_longest(small: Place) -> None:
+    headers = {**small.bearer, "accept": MODERN["accept"]}
+    async with httpx.AsyncClient(base_url=small.base, headers=headers) as client:
+
+        async def opened() -> dict[str, str]:
+            answer = await client.post("/mcp", json=HELLO)
+            assert answer.status_code == 200, answer.text
+            return {"mcp-session-id": answer.headers["mcp-session-id"], "mcp-protocol-version": "2025-06-18"}
+
+        async def ping(session: dict[str, str]) -> int:
+            return (await client.post("/mcp", json=PING, headers=session)).status_code
+
+        first, second = await opened(), await opened()
+        assert await ping(first) == 200
+        third = await opened()
+        assert [await ping(session) for session in (first, second, third)] == [200, 404, 200]

@@ -20,6 +20,7 @@ SECTIONS = {
     "authority": "what tokens and policies add, decisions over many rules, issue and verify rates",
     "doors": "the doors under load beside other servers, with the goals",
     "soak": "memory of one server over a hundred thousand requests of every kind",
+    "siege": "how long an honest caller waits beside a hostile one of each kind",
     "sandbox": "an isolated call beside a bare interpreter's start",
     "verify": "rows/s of audit verify",
     "startup": "CPU of starting the command line",

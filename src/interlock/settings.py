@@ -59,6 +59,16 @@ class Settings(pydantic.BaseModel):
         ge=1000,
         description="how many values one request or call may hold: numbers, texts, members and items at any depth",
     )
+    payload_bytes: int = pydantic.Field(
+        16 << 30, ge=1, description="how many bytes of large results and files are kept on this home"
+    )
+    payload_bytes_per_tenant: int = pydantic.Field(4 << 30, ge=1, description="the same of one tenant")
+    payload_bytes_per_caller: int = pydantic.Field(1 << 30, ge=1, description="the same of one caller")
+    max_background: int = pydantic.Field(
+        1000, ge=1, description="how many calls run in the background of one server at once"
+    )
+    max_background_per_tenant: int = pydantic.Field(500, ge=1, description="the same of one tenant")
+    max_background_per_caller: int = pydantic.Field(250, ge=1, description="the same of one caller")
     max_connections_per_peer: int = pydantic.Field(
         1024,
         ge=1,

@@ -25,6 +25,7 @@ from tests.doors.test_server import Place, place
 from tests.gateway.test_interleavings import turn
 
 MOST = 1000
+PATIENCE_S = 90.0
 MODERN = {
     "accept": "application/json, text/event-stream",
     "mcp-protocol-version": "2026-07-28",
@@ -62,7 +63,7 @@ REQUESTS: dict[str, Callable[[Json], Json]] = {
 
 @pytest.mark.parametrize("path", REQUESTS)
 async def test_a_body_of_too_many_values_is_refused_with_the_bound_and_what_to_do(small: Place, path: str) -> None:
-    async with httpx.AsyncClient(base_url=small.base, headers=small.bearer) as client:
+    async with httpx.AsyncClient(base_url=small.base, timeout=PATIENCE_S, headers=small.bearer) as client:
         answer = await client.post(path, json=REQUESTS[path](asked(5 * MOST)))
         told = answer.json()["error"]
         envelope = told.get("data", told)
@@ -72,7 +73,7 @@ async def test_a_body_of_too_many_values_is_refused_with_the_bound_and_what_to_d
 
 @pytest.mark.parametrize("path", ["/v1/tools/invoke", "/rpc"])
 async def test_a_long_text_full_of_commas_is_one_value(small: Place, path: str) -> None:
-    async with httpx.AsyncClient(base_url=small.base, headers=small.bearer) as client:
+    async with httpx.AsyncClient(base_url=small.base, timeout=PATIENCE_S, headers=small.bearer) as client:
         answer = await client.post(path, json=REQUESTS[path]({"value": "[," * 5 * MOST}))
         assert answer.status_code == 200, answer.text
         assert "error" not in answer.json()
@@ -80,7 +81,7 @@ async def test_a_long_text_full_of_commas_is_one_value(small: Place, path: str) 
 
 async def test_the_values_of_a_batch_are_counted_together(small: Place) -> None:
     one = REQUESTS["/rpc"](asked(MOST // 4))
-    async with httpx.AsyncClient(base_url=small.base, headers=small.bearer) as client:
+    async with httpx.AsyncClient(base_url=small.base, timeout=PATIENCE_S, headers=small.bearer) as client:
         assert len((await client.post("/rpc", json=[one] * 3)).json()) == 3
         assert (await client.post("/rpc", json=[one] * 8)).json()["error"]["data"]["error_code"] == "E3004"
 
@@ -93,7 +94,9 @@ async def test_mcp_refuses_too_many_values_before_it_looks_at_them(small: Place,
         "method": "tools/call",
         "params": {"name": "demo.echo", "arguments": asked(5 * MOST)},
     }
-    async with httpx.AsyncClient(base_url=small.base, headers={**small.bearer, **headers}) as client:
+    async with httpx.AsyncClient(
+        base_url=small.base, timeout=PATIENCE_S, headers={**small.bearer, **headers}
+    ) as client:
         answer = await client.post("/mcp", json=request)
         assert answer.status_code == 400
         assert answer.json()["interlock"]["details"] == {"mostValues": MOST}
@@ -163,7 +166,7 @@ PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 
 async def test_a_caller_at_the_cap_of_sessions_loses_the_one_that_was_idle_longest(small: Place) -> None:
     headers = {**small.bearer, "accept": MODERN["accept"]}
-    async with httpx.AsyncClient(base_url=small.base, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=small.base, timeout=PATIENCE_S, headers=headers) as client:
 
         async def opened() -> dict[str, str]:
             answer = await client.post("/mcp", json=HELLO)

@@ -24,7 +24,6 @@ from interlock.core.errors import CODES
 from interlock.core.manifest import TimeoutClass, parse_manifest
 from interlock.doors import asgi, connection
 from interlock.registry.source import load
-from interlock.service import calls
 from interlock.store.sealing import Box
 from tests import sample
 from tests.authority.fake_vault import TOKEN, FakeVault
@@ -383,7 +382,7 @@ AROUND: Mapping[str, Provoke] = {
 async def test_a_condition_around_a_call_has_its_code_and_status(
     world: World, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr(calls, "RUNNING_EACH", 0)
+    monkeypatch.setitem(vars(world.lock.settings), "max_background_per_caller", 0)
     monkeypatch.setattr("interlock.store.journal.LOCK_PATIENCE_S", 0.02)
     await admit(world.lock, remembers)
     told(await AROUND[code](world), code)

@@ -305,7 +305,7 @@ async def test_nobody_agrees_to_their_own_call(here: Place) -> None:
 
 async def test_nobody_fills_the_background_alone(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await admit(here.lock, stepwise)
-    monkeypatch.setattr(calls, "RUNNING_EACH", 2)
+    monkeypatch.setitem(vars(here.lock.settings), "max_background_per_caller", 2)
     monkeypatch.setattr(calls, "KEPT_EACH", 1)
     sample.world.gate = asyncio.Event()
     service = here.server._service  # pyright: ignore[reportPrivateUsage] - the calls of this very server

@@ -89,6 +89,10 @@ class Closer:
         size = len(verified.encoded)
         fits = tool.max_inline is None or size <= tool.max_inline
         persistence = INLINE if fits and not verified.redacted else _persistence(call.id, size, fits=fits)
+        if (not fits or verified.artifacts) and not tool.writes and call.request.caller is not None:
+            # A write has had its effect by now and keeps its result; whoever is at a quota begins no further one.
+            files = sum(len(file.content) for file in call.files)
+            self.kept.check_room(call.request.caller, files + (0 if fits else len(verified.encoded)))
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
         if (

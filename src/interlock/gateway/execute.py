@@ -136,6 +136,8 @@ class Execution:
         if granted.looking:
             return await self._preview(granted)
         if tool.writes:
+            if call.request.caller is not None:
+                self._closer.kept.check_room(call.request.caller, 0)
             replay = await self._reserve(granted)
             if replay is not None:
                 return replay

@@ -46,6 +46,29 @@ class Kept:
         rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
         return rows[0][0] if rows else None
 
+    def check_room(self, caller: Caller, size: int) -> None:
+        """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the home.
+
+        Calls at the same time may go over a quota by what they themselves store, and no further.
+        """
+        settings = self._settings
+        quotas = {
+            f"caller:{owner_of(caller)}": ("payload_bytes_per_caller", settings.payload_bytes_per_caller),
+            f"tenant:{caller.tenant}": ("payload_bytes_per_tenant", settings.payload_bytes_per_tenant),
+            "home": ("payload_bytes", settings.payload_bytes),
+        }
+        rows = self._journal.read("SELECT scope, bytes FROM payload_use WHERE scope IN (?, ?, ?)", tuple(quotas))
+        used: dict[str, int] = dict(rows)
+        for scope, (name, most) in quotas.items():
+            if used.get(scope, 0) + size > most:
+                raise Failure(
+                    "E3407",
+                    f"large results of {used.get(scope, 0):,} bytes are kept, and `{name}` allows {most:,}",
+                    details={"quota": name, "used": used.get(scope, 0), "most": most, "wanted": size},
+                    resolution=f"ask for less, page through it, or wait until results have expired"
+                    f" ({settings.payload_days} days); an operator can raise {name}",
+                )
+
     def store_payload(self, transaction: Transaction, ref: str, call: str, owner: str, body: bytes) -> None:
         _store(transaction, ref, call, owner, body, self._settings.payload_days)
 

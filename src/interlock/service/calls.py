@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 # How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
 # without their data. Nobody fills the place alone.
-RUNNING = 1000
-RUNNING_EACH = 250
 KEPT = 1000
 KEPT_EACH = 250
 LONGEST_NAME = 600
@@ -110,16 +108,29 @@ class Calls:
     def start(self, ask: Ask, caller: Caller, *, door: str) -> str:
         """Make a call in the background. Its id, by which it is followed."""
         _refuse_long(ask)
-        theirs = sum(_owner(one) == _owner(caller) for one, _, _ in self._running.values())
-        if theirs >= RUNNING_EACH or len(self._running) >= RUNNING:
-            whose = f"{theirs} calls of yours" if theirs >= RUNNING_EACH else f"{RUNNING} calls"
-            raise Failure("E3701", f"{whose} run in the background already", retry_after_ms=1000)
+        self._check_room(caller)
         clock = self._lock.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
         task = asyncio.create_task(self.invoke(ask, caller, door=door, call_id=call_id))
         self._running[call_id] = caller, ask, task
         task.add_done_callback(lambda done: self._keep(call_id, caller, done))
         return call_id
+
+    def _check_room(self, caller: Caller) -> None:
+        """Refuse (E3701) a further background call of a caller or a tenant that has enough of them."""
+        settings, owner = self._lock.settings, _owner(caller)
+        running = [_owner(one) for one, _, _ in self._running.values()]
+        for count, most, whose, name in (
+            (running.count(owner), settings.max_background_per_caller, "of this caller", "max_background_per_caller"),
+            (
+                sum(tenant == caller.tenant for tenant, _ in running), settings.max_background_per_tenant,
+                "of this tenant", "max_background_per_tenant",
+            ),
+            (len(running), settings.max_background, "of this server", "max_background"),
+        ):  # fmt: skip
+            if count >= most:
+                words = f"{count} calls {whose} run in the background already, and `{name}` allows no more"
+                raise Failure("E3701", words, retry_after_ms=1000)
 
     def _keep(self, call_id: str, caller: Caller, done: asyncio.Task[Result]) -> None:
         del self._running[call_id]

@@ -22,7 +22,7 @@ import orjson
 
 from interlock.core.errors import Failure
 
-SCHEMA_HEAD = "0008"
+SCHEMA_HEAD = "0009"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # How much of the end of the anchors file is looked at: some twenty lines, which concurrent writers may have swapped.

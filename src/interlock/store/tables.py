@@ -87,6 +87,14 @@ payload = sa.Table(
     sa.Index("payload_expires", "expires_ms"),
 )
 
+# How many bytes of payloads are kept: for the home, for each tenant, for each caller. Kept by triggers on `payload`.
+payload_use = sa.Table(
+    "payload_use",
+    metadata,
+    sa.Column("scope", sa.Text, primary_key=True),
+    sa.Column("bytes", sa.Integer, nullable=False),
+)
+
 tool_version = sa.Table(
     "tool_version",
     metadata,

@@ -1,0 +1,139 @@
+"""Large results are kept within quotas of the caller, the tenant and the home, which expiry frees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlock import Caller, Failure, Field, Interlock, tool
+from interlock.audit.retention import expire_payloads
+from interlock.service import Ask, Service
+from tests.gateway.test_interleavings import admit, turn, write
+
+Size = Annotated[int, Field(description="how many characters", examples=[1])]
+ANN, BOB = Caller(id="user:ann", tenant="north"), Caller(id="user:bob", tenant="north")
+EVE = Caller(id="user:eve", tenant="south")
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="quota", max_inline_chars=100, persist_output=True)
+async def produce(size: Size) -> str:
+    """A text of so many characters."""
+    return "x" * size
+
+
+runs: list[int] = []
+
+
+async def change(size: Size) -> int:
+    """Change something."""
+    runs.append(size)
+    return size
+
+
+changing = write(change)
+
+
+@asynccontextmanager
+async def opened(home: Path, **quotas: Any) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(home, housekeeping=False, **quotas) as lock:
+        await admit(lock, produce, changing)
+        yield lock
+
+
+def used(lock: Interlock) -> dict[str, int]:
+    return dict(lock.journal.read("SELECT scope, bytes FROM payload_use WHERE bytes != 0", ()))
+
+
+@pytest.mark.parametrize(
+    ("quota", "stopped", "free"),
+    [
+        ("payload_bytes_per_caller", [ANN], [BOB, EVE]),
+        ("payload_bytes_per_tenant", [ANN, BOB], [EVE]),
+        ("payload_bytes", [ANN, BOB, EVE], []),
+    ],
+)
+async def test_a_result_over_a_quota_is_refused_with_the_quota_and_what_to_do(
+    tmp_path: Path, quota: str, stopped: list[Caller], free: list[Caller]
+) -> None:
+    async with opened(tmp_path, **{quota: 5000}) as lock:
+        assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
+        for caller in stopped:
+            refused = (await lock.call("quota.produce", size=2000, caller=caller)).error
+            assert refused is not None
+            assert refused.code == "E3407"
+            assert refused.details is not None
+            assert refused.details["quota"] == quota
+            assert quota in refused.resolution
+            assert (await lock.call("quota.produce", size=10, caller=caller)).ok, "what is small is not kept"
+        for caller in free:
+            assert (await lock.call("quota.produce", size=2000, caller=caller)).ok
+
+
+async def test_whoever_is_over_a_quota_begins_no_write(tmp_path: Path) -> None:
+    async with opened(tmp_path, payload_bytes_per_caller=3000) as lock:
+        runs.clear()
+        assert (await lock.call("demo.change", size=1, key="before", caller=ANN)).ok
+        await lock.journal.commit(lambda transaction: transaction.execute(_FULL, ()))
+        refused = (await lock.call("demo.change", size=2, key="after", caller=ANN)).error
+        assert refused is not None
+        assert refused.code == "E3407"
+        assert runs == [1]
+
+
+_FULL = "INSERT OR REPLACE INTO payload_use (scope, bytes) VALUES ('caller:north/user:ann', 4000)"
+
+
+async def test_background_calls_have_a_bound_per_tenant(tmp_path: Path) -> None:
+    async with opened(tmp_path, max_background_per_tenant=1) as lock:
+        calls = Service(lock).calls
+        ask = Ask("quota.produce", {"size": 1})
+        started = calls.start(ask, ANN, door="rest")
+        with pytest.raises(Failure) as refused:
+            calls.start(ask, BOB, door="rest")
+        assert refused.value.code == "E3701"
+        assert "max_background_per_tenant" in refused.value.message
+        others = calls.start(ask, EVE, door="rest")
+        async with asyncio.timeout(60):
+            while calls.result(started, ANN) is None or calls.result(others, EVE) is None:
+                await turn()
+        calls.start(ask, BOB, door="rest")
+
+
+async def test_expiry_frees_a_quota(tmp_path: Path) -> None:
+    async with opened(tmp_path, payload_bytes_per_caller=5000) as lock:
+        assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
+        assert not (await lock.call("quota.produce", size=4000, caller=ANN)).ok
+        await lock.journal.commit(lambda transaction: transaction.execute("UPDATE payload SET expires_ms = 0", ()))
+        await lock.journal.commit(expire_payloads)
+        assert used(lock) == {}
+        assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
+
+
+@settings(max_examples=10)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from([ANN, BOB, EVE]), st.integers(1, 400)), max_size=8), gone=st.integers(0, 8)
+)
+async def test_the_sums_are_those_of_the_payloads(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Caller, int]], gone: int
+) -> None:
+    async with opened(tmp_path_factory.mktemp("sums")) as lock:
+        for caller, size in steps:
+            assert (await lock.call("quota.produce", size=size, caller=caller)).ok
+
+        def forget(transaction: Any) -> None:
+            transaction.execute("DELETE FROM payload WHERE rowid % 3 = 0 AND rowid <= ?", (gone,))
+            transaction.execute("UPDATE payload SET body = NULL WHERE rowid <= ?", (gone,))
+
+        await lock.journal.commit(forget)
+        kept: dict[str, int] = {}
+        for owner, size in lock.journal.read("SELECT owner, size FROM payload WHERE body IS NOT NULL", ()):
+            for scope in ("home", f"tenant:{owner.partition('/')[0]}", f"caller:{owner}"):
+                kept[scope] = kept.get(scope, 0) + size
+        assert used(lock) == kept

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -335,8 +335,34 @@ class Fault:
     grave: bool = True
 
 
-def check(text: str, contracts: Iterable[Contract], groups: Collection[str] | None = None) -> list[Fault]:
-    """Everything wrong with a text, measured against the tools there are; raises nothing."""
+def concerned(text: str) -> Callable[[str, str], bool]:
+    """Tells by address and manifest which tools a text can be right or wrong about.
+
+    A rule depends on the arguments of the tools that it names. One that names none depends on tools that have an
+    argument it reads. Of ten thousand tools, the others need not be read to check the text.
+    """
+    try:
+        rules = _parse(text)
+    except Failure:
+        return lambda address, manifest: False
+    named = {name for rule in rules for kind, name in _entities(rule.est) if kind == "Action"}
+    anywhere = [rule for rule in rules if not rule.scope[1] or ("Action", INVOKE) in rule.scope[1]]
+    reads = {read for rule in anywhere for read in rule.reads if not read or read[0] == "arguments"}
+    everything = any(len(read) < 2 for read in reads)
+    names = [_quoted(read[1]) for read in reads if len(read) > 1]
+    return lambda address, manifest: everything or address in named or any(name in manifest for name in names)
+
+
+def check(
+    text: str,
+    contracts: Iterable[Contract],
+    groups: Collection[str] | None = None,
+    known: Iterable[str] | None = None,
+) -> list[Fault]:
+    """Everything wrong with a text, measured against the tools there are; raises nothing.
+
+    Where `contracts` are only those that the text is `concerned` with, `known` are the addresses of all tools.
+    """
     try:
         rules = _parse(text)
     except Failure as failure:
@@ -348,7 +374,7 @@ def check(text: str, contracts: Iterable[Contract], groups: Collection[str] | No
     faults = [
         *_name_faults(rules),
         *_type_faults(text, rules, tools),
-        *_reach_faults(rules, tools, groups),
+        *_reach_faults(rules, {*tools, *(known or ())}, groups),
         *_cautions(rules, tools),
     ]
     # What follows from another fault of the same rule comes after it.
@@ -381,9 +407,7 @@ def _type_faults(text: str, rules: Sequence[Rule], tools: Mapping[str, Sequence[
             yield Fault(rule.line if rule else 1, rule.id if rule else "", message)
 
 
-def _reach_faults(
-    rules: Sequence[Rule], tools: Mapping[str, Sequence[Contract]], groups: Collection[str] | None
-) -> Iterator[Fault]:
+def _reach_faults(rules: Sequence[Rule], tools: Collection[str], groups: Collection[str] | None) -> Iterator[Fault]:
     namespaces = {address.partition(".")[0] for address in tools}
     known: dict[str, Collection[str]] = {"Tool": tools, "Namespace": namespaces}
     if groups is not None:

@@ -364,8 +364,8 @@ def _check_policy(home: Home) -> Iterator[Finding]:
         yield Finding("", "good", _rule_words(rule))
     yield from _applied(home, text)
     people = Principals(read_file(home.principals) if made or home.principals.exists() else DEFAULT_PRINCIPALS)
-    contracts, groups = _rules_speak_of(home)
-    for fault in check(text, contracts, people.groups | groups):
+    contracts, known, groups = _rules_speak_of(home, text)
+    for fault in check(text, contracts, people.groups | groups, known):
         what = f"line {fault.line}, {fault.rule}: {fault.message}"
         status: Status = "broken" if fault.grave else "attention"
         yield Finding("policy", status, what, "mend the rule, then: interlock policy check")
@@ -393,20 +393,25 @@ def _applied(home: Home, text: str) -> Iterator[Finding]:
         yield Finding("policy", "attention", what, advice)
 
 
-def _rules_speak_of(home: Home) -> tuple[list[Contract], frozenset[str]]:
-    """The contracts of the tools there are and the groups of whoever is known, to measure rules against."""
+def _rules_speak_of(home: Home, text: str) -> tuple[list[Contract], set[str], frozenset[str]]:
+    """The contracts of the tools that rules depend on, the names of all tools, and the groups of known callers."""
     import orjson
 
+    from interlock.authority.cedar import concerned
     from interlock.core.contract import parse_contract
 
+    contracts, known, matters = list["Contract"](), set[str](), concerned(text)
     with _if_usable(home) as connection:
         if connection is None:
-            return [], frozenset()
-        tools = connection.execute(
-            "SELECT manifest FROM tool_version WHERE state NOT IN ('sunset', 'removed')"
-        ).fetchall()
+            return contracts, known, frozenset()
+        for address, manifest in connection.execute(
+            "SELECT address, manifest FROM tool_version WHERE state NOT IN ('sunset', 'removed')"
+        ):
+            known.add(address)
+            if matters(address, manifest):
+                contracts.append(parse_contract(orjson.loads(manifest)))
         groups = connection.execute("SELECT DISTINCT g.value FROM identity, json_each(identity.groups) g").fetchall()
-    return [parse_contract(orjson.loads(manifest)) for (manifest,) in tools], frozenset(group for (group,) in groups)
+    return contracts, known, frozenset(group for (group,) in groups)
 
 
 def _rule_words(rule: Rule) -> str:

@@ -6,8 +6,10 @@ deprecate or remove at any time: the registry's epoch, looked at now and then, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +63,45 @@ class Row:
     notice: Notice | None
 
 
+class Content:
+    """What a digest stands for: a manifest, and what was read from it. It never changes, so it is read once.
+
+    INVARIANT: a change to the registry re-reads what changed and nothing else.
+    """
+
+    def __init__(self, manifest: str) -> None:
+        self.manifest = manifest
+
+    @cached_property
+    def contract(self) -> Contract:
+        return parse_contract(orjson.loads(self.manifest))
+
+    @cached_property
+    def required_scopes(self) -> tuple[str, ...]:
+        """The scopes that callers need, without compiling the contract: of many tools, few are ever called."""
+        return tuple(orjson.loads(self.manifest).get("required_scopes") or ())
+
+    @cached_property
+    def words(self) -> str:
+        """What a search looks through."""
+        said: Json = orjson.loads(self.manifest)
+        texts = (said.get("name"), said.get("description"), said.get("search_hint"), *(said.get("tags") or ()))
+        return " ".join(text for text in texts if text).lower()
+
+
 class Version:
     """A registered version, compiled: its contract, its state, and the function behind it."""
 
-    def __init__(self, row: Row, bind: Callable[[Row], Tool[..., Any]]) -> None:
+    def __init__(self, row: Row, bind: Callable[[Row], Tool[..., Any]], content: Content) -> None:
         self.row = row
+        self.content = content
         self._bind = bind
-        self._contract: Contract | None = None
         self._bound: Tool[..., Any] | None = None
         self._prepared: Prepared | None = None
 
     @property
     def contract(self) -> Contract:
-        if self._contract is None:
-            self._contract = parse_contract(orjson.loads(self.row.manifest))
-        return self._contract
+        return self.content.contract
 
     @property
     def bound(self) -> Tool[..., Any]:
@@ -139,6 +165,7 @@ class Catalog:
         self._manifests = manifests
         self._versions: dict[str, dict[str, Version]] = {}
         self._whole: list[tuple[Version, dict[str, Version]]] | None = None
+        self._contents: dict[str, Content] = {}
         self._resolved: dict[tuple[str, str | None], Version] = {}
         self._ready: dict[tuple[str, str | None], Prepared] = {}
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
@@ -174,8 +201,8 @@ class Catalog:
             found.refuse_if_gone(now_ms)
         return found
 
-    def newest(self, capability: Capability | None = None) -> list[Version]:
-        """The version of every tool that is meant where none is asked for, in order of name.
+    def newest(self, capability: Capability | None = None, after: str = "") -> Iterator[Version]:
+        """The version of every tool that is meant where none is asked for, in order of name, behind a name.
 
         INVARIANT: all are as they were at one moment. Of a change to many tools, a reader sees everything or nothing.
         """
@@ -183,8 +210,9 @@ class Catalog:
         now_ms = self._clock.now_ms()
         if self._whole is None:
             self._whole = self._read_all(now_ms)
-        found: list[Version] = []
-        for chosen, versions in self._whole:
+        whole = self._whole
+        for at in range(bisect_right(whole, after, key=_address) if after else 0, len(whole)):
+            chosen, versions = whole[at]
             version = chosen if chosen.row.notice is None else _alive(None, versions, now_ms)
             if version is None:
                 continue  # its date has come
@@ -193,17 +221,45 @@ class Catalog:
                     version = _within(version, None, versions, capability, now_ms)
                 except Failure:
                     continue  # the token allows none of its versions
-            found.append(version)
-        return found
+            yield version
+
+    def everything(self) -> Iterator[Version]:
+        """Every version of every tool, whatever has become of it."""
+        self._refresh()
+        if self._whole is None:
+            self._whole = self._read_all(self._clock.now_ms())
+        for versions in list(self._versions.values()):
+            yield from versions.values()
 
     def _read_all(self, now_ms: int) -> list[tuple[Version, dict[str, Version]]]:
         """Every tool that has a version to be had: that version, and all of them. Read in one statement."""
         whole: dict[str, dict[str, Version]] = {}
-        for row in map(_row, self._journal.read(f"{_SELECT} ORDER BY address, published_ms")):
-            whole.setdefault(row.address, {})[row.version] = Version(row, self._bind)
+        # Manifests are most of what there is to read, and those that were read before are known by their digests.
+        rows = self._journal.read(f"{_WITHOUT_MANIFEST} ORDER BY address, published_ms")
+        if sum(raw[2] not in self._contents for raw in rows) > _ONE_BY_ONE:
+            rows = self._journal.read(f"{_SELECT} ORDER BY address, published_ms")
+        for raw in rows:
+            version = self._version(raw)
+            if version is not None:
+                whole.setdefault(version.row.address, {})[version.row.version] = version
+        self._contents = {one.row.digest: one.content for versions in whole.values() for one in versions.values()}
         self._versions.update(whole)
-        found = ((_alive(None, versions, now_ms), versions) for versions in whole.values())
+        found = ((_chosen(versions, now_ms), versions) for versions in whole.values())
         return [(chosen, versions) for chosen, versions in found if chosen is not None]
+
+    def _version(self, raw: Sequence[Any]) -> Version | None:
+        """A version as it was read; None for one that has gone since."""
+        address, version, digest, state, manifest, *rest = raw
+        content = self._contents.get(digest)
+        if content is None:
+            if manifest is None:
+                query = "SELECT manifest FROM tool_version WHERE address = ? AND version = ? AND digest = ?"
+                read = self._journal.read(query, (address, version, digest))
+                if not read:
+                    return None
+                manifest = read[0][0]
+            content = self._contents[digest] = Content(manifest)
+        return Version(_row((address, version, digest, state, content.manifest, *rest)), self._bind, content)
 
     def exact(self, address: str, version: str) -> Version:
         """A version by its full name, whatever has become of it since: what it did must stay undoable."""
@@ -262,7 +318,7 @@ class Catalog:
         """Whether a token names some version of a tool, and holds the scopes for it."""
         return capability is None or any(
             capability.covers(address, one.row.version)
-            and capability.leaf.scopes.issuperset(one.contract.auth.required_scopes)
+            and capability.leaf.scopes.issuperset(one.content.required_scopes)
             for one in self.versions(address).values()
         )
 
@@ -299,7 +355,8 @@ class Catalog:
         known = self._versions.get(address)
         if known is None:
             rows = self._journal.read(f"{_SELECT} WHERE address = ?", (address,))
-            known = {row.version: Version(row, self._bind) for row in map(_row, rows)}
+            found = (self._version(raw) for raw in rows)
+            known = {one.row.version: one for one in found if one is not None}
             if known:
                 self._versions[address] = known
         return known
@@ -376,7 +433,23 @@ def contract_digest(tool: Tool[..., Any]) -> str:
     return digest(tool.manifest.document())
 
 
-_SELECT = "SELECT address, version, digest, state, manifest, origin, published_ms, notice FROM tool_version"
+_COLUMNS = "address, version, digest, state, manifest, origin, published_ms, notice"
+_SELECT = f"SELECT {_COLUMNS} FROM tool_version"  # noqa: S608 - constants
+_WITHOUT_MANIFEST = _SELECT.replace("manifest", "NULL")
+_ONE_BY_ONE = 100  # manifests that are read by themselves; of more, all are read in one statement
+
+
+def _address(entry: tuple[Version, Mapping[str, Version]]) -> str:
+    return entry[0].row.address
+
+
+def _chosen(versions: Mapping[str, Version], now_ms: int) -> Version | None:
+    """The version that is meant where none is asked for. Most tools have one, and then there is nothing to compare."""
+    if len(versions) == 1:
+        (only,) = versions.values()
+        if only.row.state == "active" and only.row.notice is None and "-" not in only.row.version:
+            return only
+    return _alive(None, versions, now_ms)
 
 
 def _name(tool: Tool[..., Any]) -> str:

@@ -120,12 +120,14 @@ def fault_document(fault: Fault) -> Json:
 
 def faults_of(lock: Interlock, text: str) -> list[Fault]:
     """What is wrong with a text as the policy here, the grave and the rest."""
-    from interlock.authority.cedar import check
+    from interlock.authority.cedar import check, concerned
 
     now_ms = lock.clock.now_ms()
     groups = lock.policy.groups | {group for identity in lock.identities.all() for group in identity.groups}
-    versions = [one for address in lock.catalog.addresses() for one in lock.catalog.versions(address).values()]
-    return check(text, [one.contract for one in versions if not one.gone(now_ms)], groups)
+    versions = [one for one in lock.catalog.everything() if not one.gone(now_ms)]
+    matters = concerned(text)
+    contracts = [one.contract for one in versions if matters(one.row.address, one.row.manifest)]
+    return check(text, contracts, groups, {one.row.address for one in versions})
 
 
 def somebody(lock: Interlock, who: str) -> Caller:

@@ -6,8 +6,9 @@ a part which the agent requires is then kept off its surface; how far each offer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.context import Caller
@@ -65,13 +66,17 @@ class Tools:
 
         Tools of which the caller expects something that they do not offer are left out.
         """
+        return list(self._seen(caller, expected))
+
+    def _seen(self, caller: Caller, expected: Expected | None, after: str = "") -> Iterator[Version]:
         kept_out = self._lock.gateway.quarantine.holds
-        newest = self._lock.catalog.newest(caller.capability)
-        found = [version for version in newest if sees(caller, version) and not kept_out(version.row.digest)]
-        if not expected:
-            return found
-        wanted = {self._lock.catalog.address(name): schema for name, schema in _checked(expected).items()}
-        return [one for one in found if one.row.address not in wanted or _match(one, wanted[one.row.address]).usable]
+        address = self._lock.catalog.address
+        wanted = {address(name): schema for name, schema in _checked(expected or {}).items()}
+        for one in self._lock.catalog.newest(caller.capability, after):
+            if not sees(caller, one) or kept_out(one.row.digest):
+                continue
+            if one.row.address not in wanted or _match(one, wanted[one.row.address]).usable:
+                yield one
 
     def negotiate(self, expected: Expected, caller: Caller) -> list[Match]:
         """How far tools offer what an agent expects of them; E3101 for one that the caller does not see."""
@@ -80,11 +85,10 @@ class Tools:
     def page(
         self, caller: Caller, cursor: str | None = None, limit: int = PAGE, expected: Expected | None = None
     ) -> Page:
-        """A page of them. The cursor is the last name of the page before."""
-        found = self.visible(caller, expected)
-        rest = [one for one in found if cursor is None or one.row.address > cursor]
-        shown = rest[:limit]
-        return Page(shown, shown[-1].row.address if len(rest) > limit else None)
+        """A page of them. The cursor is the last name of the page before. No tools are looked at but those of it."""
+        found = list(islice(self._seen(caller, expected, cursor or ""), limit + 1))
+        shown = found[:limit]
+        return Page(shown, shown[-1].row.address if len(found) > limit else None)
 
     def find(self, name: str, spec: str | None, caller: Caller) -> Version:
         """One tool, by name and range. To a caller who may not use it, it does not exist (E3101).
@@ -111,11 +115,8 @@ class Tools:
         words = query.lower().split()
         scored: list[tuple[int, str, Version]] = []
         for version in self.visible(caller):
-            manifest = version.contract.manifest
             name = version.row.address.lower()
-            text = " ".join(
-                (name, manifest.name, manifest.description, manifest.search_hint or "", *manifest.tags)
-            ).lower()
+            text = f"{name} {version.content.words}"
             if all(word in text for word in words):
                 scored.append((-sum(word in name for word in words), name, version))
         return [version for _, _, version in sorted(scored, key=lambda one: one[:2])[:limit]]
@@ -139,6 +140,6 @@ def _match(version: Version, expected: Any) -> Match:
 
 def sees(caller: Caller, version: Version) -> bool:
     """Whether a tool is on a caller's surface."""
-    if not caller.scopes.issuperset(version.contract.auth.required_scopes):
+    if not caller.scopes.issuperset(version.content.required_scopes):
         return False
     return caller.capability is None or caller.capability.covers(version.row.address, version.row.version)

@@ -69,17 +69,22 @@ class Names:
 
     def _without_prefix(self) -> dict[str, str]:
         """The tools that keep their upstream's name. Of two that want the same one, the first in order has it."""
+        upstreams = self._journal.read("SELECT name, config FROM upstream")
+        plain = [name for name, config in upstreams if orjson.loads(config).get("prefix") is False]
+        if not plain:
+            return {}
         rows = self._journal.read(
-            "SELECT t.name, t.address, u.config FROM upstream_tool t JOIN upstream u ON u.name = t.upstream "
-            "WHERE t.version IS NOT NULL ORDER BY t.address"
+            "SELECT name, address FROM upstream_tool WHERE version IS NOT NULL"
+            " AND upstream IN (SELECT value FROM json_each(?)) ORDER BY address",
+            (orjson.dumps(plain).decode(),),
         )
         own: dict[str, str] = {}
         # INVARIANT: no upstream takes the name under which another tool is known.
         taken = {shown(address) for (address,) in self._journal.read("SELECT DISTINCT address FROM tool_version")}
-        for name, address, config in rows:
+        for name, address in rows:
             # A name that looks like a shortened one could come to mean another tool.
             fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
-            if fits and orjson.loads(config).get("prefix") is False:
+            if fits:
                 own[address] = name
                 taken.add(name)
         return own

@@ -138,11 +138,8 @@ class Offers:
         from interlock.upstreams.mcp import McpUpstream
 
         lock = self._service.lock
-        served = {
-            execution.target
-            for version in self._service.tools.visible(caller)
-            if (execution := version.contract.manifest.execution) is not None and execution.kind == "upstream"
-        }
+        origins = {version.row.origin for version in self._service.tools.visible(caller)}
+        served = {origin.removeprefix("upstream:") for origin in origins if origin.startswith("upstream:")}
         sources: list[Source] = []
         for one in lock.upstreams.list():
             if one.kind != "mcp" or one.name not in served or one.state != "available" or one.credentials:

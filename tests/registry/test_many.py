@@ -1,0 +1,169 @@
+"""A home with very many tools: what is asked for is read, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from interlock import Interlock
+from interlock.authority import cedar
+from interlock.cli import doctor
+from interlock.core.contract import parse_contract
+from interlock.registry import catalog
+from interlock.registry.catalog import bump_epoch
+from interlock.service import Service
+from interlock.service.policy import faults_of
+from interlock.store.journal import Transaction
+from tests.conftest import TOOLS
+
+MANY = 600
+PAGE = 50
+
+
+def _offered(transaction: Transaction, number: int, text: str = "") -> None:
+    """One more tool, like `demo.add` but for its name."""
+    row = transaction.one("SELECT * FROM tool_version WHERE address = 'demo.add'")
+    assert row is not None
+    columns = [one[1] for one in transaction.execute("PRAGMA table_info(tool_version)").fetchall()]
+    known = dict(zip(columns, row, strict=True))
+    manifest = orjson.loads(known["manifest"])
+    manifest["namespace"] = "many"
+    manifest["tool_id"] = f"add_{number:05}"
+    manifest["description"] += text
+    known |= {
+        "address": f"many.add_{number:05}", "digest": f"{number:05}{text}", "manifest": orjson.dumps(manifest).decode(),
+    }  # fmt: skip
+    names, holders = ", ".join(known), ", ".join("?" * len(known))
+    transaction.execute(f"INSERT OR REPLACE INTO tool_version ({names}) VALUES ({holders})", tuple(known.values()))
+
+
+async def _offer(lock: Interlock, *numbers: int, text: str = "") -> None:
+    def unit(transaction: Transaction) -> None:
+        for number in numbers:
+            _offered(transaction, number, text)
+        bump_epoch(transaction)
+
+    await lock.journal.commit(unit)
+    lock.catalog.forget()
+
+
+class Counted:
+    """How many contracts were compiled and how many manifests were read since it was last asked."""
+
+    def __init__(self, lock: Interlock, patch: pytest.MonkeyPatch) -> None:
+        self.parsed = self.read = 0
+        reading = lock.journal.read
+
+        def parse(document: Any) -> Any:
+            self.parsed += 1
+            return parse_contract(document)
+
+        def read(statement: str, parameters: Any = ()) -> list[Any]:
+            rows = reading(statement, parameters)
+            if "manifest" in statement:
+                self.read += len(rows)
+            return rows
+
+        patch.setattr(catalog, "parse_contract", parse)
+        patch.setattr(lock.journal, "read", read)
+
+    def since(self) -> tuple[int, int]:
+        found = self.parsed, self.read
+        self.parsed = self.read = 0
+        return found
+
+
+async def test_pages_compile_nothing_and_a_change_of_one_tool_reads_that_tool(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _offer(lock, *range(MANY))
+    counted, tools = Counted(lock, monkeypatch), Service(lock).tools
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = tools.page(lock.caller, cursor, PAGE)
+        seen += [one.row.address for one in page.versions]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert seen == sorted(seen)
+    assert len(seen) == MANY + len(TOOLS)
+    assert counted.since() == (0, MANY + len(TOOLS))
+    assert all(one.contract.ref.startswith("demo.") for one in tools.page(lock.caller, None, 3).versions)
+    assert counted.since() == (3, 0)
+    await _offer(lock, 7, text=" It is another one now.")
+    found = tools.page(lock.caller, "many.add_00006", 1).versions[0]
+    assert counted.since() == (0, 1)
+    assert found.contract.manifest.description.endswith("another one now.")
+    assert all(one.contract.ref.startswith("demo.") for one in tools.page(lock.caller, None, 3).versions)
+    assert counted.since() == (1, 0)
+
+
+async def test_a_page_looks_at_as_many_tools_as_it_shows(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    await _offer(lock, *range(MANY))
+    tools = Service(lock).tools
+    looked: list[str] = []
+    holds = lock.gateway.quarantine.holds
+
+    def look(digest: str) -> bool:
+        looked.append(digest)
+        return holds(digest)
+
+    monkeypatch.setattr(lock.gateway.quarantine, "holds", look)
+    for cursor in (None, "many.add_00300", "many.add_00500"):
+        looked.clear()
+        assert len(tools.page(lock.caller, cursor, PAGE).versions) == PAGE
+        assert len(looked) == PAGE + 1
+
+
+RULES = """
+@id("all") permit (principal, action, resource);
+@id("named") forbid (principal, action == Action::"demo.add", resource) when { context.arguments.a > 5 };
+"""
+LOOSE = (
+    '@id("loose") permit (principal, action, resource)'
+    ' when { context.arguments has %s && context.arguments.%s == "x" };'
+)
+TEXTS = (
+    RULES,
+    '@id("wrong") permit (principal, action == Action::"demo.add", resource) when { context.arguments.a == "x" };',
+    '@id("gone") permit (principal, action == Action::"demo.gone", resource == Tool::"demo.nothing");',
+    '@id("there") permit (principal, action, resource == Tool::"many.add_00003");',
+    LOOSE % ("a", "a"),
+    LOOSE % ("text", "text"),
+    LOOSE % ("nobody_has_this", "nobody_has_this"),
+    "permit (",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+async def test_a_policy_is_found_as_right_or_wrong_as_by_all_contracts(lock: Interlock, text: str) -> None:
+    await _offer(lock, *range(5))
+    contracts = [one.contract for one in lock.catalog.everything()]
+    whole = cedar.check(text, contracts, set())
+    assert [(one.line, one.rule, one.grave) for one in faults_of(lock, text)] == [
+        (one.line, one.rule, one.grave) for one in whole
+    ]
+
+
+async def test_checking_a_policy_compiles_the_contracts_that_it_depends_on(
+    lock: Interlock, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _offer(lock, *range(MANY))
+    counted = Counted(lock, monkeypatch)
+    assert [fault for fault in faults_of(lock, RULES) if fault.grave] == []
+    assert counted.since()[0] == 1
+    lock.home.policy.write_text(RULES)
+    compiled: list[Any] = []
+
+    def parse(document: Any) -> Any:
+        compiled.append(document)
+        return parse_contract(document)
+
+    monkeypatch.setattr("interlock.core.contract.parse_contract", parse)
+    findings = [one for one in doctor.examine(lock.home, machine=False) if one.name == "policy"]
+    assert [one.status for one in findings if one.status == "broken"] == []
+    assert len(compiled) == 1

@@ -17,7 +17,7 @@ Pin = Annotated[str, Field(description="nobody's", examples=["none"], json_schem
 Number = Annotated[int, Field(description="a number", examples=[1])]
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="file", sandbox=Sandboxing(artifacts=40))
+@tool(version="1.0.0", mutation_class="read_only", namespace="file", sandbox=Sandboxing(artifacts=40), timeout_s=60)
 def leave(context: Context, files: Files) -> int:
     """Leave files."""
     for path, content in files.items():
@@ -26,7 +26,7 @@ def leave(context: Context, files: Files) -> int:
     return len(files)
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="file", sandbox=FEW)
+@tool(version="1.0.0", mutation_class="read_only", namespace="file", sandbox=FEW, timeout_s=60)
 def misuse(what: What) -> str:
     """Leave what should not be left, and say whether that is refused."""
     out = os.fsencode(os.environ["INTERLOCK_OUT"])
@@ -104,7 +104,7 @@ def misuse(what: What) -> str:
 
 @tool(
     version="1.0.0", mutation_class="read_only", namespace="file", sandbox=Sandboxing(artifacts=1),
-    permissions=["credentials:file/token"],
+    permissions=["credentials:file/token"], timeout_s=60,
 )  # fmt: skip
 async def spill(
     context: Context,
@@ -129,7 +129,7 @@ async def spill(
 
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="file", sandbox=Sandboxing(artifacts=1),
-    effects=[Effect("report:{number}", "CREATE")],
+    effects=[Effect("report:{number}", "CREATE")], timeout_s=60, restart_safe=True,
 )  # fmt: skip
 async def report(context: Context, number: Number) -> int:
     """Make a report."""
@@ -151,7 +151,7 @@ def _(context: Context, number: int) -> None:
     context.effect(f"report:{number}", "DELETE", before=number)
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="file", sandbox=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="file", sandbox=True, timeout_s=60)
 def none(context: Context, what: What) -> str:
     """Look for a directory that its manifest does not ask for."""
     return str(context.out) if what == "out" else str("INTERLOCK_OUT" in os.environ or os.path.exists("/tmp/out"))

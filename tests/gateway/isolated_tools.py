@@ -23,14 +23,14 @@ What = Annotated[str, Field(description="what to try", examples=["nothing"])]
 Name = Annotated[str, Field(description="name of a counter", examples=["a"])]
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
 def double(n: Number) -> int:
     """Twice a number."""
     print("working")
     return n * 2
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
 def attempt(what: What) -> str:
     """Try something that a tool should not do, and say how far it came."""
     if what == "files":
@@ -81,7 +81,7 @@ def _(frame: str) -> None:
     return None
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
 def escape(what: What) -> str:
     """Try to get out, and give back what was found there. Who gets nowhere fails."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -123,6 +123,7 @@ def escape(what: What) -> str:
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
     effects=[Effect("counter:{name}", "UPDATE"), Effect("session:count", "UPDATE"), Effect("session:count", "CREATE")],
+    timeout_s=60, restart_safe=True,
 )  # fmt: skip
 async def count(ctx: Context, name: Name) -> int:
     """Count up in the session."""
@@ -148,7 +149,7 @@ def _(name: str) -> None:
 
 @tool(
     version="1.0.0", mutation_class="write_irreversible", namespace="cell", sandbox=True,
-    effects=[Effect("counter:{name}", "DELETE")],
+    effects=[Effect("counter:{name}", "DELETE")], timeout_s=60, restart_safe=True,
 )  # fmt: skip
 def drop(name: Name) -> None:
     """Drop a counter, and say in the wrong way what that would mean."""
@@ -160,7 +161,8 @@ def _(name: str) -> str:
 
 
 @tool(
-    version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, permissions=["credentials:cell/token"]
+    version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, permissions=["credentials:cell/token"],
+    timeout_s=60,
 )  # fmt: skip
 async def lent(ctx: Context, what: What) -> str:
     """Use a credential."""
@@ -170,7 +172,8 @@ async def lent(ctx: Context, what: What) -> str:
 
 
 @tool(
-    version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, permissions=["credentials:cell/token"]
+    version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, permissions=["credentials:cell/token"],
+    timeout_s=60,
 )  # fmt: skip
 async def dying(ctx: Context, what: What) -> str:
     """Hold a credential, and die of it if told to; else say what would become of the memory."""
@@ -180,7 +183,7 @@ async def dying(ctx: Context, what: What) -> str:
     return f"{max(resource.getrlimit(resource.RLIMIT_CORE)) <= 1} {any(held in word for word in sys.argv)}"
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=3))
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=3), timeout_s=60)
 def unbound(what: What) -> str:
     """Ask for everything."""
     return what
@@ -189,6 +192,7 @@ def unbound(what: What) -> str:
 @tool(
     version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=2),
     network=NetworkPolicy(allowed_domains=("localhost",)),  # pyright: ignore[reportCallIssue] - defaults
+    timeout_s=60,
 )  # fmt: skip
 def fetch(url: Annotated[str, Field(description="what to fetch", examples=["http://localhost/"])]) -> str:
     """Fetch something through whatever proxy there is."""
@@ -212,7 +216,7 @@ def lingers(
 
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
-    effects=[Effect("purse:{name}", "UPDATE")], permissions=["credentials:cell/token"],
+    effects=[Effect("purse:{name}", "UPDATE")], permissions=["credentials:cell/token"], timeout_s=60, restart_safe=True,
 )  # fmt: skip
 async def spends(ctx: Context, name: Name) -> int:
     """Use a credential for a change."""
@@ -254,7 +258,7 @@ def _fill(mebibytes: int) -> int:
     return mebibytes
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, memory="9Gi")
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, memory="9Gi", timeout_s=60)
 def hoard(n: Number) -> int:
     """Ask for more memory than an agent has."""
     return n

@@ -8,7 +8,7 @@ from typing import Annotated
 from interlock import Field, tool
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
 def burn(
     milliseconds: Annotated[int, Field(description="CPU time to use", examples=[1])],
     mib: Annotated[int, Field(description="memory to hold meanwhile", examples=[1])],

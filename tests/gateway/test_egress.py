@@ -55,7 +55,8 @@ async def test_only_what_operator_and_manifest_both_list_is_reached(
     async with Interlock.open(tmp_path / "home", housekeeping=False, egress=listed) as lock:
         network = NetworkPolicy(allowed_domains=("localhost", "elsewhere.test"), allowed_ports=(upstream,))  # pyright: ignore[reportCallIssue] - defaults
         declare = tool(
-            version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=2), network=network
+            version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=2), network=network,
+            timeout_s=60,
         )  # fmt: skip
         fetch = declare(cell.fetch.function)
         await lock.journal.commit(_publish(fetch))

@@ -127,7 +127,7 @@ async def test_what_a_tool_reports_from_inside_counts_as_if_it_had_run_outside(l
     heard: list[Any] = []
     first = await lock.call("cell.count", {"name": "a"}, key="k", session="s", on_progress=heard.append)
     assert first.unwrap() == 1
-    assert [one["message"] for one in heard] == ["counting"]
+    assert [one["message"] for one in heard] == ["started", "counting"]
     assert (await lock.call("cell.count", {"name": "a"}, key="k", session="s")).replayed
     assert (await lock.call("cell.count", {"name": "a"}, key="k2", session="s")).unwrap() == 2
     changes = [record["affectedResource"] for record in records(lock, kind="mutation")]
@@ -351,7 +351,7 @@ async def test_what_a_profile_states_is_offered(lock: Interlock) -> None:
     assert ended.state == "canceled"
     heard: list[Any] = []
     assert (await lock.call("cell.count", {"name": "a"}, key="k", on_progress=heard.append)).ok
-    assert [one["message"] for one in heard] == ["counting"]
+    assert [one["message"] for one in heard] == ["started", "counting"]
 
 
 @pytest.mark.proves("EXEC-01")

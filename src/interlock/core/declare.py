@@ -16,7 +16,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Generic, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import BaseModel
@@ -65,6 +65,8 @@ class Tool(Generic[P, R]):
         self.dump = annotations.dump
         self._facts = facts
         self._manifest: Manifest | None = manifest
+        # The text that runs in the sandbox: read once, when the manifest with its digest is made.
+        self.module_text: str | None = None
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", "tool")
         self.__wrapped__ = function
@@ -79,6 +81,8 @@ class Tool(Generic[P, R]):
     def manifest(self) -> Manifest:
         """The declaration in full. Handlers added later are part of it, so it is made when first asked for."""
         if self._manifest is None:
+            if "sandbox" in self._facts:
+                self.module_text = module_text(self.function)
             self._manifest = parse_manifest(
                 {
                     **self._facts,
@@ -89,7 +93,9 @@ class Tool(Generic[P, R]):
                     "execution": {
                         "kind": "function",
                         "target": target_of(self.function),
-                        "implementation": implementation_digest(self.function, *self.handlers.values()),
+                        "implementation": implementation_digest(
+                            self.function, *self.handlers.values(), module=self.module_text
+                        ),
                     },
                 }
             )
@@ -523,12 +529,25 @@ def namespace_of(function: Callable[..., Any]) -> str:
 _NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
 
 
-def implementation_digest(*functions: Callable[..., Any]) -> str | None:
-    """SHA-256 over the functions' source without comments and blank lines; None where there is no source."""
+def module_text(function: Callable[..., Any]) -> str | None:
+    """The text of the module that a function was declared in; None where there is none."""
+    try:
+        path = inspect.getsourcefile(function)
+        return None if path is None else Path(path).read_text()
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def implementation_digest(*functions: Callable[..., Any], module: str | None = None) -> str | None:
+    """SHA-256 over the functions' source without comments and blank lines; None where there is no source.
+
+    `module`: the text of the whole module, for code of which all of it runs in the sandbox.
+    """
     hasher = hashlib.sha256()
-    for function in functions:
+    for function in (*functions, *(() if module is None else (module,))):
         try:
-            source = inspect.cleandoc("\n" + inspect.getsource(function))
+            text = function if isinstance(function, str) else "\n" + inspect.getsource(function)
+            source = inspect.cleandoc(text)
             tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
         except (OSError, TypeError, tokenize.TokenError, IndentationError):
             return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -202,15 +201,14 @@ class IsolatedExecutor:
 
 
 def source_of(tool: Tool[..., Any]) -> str:
-    """The text of the module that a tool was declared in; E3405 when it has none that could be sent inside."""
-    function = tool.function
-    path = inspect.getsourcefile(function)
-    if path is None or "<locals>" in function.__qualname__ or "." in function.__qualname__:
+    """The text of the module that a tool was declared in; E3405 when it has none that could be sent inside.
+
+    INVARIANT: what runs is the text that the tool's digest covers, whatever has become of the file since.
+    """
+    text = tool.module_text
+    if text is None or "." in tool.function.__qualname__:
         raise Failure("E3405", "a sandboxed tool is a function at the top of a module that is a file")
-    try:
-        return Path(path).read_text()
-    except OSError:
-        raise Failure("E3405", "the module of the tool cannot be read any more") from None
+    return text
 
 
 def _program_of(contract: Contract) -> Execution | None:

@@ -10,7 +10,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from interlock.core.declare import LOADED, Tool, from_manifest, from_program, implementation_digest, tools_in
+from interlock.core.declare import (
+    LOADED,
+    Tool,
+    from_manifest,
+    from_program,
+    implementation_digest,
+    module_text,
+    tools_in,
+)
 from interlock.core.documents import Malformed, read_json, read_yaml
 from interlock.core.errors import Failure
 from interlock.core.manifest import Execution, Manifest, Sandboxing, parse_manifest
@@ -134,9 +142,12 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
         if getattr(manifest, fact) != (name in handlers):
             raise Failure("E3105", f"{manifest.address} must say {fact} exactly where execution.handlers has `{name}`")
     # The digest covers the code, whatever the manifest says of it.
-    implementation = implementation_digest(target, *handlers.values())
+    text = None if manifest.sandbox is None else module_text(target)
+    implementation = implementation_digest(target, *handlers.values(), module=text)
     execution = manifest.execution.model_copy(update={"implementation": implementation})
-    return from_manifest(manifest.model_copy(update={"execution": execution}), target, handlers)
+    bound = from_manifest(manifest.model_copy(update={"execution": execution}), target, handlers)
+    bound.module_text = text
+    return bound
 
 
 def _program(manifest: Manifest, execution: Execution) -> Tool[..., Any]:

@@ -562,7 +562,25 @@ def test_the_ledger_is_known_to_the_letter_and_nothing_else_acts_by_itself(origi
     with closing(sqlite3.connect(original.database)) as db:
         assert list(layout.departures(db)) == []
         acting = db.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')").fetchall()
-    assert len(acting) == 8
+    assert len(acting) == 11  # eight guard the ledger, three keep the sums of payload bytes
+
+
+PAYLOAD_SUMS = ("payload_stored", "payload_expired", "payload_deleted")
+
+
+@AUDIT_03
+def test_a_home_without_the_sums_of_payload_bytes_is_intact_and_nothing_hides_behind_their_triggers(
+    original: Home, tmp_path: Path
+) -> None:
+    home = Home(shutil.copytree(original.path, tmp_path / "home"))
+    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
+        for name in PAYLOAD_SUMS:
+            db.execute(f"DROP TRIGGER {name}")
+    assert verify(home).intact
+    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
+        db.execute("CREATE TRIGGER payload_deleted AFTER DELETE ON payload BEGIN DELETE FROM ticket; END")
+    [fault] = verify(home).faults
+    assert fault.what == "the trigger `payload_deleted` on `payload` was not made by Interlock"
 
 
 EARLIER = """CREATE TRIGGER journal_only_grows BEFORE INSERT ON journal

@@ -27,7 +27,9 @@ from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[re
 from tests.sample import Name, world
 
 
-def write(function: Callable[..., Any], *, restart_safe: bool = False, changes: str = "x") -> Tool[..., Any]:
+def write(
+    function: Callable[..., Any], *, restart_safe: bool = False, changes: str = "x", **options: Any
+) -> Tool[..., Any]:
     """A tool that changes something, of a function; its preview and its undoing do nothing."""
     made: Tool[..., Any] = tool(
         version="1.0.0",
@@ -35,6 +37,7 @@ def write(function: Callable[..., Any], *, restart_safe: bool = False, changes: 
         namespace="demo",
         effects=[Effect(changes, "UPDATE")],
         restart_safe=restart_safe,
+        **options,
     )(function)
 
     def preview(**_: Any) -> Preview:

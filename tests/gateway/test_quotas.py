@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -37,18 +38,29 @@ async def change(size: Size) -> int:
     return size
 
 
-changing = write(change)
+async def change_much(size: Size) -> str:
+    """Change something and tell much about it."""
+    return "x" * size
+
+
+changing, changing_much = write(change), write(change_much, max_inline_chars=100, persist_output=True)
 
 
 @asynccontextmanager
 async def opened(home: Path, **quotas: Any) -> AsyncGenerator[Interlock]:
     async with Interlock.open(home, housekeeping=False, **quotas) as lock:
-        await admit(lock, produce, changing)
+        await admit(lock, produce, changing, changing_much)
         yield lock
 
 
 def used(lock: Interlock) -> dict[str, int]:
     return dict(lock.journal.read("SELECT scope, bytes FROM payload_use WHERE bytes != 0", ()))
+
+
+def kept(lock: Interlock) -> list[int]:
+    """The sizes of the results that are kept."""
+    statement = "SELECT size FROM payload WHERE body IS NOT NULL AND ref LIKE 'payload:%'"
+    return [size for (size,) in lock.journal.read(statement, ())]
 
 
 @pytest.mark.parametrize(
@@ -76,15 +88,71 @@ async def test_a_result_over_a_quota_is_refused_with_the_quota_and_what_to_do(
             assert (await lock.call("quota.produce", size=2000, caller=caller)).ok
 
 
-async def test_whoever_is_over_a_quota_begins_no_write(tmp_path: Path) -> None:
+async def test_a_caller_at_a_quota_begins_no_write_and_hears_of_earlier_ones(tmp_path: Path) -> None:
     async with opened(tmp_path, payload_bytes_per_caller=3000) as lock:
         runs.clear()
         assert (await lock.call("demo.change", size=1, key="before", caller=ANN)).ok
-        await lock.journal.commit(lambda transaction: transaction.execute(_FULL, ()))
+        left = 3000 - used(lock)["caller:north/user:ann"]
+        assert (await lock.call("quota.produce", size=left - 2, caller=ANN)).ok, "with its quotes, all that is left"
         refused = (await lock.call("demo.change", size=2, key="after", caller=ANN)).error
         assert refused is not None
         assert refused.code == "E3407"
         assert runs == [1]
+        again = await lock.call("demo.change", size=1, key="before", caller=ANN)
+        assert again.replayed
+        assert again.value == 1
+        assert runs == [1]
+
+
+async def test_a_write_whose_payload_does_not_fit_is_recorded_and_says_why_the_payload_is_withheld(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, payload_bytes_per_caller=3000) as lock:
+        first = await lock.call("demo.change_much", size=5000, key="k", caller=ANN)
+        again = await lock.call("demo.change_much", size=5000, key="k", caller=ANN)
+        for result in (first, again):
+            assert result.ok
+            assert result.persistence.decision == "link"
+            assert "payload_bytes_per_caller" in result.persistence.reason
+            assert "withheld" in result.text()
+            assert result.persistence.ref == f"payload:{first.invocation_id}"
+        assert again.replayed
+        with pytest.raises(Failure, match="withheld") as gone:
+            lock.read_payload(f"payload:{first.invocation_id}", caller=ANN)
+        assert gone.value.code == "E3702"
+        (closed,) = lock.journal.read(
+            "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (first.invocation_id,)
+        )
+        assert "payload_bytes_per_caller" in json.loads(closed[0])["withheld"]
+        assert kept(lock) == []
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_calls_at_the_same_time_do_not_go_over_a_quota_together(tmp_path: Path, writes: bool) -> None:
+    async with opened(tmp_path, payload_bytes_per_tenant=5000) as lock:
+        results = await asyncio.gather(
+            *(
+                lock.call("demo.change_much", size=1000, key=str(number), caller=caller)
+                if writes
+                else lock.call("quota.produce", size=1000, caller=caller)
+                for number, caller in enumerate([ANN, BOB] * 8)
+            )
+        )
+        held = [result for result in results if result.ok and result.persistence.decision == "persist"]
+        assert kept(lock) == [1002] * len(held)
+        assert len(held) in ((3, 4) if writes else (4,)), "what undoes a write counts as well"
+        others = [result for result in results if result not in held]
+        assert {result.error.code for result in others if result.error is not None} <= {"E3407"}
+        assert all("withheld" in result.persistence.reason for result in others if result.ok)
+        assert writes or not any(result.ok for result in others)
+
+
+async def test_a_call_can_be_undone_at_a_quota(tmp_path: Path) -> None:
+    async with opened(tmp_path, payload_bytes_per_caller=3000) as lock:
+        done = await lock.call("demo.change", size=1, key="k", caller=ANN)
+        await lock.journal.commit(lambda transaction: transaction.execute(_FULL, ()))
+        assert not (await lock.call("demo.change", size=2, key="l", caller=ANN)).ok
+        assert (await lock.undo(done.invocation_id, key="u", caller=ANN)).ok
 
 
 _FULL = "INSERT OR REPLACE INTO payload_use (scope, bytes) VALUES ('caller:north/user:ann', 4000)"

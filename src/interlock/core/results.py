@@ -142,6 +142,8 @@ class Result:
         rendered = self.value if isinstance(self.value, str) else encode(self.value).decode()
         if self.persistence.ref is None:
             return rendered
+        if self.persistence.decision == "link":
+            return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, {self.persistence.reason})"
         return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, kept as {self.persistence.ref})"
 
     def summary(self) -> str:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from interlock.approvals.ticket import Ticket
 from interlock.authority.budgets import Overrun
@@ -40,6 +40,8 @@ from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import Box
+
+T = TypeVar("T")
 
 _log = logging.getLogger("interlock.gateway")
 
@@ -73,7 +75,7 @@ class Closer:
         self._batched = settings.audit == "batched"
         self._redactors: dict[str, SchemaRedactor] = {}
         # Outcomes of writes that could not be recorded (a full disk); they go first with the next chance.
-        self._owed: list[tuple[Call, Callable[[Transaction], None]]] = []
+        self._owed: list[tuple[Call, Unit[Any]]] = []
         self._paying = asyncio.Lock()
 
     # Success
@@ -89,10 +91,6 @@ class Closer:
         size = len(verified.encoded)
         fits = tool.max_inline is None or size <= tool.max_inline
         persistence = INLINE if fits and not verified.redacted else _persistence(call.id, size, fits=fits)
-        if (not fits or verified.artifacts) and not tool.writes and call.request.caller is not None:
-            # A write has had its effect by now and keeps its result; whoever is at a quota begins no further one.
-            files = sum(len(file.content) for file in call.files)
-            self.kept.check_room(call.request.caller, files + (0 if fits else len(verified.encoded)))
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
         if (
@@ -106,7 +104,9 @@ class Closer:
                 call.recorded = True
                 await self._journal.append("closed", call.id, body)
         else:
-            await self._record_success(verified, persistence, now_ms, metadata)
+            withheld = await self._record_success(verified, persistence, now_ms, metadata)
+            if withheld and persistence.ref is not None:
+                persistence = replace(persistence, decision="link", reason=withheld)
         call.move("succeeded")
         self._observer.closed(call, metadata, ran.source)
         if self._observer.heard(call):
@@ -125,8 +125,8 @@ class Closer:
         self._observer.emit("tool.invocation.succeeded", call)
         self._observer.emit("tool.result.created", call)
 
-    async def _record_success(self, verified: Verified, persistence: Persistence, now_ms: int, metadata: Json) -> None:
-        """Write all that a success leaves behind, in one transaction."""
+    async def _record_success(self, verified: Verified, persistence: Persistence, now_ms: int, metadata: Json) -> str:
+        """Write all that a success leaves behind, in one transaction. Returns why its payloads were withheld, if so."""
         ran = verified.ran
         requested = ran.granted.checked.requested
         call, request = requested.call, requested.call.request
@@ -162,38 +162,50 @@ class Closer:
             extra["previewDifferences"] = metadata["previewDifferences"]
         if undo is not None:
             extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
-        body = records.closed(
-            call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=ran.source, effects=changes,
-            summary=records.summarize(verified.value, len(verified.encoded)), extra=extra,
-        )  # fmt: skip
+
+        def record(**more: str) -> bytes:
+            summary = records.summarize(verified.value, len(verified.encoded))
+            return records.closed(
+                call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=ran.source, effects=changes,
+                summary=summary, extra={**extra, **more},
+            )  # fmt: skip
+
+        body = record()
+        bodies = {artifact.ref: file.content for artifact, file in zip(verified.artifacts, call.files, strict=True)}
+        if persistence.ref is not None:
+            bodies[persistence.ref] = verified.encoded
         redact = self._sink_redactor(call, requested.tool)
         mutations = [records.mutation(call, now_ms, change, redact) for change in changes]
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = owner_of(caller)
 
-        def unit(transaction: Transaction) -> None:
+        def unit(transaction: Transaction) -> str:
+            withheld = ""
+            if bodies and call.scope is None:
+                self.kept.check_room(transaction, caller, sum(map(len, bodies.values())))
+            elif bodies:
+                withheld = self.kept.why_withheld(transaction, caller, bodies)
             if session is not None and session.changed:
                 store_session(transaction, session_id(caller, request.session), session)
             if call.scope is not None:
                 keys.settle(transaction, call.scope, call.id, "done", outcome)
             elif call.noted:
                 reconcile.end(transaction, call.id)
-            if persistence.ref is not None:
-                self.kept.store_payload(transaction, persistence.ref, call.id, owner, verified.encoded)
-            for artifact, file in zip(verified.artifacts, call.files, strict=True):
-                self.kept.store_payload(transaction, artifact.ref, call.id, owner, file.content)
+            self.kept.store_payloads(transaction, call.id, caller, bodies, withheld)
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
             if cost is not None:
                 overrun.extend(self._allowances.settle(transaction, call, cost))
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            transaction.append("closed", call.id, body)
+            transaction.append("closed", call.id, record(withheld=withheld) if withheld else body)
+            return withheld
 
         overrun: list[Overrun] = []
         call.recorded = True
-        await self._close_write(call, unit)
+        withheld = await self._close_write(call, unit)
         self._allowances.tell(call, overrun)
+        return withheld
 
     def _compare(self, call: Call, changes: tuple[Change, ...], metadata: Json) -> None:
         """Hold what the call did against what its reviewer was shown."""
@@ -235,7 +247,7 @@ class Closer:
             source="synthetic",
         )
 
-    async def _close_write(self, call: Call, unit: Callable[[Transaction], None]) -> None:
+    async def _close_write(self, call: Call, unit: Unit[T]) -> T:
         """Commit the closing of a call that may have changed something.
 
         If it cannot be written now, the effect stands and its record is owed: it is kept and goes first next time, and
@@ -244,7 +256,7 @@ class Closer:
         try:
             if self._owed:
                 await asyncio.shield(self.pay())
-            await asyncio.shield(self._journal.commit(unit))
+            return await asyncio.shield(self._journal.commit(unit))
         except Failure as failure:
             if failure.code == "E3410" or call.scope is None:
                 raise
@@ -317,7 +329,7 @@ class Closer:
         self._observer.closed(call, metadata, "replay")
         decision, ref, size, reason = found.outcome["persistence"]
         if ref is not None and verified.value is None:
-            decision, reason = "link", "the payload is no longer kept"
+            decision, reason = "link", self.kept.why_gone(ref)
         metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}
         metadata |= found.outcome.get("metadata", {})
         return Result(
@@ -466,6 +478,8 @@ class Closer:
         requested = granted.checked.requested
         call, scope = requested.call, requested.call.scope
         assert scope is not None
+        caller, bodies = call.request.caller, dict[str, bytes]()
+        assert caller is not None
         try:
             value = verify.map_output(requested.tool, done.result())
             if call.lease is not None:
@@ -477,9 +491,17 @@ class Closer:
         except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
             outcome = stored(self._observer.clean(call, Failure("E3401", f"{call.ref} failed: {type(error).__name__}")))
         else:
-            inline = ["inline", None, len(verified.encoded), ""]
-            outcome = {"value": verified.value, "persistence": inline, "redacted": verified.redacted}
-            outcome["metadata"] = {"late": True}
+            size = len(verified.encoded)
+            fits = requested.tool.max_inline is None or size <= requested.tool.max_inline
+            persistence = INLINE if fits else _persistence(call.id, size, fits=False)
+            outcome = {
+                "value": verified.value if fits else None,
+                "persistence": [persistence.decision, persistence.ref, size, persistence.reason],
+                "redacted": verified.redacted,
+                "metadata": {"late": True},
+            }
+            if persistence.ref is not None:
+                bodies[persistence.ref] = verified.encoded
         facts: Json = {"succeeded": "error" not in outcome, "traceId": call.trace_id}
         cost = self._cost(call, {}, facts)
         body = records.plain("late", call.id, self._clock.now_ms(), **facts)
@@ -487,7 +509,9 @@ class Closer:
         def unit(transaction: Transaction) -> None:
             row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call.id))
             if row is not None and row[0] in ("unknown", "executing"):
+                withheld = self.kept.why_withheld(transaction, caller, bodies) if bodies else ""
                 keys.settle(transaction, scope, call.id, "done", outcome)
+                self.kept.store_payloads(transaction, call.id, caller, bodies, withheld)
                 transaction.append("late", call.id, body)
             if cost is not None:
                 self._allowances.settle(transaction, call, cost)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from interlock.core.clock import Clock, Deadline
@@ -136,8 +137,6 @@ class Execution:
         if granted.looking:
             return await self._preview(granted)
         if tool.writes:
-            if call.request.caller is not None:
-                self._closer.kept.check_room(call.request.caller, 0)
             replay = await self._reserve(granted)
             if replay is not None:
                 return replay
@@ -315,7 +314,12 @@ class Execution:
 
     async def _committed(self, call: Call, claim: keys.Claim) -> keys.Reserved | keys.Replay | keys.Busy:
         """Ask for the key. If the caller goes away meanwhile and the key turns out ours, it is given back."""
-        unit = keys.reserve(claim, self._instance.alive, call.claims or ())
+        caller = call.request.caller
+        assert caller is not None
+        # INVARIANT: what was called before is answered and what was done can be undone, whatever a quota says.
+        undoes = call.request.operation == "compensate"
+        room = None if undoes else partial(self._closer.kept.check_room, caller=caller, size=1)
+        unit = keys.reserve(claim, self._instance.alive, call.claims or (), room)
         asking = asyncio.ensure_future(self._journal.commit(unit))
         try:
             return await asyncio.shield(asking)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import orjson
 
 from interlock.core.canonical import decode, encode, sealed_digest
@@ -46,10 +48,10 @@ class Kept:
         rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
         return rows[0][0] if rows else None
 
-    def check_room(self, caller: Caller, size: int) -> None:
+    def check_room(self, transaction: Transaction, caller: Caller, size: int) -> None:
         """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the home.
 
-        Calls at the same time may go over a quota by what they themselves store, and no further.
+        It is asked in the transaction that stores, so calls at the same time cannot go over a quota together.
         """
         settings = self._settings
         quotas = {
@@ -57,8 +59,8 @@ class Kept:
             f"tenant:{caller.tenant}": ("payload_bytes_per_tenant", settings.payload_bytes_per_tenant),
             "home": ("payload_bytes", settings.payload_bytes),
         }
-        rows = self._journal.read("SELECT scope, bytes FROM payload_use WHERE scope IN (?, ?, ?)", tuple(quotas))
-        used: dict[str, int] = dict(rows)
+        statement = "SELECT scope, bytes FROM payload_use WHERE scope IN (?, ?, ?)"
+        used: dict[str, int] = dict(transaction.all(statement, tuple(quotas)))
         for scope, (name, most) in quotas.items():
             if used.get(scope, 0) + size > most:
                 raise Failure(
@@ -69,8 +71,31 @@ class Kept:
                     f" ({settings.payload_days} days); an operator can raise {name}",
                 )
 
-    def store_payload(self, transaction: Transaction, ref: str, call: str, owner: str, body: bytes) -> None:
-        _store(transaction, ref, call, owner, body, self._settings.payload_days)
+    def why_withheld(self, transaction: Transaction, caller: Caller, bodies: Mapping[str, bytes]) -> str:
+        """Why what a write leaves behind is not kept; empty when it fits into the quotas.
+
+        The write has had its effect: its outcome is recorded in any case, with references that say why nothing stands
+        behind them.
+        """
+        try:
+            self.check_room(transaction, caller, sum(map(len, bodies.values())))
+        except Failure as failure:
+            return f"withheld: {failure.message}"
+        return ""
+
+    def store_payloads(
+        self, transaction: Transaction, call: str, caller: Caller, bodies: Mapping[str, bytes], withheld: str = ""
+    ) -> None:
+        """Keep what a call leaves behind, by reference; or, where it is withheld, the reason."""
+        owner, days = owner_of(caller), self._settings.payload_days
+        for ref, body in bodies.items():
+            _store(transaction, ref, call, owner, None if withheld else body, len(body), days, withheld)
+
+    def why_gone(self, ref: str) -> str:
+        """The reason why nothing is kept under a reference."""
+        rows = self._journal.read("SELECT reason FROM payload WHERE ref = ?", (ref,))
+        reason: str = rows[0][0] if rows else ""
+        return reason if reason.startswith("withheld") else "the payload is no longer kept"
 
     # Undoing
 
@@ -85,7 +110,7 @@ class Kept:
     def store_undo(self, transaction: Transaction, call: str, owner: str, undo: Json, hidden: list[str]) -> None:
         ref = f"undo:{call}"
         sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
-        _store(transaction, ref, call, owner, sealed, self._settings.undo_days)
+        _store(transaction, ref, call, owner, sealed, len(sealed), self._settings.undo_days)
 
     async def keep_undo(self, ran: Ran) -> None:
         """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
@@ -131,9 +156,11 @@ def _undo(requested: Requested, arguments: Json) -> Json:
     return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
 
 
-def _store(transaction: Transaction, ref: str, call: str, owner: str, body: bytes, days: int) -> None:
-    transaction.execute(
+def _store(
+    tx: Transaction, ref: str, call: str, owner: str, body: bytes | None, size: int, days: int, reason: str = ""
+) -> None:
+    tx.execute(
         "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, '')",
-        (ref, call, owner, body, len(body), transaction.now_ms, transaction.now_ms + days * _DAY_MS),
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (ref, call, owner, body, size, tx.now_ms, tx.now_ms + days * _DAY_MS, reason),
     )

@@ -85,11 +85,15 @@ class Busy:
 
 
 def reserve(
-    claim: Claim, alive: Callable[[str], bool], claims: Sequence[Callable[[Transaction], None]] = ()
+    claim: Claim,
+    alive: Callable[[str], bool],
+    claims: Sequence[Callable[[Transaction], None]] = (),
+    check: Callable[[Transaction], None] | None = None,
 ) -> Unit[Reserved | Replay | Busy]:
     """A unit that takes the key, or says who has it. E3306 on other arguments, E3409 on an unknown outcome.
 
-    Whatever else the call uses up (an approval, a budget, a rate) is claimed with the key, all of it or nothing.
+    Whatever else the call uses up (an approval, a budget, a rate) is claimed with the key, all of it or nothing. A call
+    that is to run is refused where `check` raises; one that ran before is not asked.
     """
 
     def unit(transaction: Transaction) -> Reserved | Replay | Busy:
@@ -102,6 +106,8 @@ def reserve(
             found = _existing(transaction, claim, row, alive)
             if found is not None:
                 return found
+        if check is not None:
+            check(transaction)
         if claims:
             claim_all(transaction, claims)
         tickets.pass_over(transaction, claim.scope, claim.call)

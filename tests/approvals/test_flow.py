@@ -1005,10 +1005,7 @@ async def test_what_a_call_would_cost_is_part_of_its_preview(lock: Interlock) ->
     assert (preview["estimated_cost"], preview["preconditions"]) == (2.5, {"there is money": False})
 
 
-@pytest.mark.part_of(
-    "EFFECT-05",
-    rest="a mutation record of a watched change that is not reported; redaction of values by their name",
-)
+@pytest.mark.proves("EFFECT-05")
 async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_they_saw(
     lock: Interlock, clock: FakeClock
 ) -> None:

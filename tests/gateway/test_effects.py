@@ -174,7 +174,34 @@ async def _(result: str) -> None:
     return None
 
 
-TOOLS = (honest, put, claim, both)
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="eff",
+    effects=[Effect("file:*", "UPDATE"), Effect("file:*", "CREATE")],
+)  # fmt: skip
+async def scribble(ctx: Context, text: Text, stray: Text = "") -> str:
+    """Change a watched file, and report nothing of it."""
+    if stray != "nothing":
+        (world.root / "a.txt").write_text(text)
+    if stray == "row":
+        with sqlite3.connect(world.database) as connection:
+            connection.execute("INSERT INTO t VALUES (2)")
+        connection.close()
+    if stray == "fail":
+        raise Failure("E3401", "it broke half way")
+    return text
+
+
+@scribble.preview
+def _(text: str, stray: str) -> Preview:
+    return Preview(impact=text)
+
+
+@scribble.compensate
+async def _(ctx: Context, result: str) -> None:
+    (world.root / "a.txt").write_text("as it was")
+
+
+TOOLS = (honest, put, claim, both, scribble)
 
 
 @asynccontextmanager
@@ -280,6 +307,50 @@ async def test_a_write_outside_the_manifest_is_handled_alike(tmp_path: Path, wat
         assert strayed.error.details is not None
         assert strayed.error.details["violation"] == "UNDECLARED_EFFECT"
         assert code(await lock.call("eff.put", name="a", key="3")) == "E3210"
+
+
+def _mutations(lock: Interlock, call: str) -> list[tuple[str, str]]:
+    return [
+        (one["affectedResource"].rpartition("/")[2], one["mutationType"])
+        for one in records(lock, call, kind="mutation")
+    ]
+
+
+@pytest.mark.proves("EFFECT-05")
+async def test_a_watched_change_that_is_declared_and_not_reported_is_on_record(
+    tmp_path: Path, watched: dict[str, Any]
+) -> None:
+    async with opened(tmp_path / "home", **watched) as lock:
+        wrote = await lock.call("eff.scribble", text="other", key="1")
+        assert wrote.unwrap() == "other"
+        assert _mutations(lock, wrote.invocation_id) == [("a.txt", "UPDATE")]
+        (change,) = records(lock, wrote.invocation_id, kind="mutation")
+        assert change["previousValue"]["size"] == 9
+        assert change["newValue"]["size"] == 5
+        assert (change["idempotencyKey"], change["callerId"]) == ("1", lock.caller.id)
+        (closed,) = records(lock, wrote.invocation_id)
+        assert [one["operation"] for one in closed["sideEffects"]] == ["UPDATE"]
+        assert "WRITE_TOOL_NO_MUTATION" not in wrote.metadata.get("warnings", [])
+        assert lock.gateway.observer.metrics["WRITE_TOOL_NO_MUTATION"] == 0
+        undone = await lock.undo(wrote.invocation_id, key="2")
+        assert _mutations(lock, undone.invocation_id) == [("a.txt", "UPDATE")]
+        same = await lock.call("eff.scribble", text="other", stray="nothing", key="3")
+        assert same.metadata["warnings"] == ["WRITE_TOOL_NO_MUTATION"]
+
+
+@pytest.mark.proves("EFFECT-05")
+async def test_a_watched_change_of_a_call_that_fails_is_on_record(tmp_path: Path, watched: dict[str, Any]) -> None:
+    async with opened(tmp_path / "home", **watched) as lock:
+        failed = await lock.call("eff.scribble", text="other", stray="fail", key="1")
+        assert code(failed) == "E3401"
+        assert _mutations(lock, failed.invocation_id) == [("a.txt", "UPDATE")]
+        # What was put back is on record too: once as the change and once as the change back.
+        strayed = await lock.call("eff.scribble", text="third", stray="row", key="2")
+        assert code(strayed) == "E3417"
+        changes = _mutations(lock, strayed.invocation_id)
+        assert changes == [("a.txt", "UPDATE"), ("t", "CREATE"), ("a.txt", "UPDATE"), ("t", "DELETE")]
+        there, _, back, _ = records(lock, strayed.invocation_id, kind="mutation")
+        assert (there["previousValue"], there["newValue"]) == (back["newValue"], back["previousValue"])
 
 
 async def test_a_thousand_honest_calls_are_never_blamed(tmp_path: Path, watched: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from interlock import Caller, Change, Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.audit.retention import expire_payloads
+from interlock.core.canonical import digest
 from interlock.core.objects import ToolResult, ToolResultPersistence
 from interlock.core.schema import Schema
 from tests.gateway.test_idempotency import code
@@ -278,6 +279,46 @@ async def test_every_reported_change_is_a_record_with_private_values_only_as_has
     counted = await results.call("demo.increment", name="a", key="k2")
     (change,) = records(results, counted.invocation_id, kind="mutation")
     assert (change["previousValue"], change["newValue"], change["mutationType"]) == (0, 1, "UPDATE")
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="r",
+    effects=[Effect("session:*", "UPDATE"), Effect("row:*", "UPDATE")],
+)  # fmt: skip
+async def enrol(ctx: Context, text: Text) -> str:
+    """Make credentials of its own, which no argument and no result holds."""
+    for name in ("password", "api_key", "accessToken", "colour"):
+        ctx.session[name] = f"made-up-{name}"
+        ctx.effect(f"row:users/7/{name}", "UPDATE", before=f"former-{name}", after=f"made-up-{name}")
+    ctx.effect("row:users/7", "UPDATE", after={"name": "ann", "password": "made-up-nested"})
+    return text
+
+
+@enrol.preview
+def _(text: str) -> Preview:
+    return Preview()
+
+
+@enrol.compensate
+async def _(result: str) -> None:
+    return None
+
+
+@pytest.mark.proves("EFFECT-05")
+async def test_values_under_the_name_of_a_secret_appear_only_as_hashes(results: Interlock) -> None:
+    await results.journal.commit(_publish(enrol))
+    results.catalog.attach(enrol)
+    result = await results.call("r.enrol", text="x", key="k")
+    assert result.ok
+    changes = {one["affectedResource"]: one for one in records(results, result.invocation_id, kind="mutation")}
+    for name in ("password", "api_key", "accessToken"):
+        made = {"sha256": digest(f"made-up-{name}")}
+        assert changes[f"session:{name}"]["newValue"] == made
+        assert changes[f"row:users/7/{name}"]["newValue"] == made
+        assert changes[f"row:users/7/{name}"]["previousValue"] == {"sha256": digest(f"former-{name}")}
+    assert changes["row:users/7"]["newValue"].keys() == {"sha256"}
+    assert changes["session:colour"]["newValue"] == "made-up-colour"
+    assert changes["row:users/7/colour"]["previousValue"] == "former-colour"
 
 
 @tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("nothing", "UPDATE")])

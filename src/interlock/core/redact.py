@@ -18,6 +18,7 @@ INVARIANT: redaction either returns redacted data or raises E3304 without any of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -46,6 +47,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _KEYS_REMEMBERED: Final = 10_000
+_NAMES: Final = re.compile(r"[\w-]+")
 
 
 class Redacted(NamedTuple):
@@ -101,6 +103,10 @@ class Redactor:
     def value(self, data: Any) -> Redacted:
         """Redact data that no schema describes; the same object comes back when nothing was removed."""
         return self._run(data, NO_SCHEMA, disclose=frozenset(), every=True, patterns=True)
+
+    def names_secret(self, resource: str) -> bool:
+        """Whether a part of a resource's name is the name of a secret, as in `session:api_key`."""
+        return any(map(self._is_secret, _NAMES.findall(resource)))
 
     @_withholding
     def for_schema(self, schema: dict[str, Any], *, patterns: bool = True) -> SchemaRedactor:

@@ -136,9 +136,12 @@ class Closer:
         assert session is None or isinstance(session, SessionState)
         if session is not None and self._observer.hides(call):
             session.rewrite(lambda value: self._observer.without(call, value))
-        changes = self.told(call, (*ran.changes, *(() if session is None else session.changes())))
+        told = (*ran.changes, *(() if session is None else session.changes()))
+        changes = self.told(call, (*told, *call.detected))
         if call.promised is not None and ran.context is not None:
-            self._compare(call, changes, metadata)
+            # The values of what was seen from outside are descriptions, which no preview promises.
+            seen = (replace(one, after=None) for one in call.detected)
+            self._compare(call, self.told(call, (*told, *seen)), metadata)
         can_tell = ran.context is not None and not requested.tool.remote
         if call.scope is not None and can_tell and not changes and request.operation == "invoke":
             # Only a tool that can report its changes can be seen to have made none.
@@ -362,12 +365,13 @@ class Closer:
         # A tool that runs on goes on costing; what it set aside stays set aside until it ends.
         counted = (call.claimed or call.launched) and not call.runs_on
         cost = self._cost(call, metadata, extra) if counted else None
-        changes = () if call.context is None else self.told(call, tuple(call.context.changes))
+        reported = () if call.context is None else call.context.changes
+        changes = self.told(call, (*reported, *call.detected))
         body = records.closed(
             call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None, failure=failure,
             effects=changes, extra=extra,
         )  # fmt: skip
-        # What a tool reported before it failed has happened, whatever became of the call.
+        # What a tool reported or was seen to do before it failed has happened, whatever became of the call.
         redact = None if call.tool is None or not changes else self._sink_redactor(call, call.tool)
         mutations = [] if redact is None else [records.mutation(call, now_ms, change, redact) for change in changes]
 
@@ -577,10 +581,16 @@ class Closer:
         tool.redactor = found
         return found
 
-    def _sink_redactor(self, call: Call, tool: Prepared) -> Callable[[Any], bool]:
-        """Whether a value holds what must not be written down, by either of the tool's schemas or by itself."""
+    def _sink_redactor(self, call: Call, tool: Prepared) -> records.Private:
+        """Whether a value must not be written down: by the name of its resource, by either schema or by itself."""
         schemas = (self._redactor_of(tool), self._observer.sink(call))
-        return lambda value: bool(self._redactor.value(value).paths) or any(s.for_sinks(value).paths for s in schemas)
+
+        def private(resource: str, value: Any) -> bool:
+            if self._redactor.names_secret(resource) or self._redactor.value(value).paths:
+                return True
+            return any(schema.for_sinks(value).paths for schema in schemas)
+
+        return private
 
     def _metadata(self, call: Call) -> Json:
         metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}

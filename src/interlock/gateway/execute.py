@@ -209,7 +209,7 @@ class Execution:
     async def _judge(self, call: Call, context: Context | None, before: Sequence[Any] | None) -> None:
         """Hold what a call did against what its tool declares. One that runs on regardless is not done yet."""
         assert call.tool is not None
-        if call.runs_on or call.request.operation == "compensate":
+        if call.runs_on:
             return
         if before is not None or context is not None or call.detected:
             await self._watching.judge(call, call.tool, context, before)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from interlock.core.context import Change, Context
 from interlock.core.errors import Failure
+from interlock.core.manifest import Operation
 from interlock.core.phases import Call
 from interlock.core.prepared import Prepared
 from interlock.effects import watch
@@ -47,9 +48,16 @@ class Watching:
         return await watch.look(self._watchers)
 
     async def judge(self, call: Call, tool: Prepared, context: Context | None, before: Sequence[Any] | None) -> None:
-        """Compare; raises E3417 when the tool did what it said it would not."""
-        detected = [*call.detected, *([] if before is None else await watch.changes(self._watchers, before))]
+        """Compare; raises E3417 when the tool did what it said it would not.
+
+        The changes that were seen and not reported are left in `call.detected`, to be recorded with those reported.
+        """
+        watched = [] if before is None else await watch.changes(self._watchers, before)
+        detected = [*call.detected, *watched]
         reported: list[Change] = [] if context is None else context.changes
+        call.detected = tuple(_missing(detected, reported))
+        if call.request.operation == "compensate":
+            return  # undoing is not held against the declaration of what is undone
         session = None if context is None else context.session
         told = session.changes() if isinstance(session, SessionState) else ()
         # Every tool that is declared to write may keep state in its own session; a read-only one may not.
@@ -57,15 +65,21 @@ class Watching:
         if not detected and not reported and not own:
             return
         verdict = watch.judge(
-            tool.contract.mutation.mutation_class, call.predicted, [*detected, *_unseen(reported, detected)], own
+            tool.contract.mutation.mutation_class, call.predicted, [*detected, *_missing(reported, detected)], own
         )
         if not verdict.ok:
-            await self._convict(call, tool, verdict, before)
+            left = await self._put_back(call, watched, before)
+            await self._convict(call, tool, verdict, rolled_back=before is not None and not left)
 
-    async def _convict(self, call: Call, tool: Prepared, verdict: Verdict, before: Sequence[Any] | None) -> None:
+    async def _put_back(self, call: Call, watched: Sequence[Change], before: Sequence[Any] | None) -> list[Change]:
+        """Undo what was seen. Returns what could not be undone; the rest is on record as a change back."""
         left: list[Change] = []
         for watcher, seen in zip(self._watchers, before or (), strict=False):
             left.extend(await watcher.restore(seen))
+        call.detected = (*call.detected, *map(_reverse, _missing(watched, left)))
+        return left
+
+    async def _convict(self, call: Call, tool: Prepared, verdict: Verdict, *, rolled_back: bool) -> None:
         changes = [self._observer.hide(call, f"{one.operation} {one.resource}") for one in verdict.outside[:20]]
         words = f"{tool.ref} changed what it did not declare: {', '.join(changes[:3])}"
         await self._journal.commit(
@@ -79,7 +93,7 @@ class Watching:
             details={
                 "violation": verdict.finding,
                 "changes": changes,
-                "rolled_back": before is not None and not left,
+                "rolled_back": rolled_back,
                 "quarantined": True,
             },
         )
@@ -115,7 +129,15 @@ def _databases(settings: Settings) -> list[SqliteWatcher | PostgresWatcher]:
     return [*sqlite, *map(postgres, settings.watched_postgres)]
 
 
-def _unseen(reported: Sequence[Change], detected: Sequence[Change]) -> list[Change]:
-    """What a tool reported that no watcher saw."""
-    seen = {(one.resource, one.operation) for one in detected}
-    return [one for one in reported if (one.resource, one.operation) not in seen]
+def _missing(changes: Sequence[Change], others: Sequence[Change]) -> list[Change]:
+    """The changes that are not among the others, by resource and operation."""
+    known = {(one.resource, one.operation) for one in others}
+    return [one for one in changes if (one.resource, one.operation) not in known]
+
+
+_BACK: dict[Operation, Operation] = {"CREATE": "DELETE", "DELETE": "CREATE"}
+
+
+def _reverse(change: Change) -> Change:
+    operation = _BACK.get(change.operation, change.operation)
+    return Change(resource=change.resource, operation=operation, before=change.after, after=change.before)

@@ -229,13 +229,17 @@ _PLAIN_STATES = list(PLAINLY)
 _PLAIN = _states(PLAINLY)
 
 
-def mutation(call: Call, at_ms: int, change: Change, private: Callable[[Any], bool]) -> bytes:
+Private = Callable[[str, Any], bool]
+"""Whether a value of a resource must not be written down."""
+
+
+def mutation(call: Call, at_ms: int, change: Change, private: Private) -> bytes:
     """One change a call made. Values that hold anything private appear only as hashes."""
     record = head("mutation", call, at_ms)
     record["mutationType"] = change.operation
     record["affectedResource"] = change.resource
-    record["previousValue"] = _recorded(change.before, private)
-    record["newValue"] = _recorded(change.after, private)
+    record["previousValue"] = _recorded(change.resource, change.before, private)
+    record["newValue"] = _recorded(change.resource, change.after, private)
     if call.approval is not None:
         record["approvalTicketId"] = call.approval
         record |= call.agreed or {}
@@ -247,9 +251,9 @@ def checkpoint(call: Call, at_ms: int, **facts: Any) -> bytes:
     return encode({**head("checkpoint", call, at_ms), **facts})
 
 
-def _recorded(value: Any, private: Callable[[Any], bool]) -> Any:
+def _recorded(resource: str, value: Any, private: Private) -> Any:
     # The hash lets an auditor who holds the value confirm it; it does not give the value away.
-    return {"sha256": digest(value)} if value is not None and private(value) else value
+    return {"sha256": digest(value)} if value is not None and private(resource, value) else value
 
 
 def plain(kind: Kind, call_id: str, at_ms: int, **facts: Any) -> bytes:

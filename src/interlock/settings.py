@@ -77,6 +77,11 @@ class Settings(pydantic.BaseModel):
     max_mcp_sessions: int = pydantic.Field(
         100, ge=1, description="how many MCP sessions of the handshake era one caller may have open over HTTP"
     )
+    purge_records: bool = pydantic.Field(
+        False,
+        description="remove records that are past their term in the background, once a day; otherwise they stay until"
+        " interlock audit purge removes them",
+    )
     strict_redaction: bool = pydantic.Field(False, description="redact whatever merely looks like a number or address")
     redact_names: tuple[str, ...] = pydantic.Field((), description="further field names whose values are never shown")
     no_pattern_redaction: tuple[str, ...] = pydantic.Field((), description="namespaces whose results keep their text")

@@ -25,7 +25,8 @@ from interlock.audit.chain import Verdict, verify
 from interlock.audit.retention import Segment, Terms, expire_payloads, purge
 from interlock.core.clock import Clock
 from interlock.settings import Settings
-from interlock.store.home import Home
+from interlock.store.home import LOG_BYTES, Home
+from interlock.store.journal import Transaction
 from interlock.store.signing import Signer
 from tests.audit.test_chain import echo, post, unguarded
 
@@ -445,13 +446,113 @@ async def test_a_large_result_expires_and_its_envelope_stays_readable(tmp_path: 
         assert ref is not None
         size = len(lock.read_payload(ref))
         time.now_ms += 2 * DAY_MS - 1
-        assert await lock.journal.commit(expire_payloads) == 0
+        assert await expire_payloads(lock.journal) == 0
         assert len(lock.read_payload(ref)) == size
         time.now_ms += 1
-        assert await lock.journal.commit(expire_payloads) == 1
-        assert await lock.journal.commit(expire_payloads) == 0
+        assert await expire_payloads(lock.journal) == 1
+        assert await expire_payloads(lock.journal) == 0
         with pytest.raises(Failure, match="is gone: expired"):
             lock.read_payload(ref)
         rows = lock.journal.read("SELECT call, size, body FROM payload WHERE ref = ?", (ref,))
         assert rows == [(result.invocation_id, size, None)]
     assert verify(Home(tmp_path)).intact
+
+
+async def _with_payloads(home: Path, time: Time, sizes: list[int]) -> None:
+    """A home that keeps large results which expire with the clock."""
+
+    def unit(transaction: Transaction) -> None:
+        row = "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason) VALUES"
+        for at, size in enumerate(sizes):
+            expires_ms = time.now_ms + at // 3
+            values = (f"payload:{at}", "c", "local/x", bytes(size), size, time.now_ms, expires_ms, "large")
+            transaction.execute(f"{row} (?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
+        await lock.journal.commit(unit)
+
+
+@examples(max_examples=15)
+@given(sizes=st.lists(st.sampled_from([0, 100, 900_000, retention.PAYLOAD_BYTES_AT_ONCE + 1]), max_size=12))
+async def test_payloads_expire_in_slices_that_are_bounded_and_none_is_left(sizes: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        time = Time(ms(2026))
+        await _with_payloads(Path(directory), time, sizes)
+        time.now_ms += DAY_MS
+        async with Interlock.open(directory, clock=time.clock, housekeeping=False) as lock:
+            place, seen = (-1, ""), 0
+            while (found := await lock.journal.commit(retention.expire_slice(place))) is not None:
+                assert found.place > place
+                held = lock.journal.read("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
+                assert held == len(sizes) - seen - found.payloads
+                gone = lock.journal.read(
+                    "SELECT size FROM payload WHERE (expires_ms, ref) > (?, ?) AND (expires_ms, ref) <= (?, ?)",
+                    (*place, *found.place),
+                )
+                assert found.payloads == 1 or sum(size for (size,) in gone) <= retention.PAYLOAD_BYTES_AT_ONCE
+                place, seen = found.place, seen + found.payloads
+            assert seen == len(sizes)
+
+
+async def test_others_write_between_the_slices_and_the_space_is_given_back(tmp_path: Path) -> None:
+    time = Time(ms(2026))
+    count = 30
+    await _with_payloads(tmp_path, time, [2**20] * count)
+    large = (tmp_path / "interlock.db").stat().st_size
+    time.now_ms += DAY_MS
+    async with Interlock.open(tmp_path, clock=time.clock, housekeeping=False) as lock:
+        between: list[int] = []
+
+        async def write(_: float) -> None:
+            held = lock.journal.read("SELECT COUNT(*) FROM payload WHERE body IS NOT NULL")[0][0]
+            await lock.journal.append("authority", "x", b'{"call":"x","kind":"authority"}')
+            between.append(held)
+
+        assert await expire_payloads(lock.journal, write) == count
+        assert sorted(set(between), reverse=True) == [26, 22, 18, 14, 10, 6, 2, 0]
+    assert (tmp_path / "interlock.db").stat().st_size < large / 4
+    assert not (tmp_path / "interlock.db-wal").exists() or (tmp_path / "interlock.db-wal").stat().st_size <= LOG_BYTES
+
+
+async def test_a_purge_gives_the_space_back_and_says_before_what_it_would_remove(tmp_path: Path) -> None:
+    home = await make_home(tmp_path, reads=40)
+    wanted = retention.due(home, SETTINGS, now_ms=ms(2040))
+    kept = stored(home)
+    assert sum(segment.records for segment in wanted) == len(kept)
+    assert retention.due(home, SETTINGS, now_ms=ms(2040), before_ms=ms(2020)) == ()
+    early = retention.due(home, SETTINGS, now_ms=ms(2040), before_ms=ms(2020, 1, 10))
+    assert 0 < sum(segment.records for segment in early) < len(kept)
+    assert stored(home) == kept, "nothing went"
+    assert purge(home, SETTINGS, now_ms=ms(2040), by=BY, before_ms=ms(2020, 1, 10)) == early
+    assert verify(home).intact
+    assert stored(home)[0][0] == early[-1].last_seq + 1
+
+
+@pytest.mark.parametrize("earlier_version", [False, True])
+def test_a_file_that_was_emptied_shrinks(tmp_path: Path, earlier_version: bool) -> None:
+    home = asyncio.run(make_home(tmp_path))
+    with closing(sqlite3.connect(home.database, isolation_level=None)) as db:
+        if earlier_version:
+            db.execute("PRAGMA journal_mode=DELETE")
+            db.execute("PRAGMA auto_vacuum=0")
+            db.execute("VACUUM")
+        names = "ref, call, owner, body, size, created_ms, expires_ms, reason"
+        row = f"INSERT INTO payload ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        db.executemany(row, ((f"payload:{at}", "c", "o", bytes(2**20), 2**20, 0, 0, "large") for at in range(20)))
+        db.execute("UPDATE payload SET body = NULL")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if earlier_version:
+        assert retention.shrink(home) == 0
+    assert retention.shrink(home, rewrite=True) > 15 * 2**20
+    assert verify(home).intact
+
+
+async def test_housekeeping_removes_records_past_their_term_only_where_it_is_set(tmp_path: Path) -> None:
+    home = await make_home(tmp_path)
+    for purges in (False, True):
+        async with Interlock.open(
+            tmp_path, clock=Time(ms(2040)).clock, housekeeping=False, purge_records=purges
+        ) as lock:
+            await lock.maintain()
+        assert (stored(home)[0][0] > 1) == purges
+    assert verify(home).intact

@@ -112,7 +112,7 @@ async def test_they_are_gone_when_payloads_are_and_their_record_stays(lock: Inte
     result = await lock.call("file.leave", files=in_base64({"a": b"x", "b": b"y"}))
     assert kept(lock, result) == 2
     await lock.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
-    assert await lock.journal.commit(expire_payloads) >= 2
+    assert await expire_payloads(lock.journal) >= 2
     with pytest.raises(Failure, match="expired"):
         lock.read_payload(result.artifacts[0].ref)
     (record,) = records(lock, result.invocation_id)

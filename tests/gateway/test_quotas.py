@@ -179,7 +179,7 @@ async def test_expiry_frees_a_quota(tmp_path: Path) -> None:
         assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
         assert not (await lock.call("quota.produce", size=4000, caller=ANN)).ok
         await lock.journal.commit(lambda transaction: transaction.execute("UPDATE payload SET expires_ms = 0", ()))
-        await lock.journal.commit(expire_payloads)
+        await expire_payloads(lock.journal)
         assert used(lock) == {}
         assert (await lock.call("quota.produce", size=4000, caller=ANN)).ok
 

@@ -217,7 +217,7 @@ async def test_the_envelope_of_an_expired_payload_stays_readable(results: Interl
     ref = result.persistence.ref
     assert ref is not None
     await results.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
-    assert await results.journal.commit(expire_payloads) == 1
+    assert await expire_payloads(results.journal) == 1
     with pytest.raises(Failure, match="expired"):
         results.read_payload(ref)
     assert records(results, result.invocation_id)[0]["outputSummary"] == {"type": "string", "bytes": 502}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -175,13 +178,29 @@ async def test_a_journal_that_nobody_can_sign_any_more_is_not_gone_on_with(tmp_p
         assert database.execute("SELECT COUNT(*) FROM journal").fetchone() == (records,)
 
 
+_KILLED = """
+import asyncio, os, sys
+from interlock.core.clock import Clock
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from interlock.store.records import plain
+from interlock.store.signing import Signer
+
+async def main():
+    home, at = Home(sys.argv[1]), Clock().now_ms()
+    journal = Journal(home, clock=Clock(now_ms=lambda: at, monotonic=lambda: 0.0), signer=Signer(home.keys))
+    await journal.append("authority", "x", plain("authority", "x", at, act="test"))
+    os._exit(9)
+
+asyncio.run(main())
+"""
+
+
 async def test_what_a_killed_process_left_unsigned_the_next_one_signs(tmp_path: Path) -> None:
-    home = await used(tmp_path / "home")
-    with closing(sqlite3.connect(home / "interlock.db")) as database:
-        triggers = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]
-        database.executescript("".join(f"DROP TRIGGER {name};" for name in triggers) + "DELETE FROM anchor;")
-    (home / "anchors.jsonl").write_bytes(b"")
-    assert verify(Home(home)).anchored_through == 0
+    home = tmp_path / "home"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", _KILLED, str(home)], check=False, timeout=120)
+    killed = verify(Home(home))
+    assert (killed.intact, killed.anchored_through < killed.head[0]) == (True, True)
     async with Interlock.open(home, housekeeping=False):
         pass
     verdict = verify(Home(home))

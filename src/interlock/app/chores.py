@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from interlock.approvals.notify import Courier
+from interlock.audit import retention
 from interlock.audit.retention import expire_payloads
 from interlock.authority import budgets
 from interlock.core.clock import Clock
@@ -15,6 +17,7 @@ from interlock.gateway.desk import Desk
 from interlock.gateway.reconcile import block_orphans
 from interlock.resilience import limits
 from interlock.settings import Settings
+from interlock.store.home import Home
 from interlock.store.journal import Journal, Transaction
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ class Chores:
     def __init__(
         self,
         *,
+        home: Home,
         journal: Journal,
         clock: Clock,
         settings: Settings,
@@ -45,6 +49,7 @@ class Chores:
         alive: Callable[[str], bool],
         supervisor: Supervisor,
     ) -> None:
+        self._home = home
         self._journal = journal
         self._clock = clock
         self._settings = settings
@@ -78,13 +83,22 @@ class Chores:
         for evict, at_once in _EVICTIONS:
             while await self._journal.commit(evict) == at_once:
                 pass
-        await self._journal.commit(expire_payloads)
+        await expire_payloads(self._journal)
+        if self._settings.purge_records and await self._journal.commit(_purge_due):
+            await asyncio.to_thread(self._purge)
         from interlock.registry.retirement import sweep
 
         milestones = await sweep(self._journal, self._clock.now_ms(), by="housekeeping")
         for one in milestones:
             self._announce(one.event, "", one.tool)
         return milestones
+
+    def _purge(self) -> None:
+        """Remove the records that are past their term and give the space back. Long: runs in a thread, in slices."""
+        now_ms = self._clock.now_ms()
+        if retention.due(self._home, self._settings, now_ms=now_ms, through=1):
+            retention.purge(self._home, self._settings, now_ms=now_ms, by="housekeeping")
+            retention.shrink(self._home)
 
     async def _keep_house(self) -> None:
         if await self._journal.commit(_maintenance_due):
@@ -118,10 +132,17 @@ def _sign(_: Transaction) -> None:
 
 def _maintenance_due(transaction: Transaction) -> bool:
     """Whether an hour has passed since any process on this home kept house; if so, it is this one's turn."""
-    row = transaction.one("SELECT value FROM fact WHERE name = 'maintained_ms'")
-    if row is not None and transaction.now_ms - int(row[0]) < 3_600_000:
+    return _turn(transaction, "maintained_ms", 3_600_000)
+
+
+def _purge_due(transaction: Transaction) -> bool:
+    """The same for removing records, which verifies the whole journal first and is done once a day."""
+    return _turn(transaction, "purged_ms", 86_400_000)
+
+
+def _turn(transaction: Transaction, name: str, every_ms: int) -> bool:
+    row = transaction.one("SELECT value FROM fact WHERE name = ?", (name,))
+    if row is not None and transaction.now_ms - int(row[0]) < every_ms:
         return False
-    transaction.execute(
-        "INSERT OR REPLACE INTO fact (name, value) VALUES ('maintained_ms', ?)", (str(transaction.now_ms),)
-    )
+    transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (name, str(transaction.now_ms)))
     return True

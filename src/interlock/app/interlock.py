@@ -169,6 +169,7 @@ class Interlock:
         self._caller_id = caller or f"local:{_user()}"
         self._acting: Caller | None = None
         self._chores = Chores(
+            home=home,
             journal=self.journal,
             clock=clock,
             settings=settings,

@@ -29,7 +29,7 @@ from contextlib import closing
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -38,8 +38,9 @@ from interlock.audit import agreement, layout
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.store import lasthead
 from interlock.store.home import APPLICATION_ID, Home, no_room
-from interlock.store.journal import GENESIS, anchor_line
+from interlock.store.lasthead import GENESIS, SignedHead, anchor_line
 from interlock.store.signing import signed_by
 
 MAX_FAULTS = 20
@@ -116,9 +117,10 @@ def verify(
         raise Failure("E3804", "there is no database in this home")
     if public_key is not None and len(public_key) != 32:
         raise Failure("E3004", "the public key given is not an Ed25519 key of 32 bytes")
-    # An anchor is in the database before it is in the file, so the file is read first.
+    # An anchor is in the database before it is in a file, so the files are read first.
     witness = None if database_only else _Witness.of(home)
-    examine = partial(_examine, home, witness, public_key, known_head, progress)
+    last = None if database_only else _LastHead.of(home)
+    examine = partial(_examine, home, witness, last, public_key, known_head, progress)
     before = _stamp(home.database)
     if before.beside:
         found = examine(immutable=False)
@@ -137,15 +139,6 @@ def verify(
 
 
 # The parts of an examination
-
-
-@dataclass(frozen=True, slots=True)
-class SignedHead:
-    seq: int
-    hash: bytes
-    at_ms: int
-    key_id: str
-    signature: bytes
 
 
 @dataclass(slots=True)
@@ -214,6 +207,7 @@ def _stamp(database: Path) -> _Stamp:
 def _examine(
     home: Home,
     witness: _Witness | None,
+    last: _LastHead | None,
     public_key: bytes | None,
     known_head: tuple[int, bytes] | None,
     progress: Callable[[int], None] | None,
@@ -232,6 +226,9 @@ def _examine(
             _check_segments(connection, signatures, found)
             _check_records(connection, found, progress)
             _check_anchors(connection, signatures, witness, found)
+            _check_last_head(connection, signatures, last, found)
+            if public_key is not None or (home.keys / "journal.pub").exists():
+                _check_unsigned(connection, last, found)
             if known_head is not None:
                 _check_known_head(connection, known_head, found)
             for what in layout.contradictions(connection, (*layout.LEDGER, *agreement.TABLES)):
@@ -497,6 +494,50 @@ def _hash_at(connection: sqlite3.Connection, seq: int, found: Found) -> bytes | 
 
 
 @dataclass(frozen=True, slots=True)
+class _LastHead:
+    """The signed head that is kept beside the keys. `fault`: why it cannot be used."""
+
+    head: SignedHead | None = None
+    fault: str | None = None
+
+    @classmethod
+    def of(cls, home: Home) -> _LastHead:
+        try:
+            return cls(lasthead.read(home))
+        except Failure as failure:
+            return cls(fault=failure.message)
+
+
+def _check_last_head(
+    connection: sqlite3.Connection, signatures: Signatures, kept: _LastHead | None, found: Found
+) -> None:
+    """The journal goes through the head that is kept beside the keys, and an anchor in the database names it too."""
+    last = None if kept is None else kept.head
+    note = found.elsewhere.note
+    if kept is not None and kept.fault is not None:
+        note(0, kept.fault)
+    elif kept is not None and last is None and found.records and lasthead.expected(connection):
+        note(0, "keys/journal.head is missing, though this home had one")
+    if last is not None and (wrong := signatures.fault("head", last)) is not None:
+        note(0, f"keys/journal.head: {wrong}")
+    elif last is not None and last.seq > found.seq:
+        gone = records_words(found.seq + 1, last.seq)
+        found.in_anchors.note(found.seq + 1, f"{gone} missing: keys/journal.head names the last")
+    elif last is not None:
+        if (hash_ := _hash_at(connection, last.seq, found)) is not None and hash_ != last.hash:
+            found.in_anchors.note(last.seq, "the record is not the one that keys/journal.head names")
+        if last.seq and connection.execute("SELECT 1 FROM anchor WHERE seq = ?", (last.seq,)).fetchone() is None:
+            found.in_anchors.note(last.seq, "its anchor was removed from the database: keys/journal.head names it")
+
+
+def _check_unsigned(connection: sqlite3.Connection, kept: _LastHead | None, found: Found) -> None:
+    """The records behind the newest signature: no more than a process leaves that is killed."""
+    ends = lasthead.Ends((found.seq, found.head), found.newest, None if kept is None else kept.head)
+    if (what := lasthead.unsigned_fault(connection, ends)) is not None:
+        found.elsewhere.note(0, what)
+
+
+@dataclass(frozen=True, slots=True)
 class _Witness:
     """The anchors file.
 
@@ -568,12 +609,8 @@ class _Witness:
 
 
 def _line(line: bytes) -> SignedHead | None:
-    try:
-        fields = cast("dict[str, Any]", orjson.loads(line))
-        hash_, signature = bytes.fromhex(fields["hash"]), bytes.fromhex(fields["signature"])
-        return _signed_head(fields["seq"], hash_, fields["at_ms"], bytearray(fields["key_id"], "utf-8"), signature)
-    except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
-        return None
+    head = lasthead.read_line(line)
+    return head if head is not None and 0 <= head.at_ms < END_MS else None
 
 
 def records_words(first: int, last: int) -> str:

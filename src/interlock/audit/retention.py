@@ -11,8 +11,10 @@ its own; even there a trigger lets nothing go that no segment accounts for.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,12 +26,20 @@ from interlock.core.errors import Failure
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Home, store_failure
-from interlock.store.journal import Transaction, anchor_line, note_anchor
+from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.lasthead import anchor_line, note_anchor
 from interlock.store.signing import Signer
 
 MIN_YEARS, MAX_YEARS = 1, 7
-# One transaction removes this much at most, so that a running program never waits long for the file.
-SEGMENT_RECORDS = 50_000
+# One transaction removes this much at most, and then others have a moment, so that nobody waits long for the file.
+SEGMENT_RECORDS = 2_000
+PAYLOADS_AT_ONCE = 100
+PAYLOAD_BYTES_AT_ONCE = 4 * 2**20
+PAGES_AT_ONCE = 256
+PAUSE_S = 0.02
+# A file that has more than this share of empty pages, and more than so many, gives them back to the disk.
+SPARE = 0.05
+SPARE_PAGES = 256
 _LOCK_PATIENCE_S = 10
 
 
@@ -64,11 +74,35 @@ class Terms:
         return cls(reads_years=settings.retention_years, others_years=settings.retention_years_writes)
 
 
-def purge(home: Home, settings: Settings, *, now_ms: int, by: str, through: int | None = None) -> tuple[Segment, ...]:
+def due(
+    home: Home, settings: Settings, *, now_ms: int, through: int | None = None, before_ms: int | None = None
+) -> tuple[Segment, ...]:
+    """The segments that a purge would remove, without removing them. Arguments as for `purge`. Blocks."""
+    try:
+        with closing(_administer(home)) as connection:
+            purged = connection.execute("SELECT COALESCE(MAX(last_seq), 0) FROM segment").fetchone()[0]
+            limit = through or connection.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
+            cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
+            return tuple(_due(connection, cutoffs, purged, limit))
+    except sqlite3.Error as error:
+        raise store_failure(error) from None
+
+
+def purge(
+    home: Home,
+    settings: Settings,
+    *,
+    now_ms: int,
+    by: str,
+    through: int | None = None,
+    before_ms: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Segment, ...]:
     """Remove what is past its term from the start of the chain; returns the segments that went, none if nothing is due.
 
     `through` asks for everything up to a record, and is refused (E3411) when something there is still in its term.
-    A chain that does not verify is not purged (E3804): that would remove the evidence. Blocks; run it in a thread.
+    `before_ms` keeps what was made later. A chain that does not verify is not purged (E3804): that would remove the
+    evidence. Blocks, with pauses in which others write; run it in a thread. `progress` hears how many records went.
     """
     from interlock.audit.chain import verify
 
@@ -80,22 +114,105 @@ def purge(home: Home, settings: Settings, *, now_ms: int, by: str, through: int 
     try:
         with closing(_administer(home)) as connection:
             limit = verdict.head[0] if through is None else through
-            due = list(_due(connection, _Cutoffs.at(Terms.of(settings), now_ms), verdict.purged_through, limit))
-            last = due[-1].last_seq if due else verdict.purged_through
+            cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
+            segments = list(_due(connection, cutoffs, verdict.purged_through, limit))
+            last = segments[-1].last_seq if segments else verdict.purged_through
             if through is not None and last < through:
                 raise Failure("E3411", f"nothing was purged: record {last + 1} is still in its term or does not exist")
             signer = Signer(home.keys)
-            for segment in due:
+            for segment in segments:
                 _remove(connection, home, signer, segment, now_ms=now_ms, by=by)
+                if progress is not None:
+                    progress(segment.last_seq - verdict.purged_through)
+                time.sleep(PAUSE_S)
     except sqlite3.Error as error:
         raise store_failure(error) from None
-    return tuple(due)
+    return tuple(segments)
 
 
-def expire_payloads(transaction: Transaction) -> int:
-    """Let go of large results whose time is over. The row stays and says so; returns how many there were."""
-    statement = "UPDATE payload SET body = NULL, reason = 'expired' WHERE expires_ms <= ? AND body IS NOT NULL"
-    return transaction.execute(statement, (transaction.now_ms,)).rowcount
+def shrink(home: Home, *, rewrite: bool = False) -> int:
+    """Give the pages that a purge left empty back to the disk; returns by how many bytes the file shrank. Blocks.
+
+    A few pages at a time, with pauses in which others write. A database of an earlier version must be rewritten for
+    that once, which holds up every writer: only with `rewrite`, for when no other process runs on the home. Otherwise
+    it stays as large as it is, and its empty pages are used again.
+    """
+    try:
+        before = home.database.stat().st_size
+        with closing(_administer(home)) as connection:
+            if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != _INCREMENTAL:
+                if rewrite:
+                    connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
+                    connection.execute("VACUUM")
+            else:
+                while _give_back(connection):
+                    time.sleep(PAUSE_S)
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        return max(before - home.database.stat().st_size, 0)
+    except sqlite3.Error as error:
+        raise store_failure(error) from None
+
+
+_INCREMENTAL = 2
+
+
+def give_back(transaction: Transaction) -> bool:
+    """Give a few empty pages back to the disk, where there are many; whether there are more to give."""
+    return _give_back(transaction)
+
+
+def _give_back(database: Transaction | sqlite3.Connection) -> bool:
+    (empty,) = database.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    if empty <= max(SPARE_PAGES, SPARE * pages):
+        return False
+    database.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
+    # A database of an earlier version gives nothing back; asking again would change nothing.
+    return database.execute("PRAGMA freelist_count").fetchone()[0] < empty
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """How many large results were let go of, and the place up to which all are: the next slice begins there."""
+
+    payloads: int
+    place: tuple[int, str]
+
+
+def expire_slice(after: tuple[int, str] = (-1, "")) -> Unit[Expired | None]:
+    """A unit that lets go of some large results whose time is over, in order of expiry; None when there are no more.
+
+    The rows stay and say that they are gone. A slice is bounded in rows and bytes, so that other writers wait for
+    milliseconds: emptying a row frees and logs each of its pages.
+    """
+
+    def unit(transaction: Transaction) -> Expired | None:
+        # Over the index on expiry, and the table only for its small columns: bodies are not read.
+        rows = transaction.execute(
+            "SELECT ref, size, expires_ms FROM payload WHERE expires_ms <= ? AND (expires_ms, ref) > (?, ?)"
+            " AND body IS NOT NULL ORDER BY expires_ms, ref LIMIT ?",
+            (transaction.now_ms, *after, PAYLOADS_AT_ONCE),
+        ).fetchall()
+        taken, place, size = 0, after, 0
+        for ref, its_size, expires_ms in rows:
+            if taken and size + its_size > PAYLOAD_BYTES_AT_ONCE:
+                break
+            transaction.execute("UPDATE payload SET body = NULL, reason = 'expired' WHERE ref = ?", (ref,))
+            taken, place, size = taken + 1, (expires_ms, ref), size + its_size
+        return Expired(taken, place) if taken else None
+
+    return unit
+
+
+async def expire_payloads(journal: Journal, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
+    """Let go of all large results whose time is over, a slice at a time with pauses; returns how many there were."""
+    count, place = 0, (-1, "")
+    while (slice_ := await journal.commit(expire_slice(place))) is not None:
+        count, place = count + slice_.payloads, slice_.place
+        await pause(PAUSE_S)
+    while count and await journal.commit(give_back):
+        await pause(PAUSE_S)
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +225,13 @@ class _Cutoffs:
     @classmethod
     def at(cls, terms: Terms, now_ms: int) -> _Cutoffs:
         return cls(_years_before(now_ms, terms.reads_years), _years_before(now_ms, terms.others_years))
+
+    def before(self, at_ms: int | None) -> _Cutoffs:
+        """The same, but nothing made at this time or later."""
+        if at_ms is None:
+            return self
+        bound = iso(at_ms - 1)
+        return _Cutoffs(min(self.reads, bound), min(self.others, bound))
 
     def passed(self, body: bytes) -> bool:
         """Whether a record is past its term. One that does not say when it was made is kept."""

@@ -14,6 +14,8 @@ import click
 from interlock.cli.command import Output, over_home, require, with_names, without_home
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from interlock.app import Interlock
     from interlock.audit.chain import Verdict
     from interlock.cli.render import Page
@@ -27,6 +29,7 @@ def audit() -> None:
     \b
     interlock audit verify
     interlock audit explain 01JC…
+    interlock audit purge
     """
 
 
@@ -210,6 +213,67 @@ async def _export(journal: Audit, file: IO[bytes], upto: int) -> int:
         file.write(lines)
         count += records
     return count
+
+
+# purge
+
+
+@audit.command()
+@click.option("--through", type=click.IntRange(min=1), metavar="SEQ", help="Up to this record; all must be past term.")
+@click.option("--before", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Only what was made before this day.")
+@click.option("--yes", is_flag=True, help="Remove it. Without this, nothing is removed.")
+@over_home
+async def purge(lock: Interlock, out: Output, /, through: int | None, before: datetime | None, yes: bool) -> int:
+    """Remove records that are past their term from the start of the journal, and give the space back to the disk.
+
+    Says what would go; with --yes it goes. The terms are the settings retention_years and retention_years_writes. What
+    goes leaves a signed head, from which the rest still verifies, and a record of who removed it. Others can work
+    meanwhile. `purge_records = true` in settings.toml does the same once a day.
+
+    \b
+    interlock audit purge
+    interlock audit purge --before 2024-01-01 --yes
+    """
+    import asyncio
+    from datetime import UTC
+    from functools import partial
+
+    from interlock.audit import retention
+
+    require(lock.caller, "policy:admin", "removing records")
+    now_ms = lock.clock.now_ms()
+    before_ms = None if before is None else round(before.replace(tzinfo=UTC).timestamp() * 1000)
+    which = partial(retention.due, lock.home, lock.settings, now_ms=now_ms, through=through, before_ms=before_ms)
+    segments = await asyncio.to_thread(which)
+    freed = 0
+    if yes and (segments or through):
+        try:
+            work = partial(retention.purge, lock.home, lock.settings, now_ms=now_ms, by=lock.caller.id)
+            told = partial(
+                work, through=through, before_ms=before_ms, progress=lambda n: out.progress(f"removed {n:,}")
+            )
+            segments = await asyncio.to_thread(told)
+            alone = lock.home.alive() == 1
+            freed = await asyncio.to_thread(partial(retention.shrink, lock.home, rewrite=alone))
+        finally:
+            out.progress("")
+    count = sum(segment.records for segment in segments)
+
+    def show(page: Page) -> None:
+        if not count:
+            page.line("nothing is past its term")
+            return
+        span = f"{count:,} records, {segments[0].first_seq} to {segments[-1].last_seq}"
+        if yes:
+            page.line(f"{span}: removed; the file is {freed / 2**20:.1f} MiB smaller")
+        else:
+            page.line(f"{span}: past their term; to remove them: interlock audit purge --yes")
+
+    first, last = (segments[0].first_seq, segments[-1].last_seq) if count else (None, None)
+    out.answer(
+        {"removed": yes and count > 0, "records": count, "first": first, "last": last, "freed_bytes": freed}, show
+    )
+    return 0
 
 
 # explain

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
     from interlock.core.contract import Contract
     from interlock.store.home import Home
+    from interlock.store.lasthead import SignedHead
 
 Status = Literal["good", "attention", "broken"]
 LITTLE_DISK = 100 * 2**20
@@ -196,12 +197,13 @@ def _at_head(connection: sqlite3.Connection) -> bool:
 
 def _check_journal(home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
+    from interlock.store import lasthead
     from interlock.store.home import SCHEMA_HEAD, refuse_behind
 
     if home.new:
         yield Finding("journal", "good", "none yet, made at first use")
         return
-    anchored = home.last_anchor()
+    anchored, last = home.last_anchor(), lasthead.read(home)
     with _opened(home) as connection:
         schema = str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
         if schema > SCHEMA_HEAD:
@@ -211,6 +213,7 @@ def _check_journal(home: Home) -> Iterator[Finding]:
         tools = connection.execute("SELECT COUNT(DISTINCT address) FROM tool_version").fetchone()[0]
         refuse_behind(connection, anchored)
         yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
+        yield from _rewritten(connection, last)
         yield from _layout(connection, rows)
         yield from _unsigned(home, connection)
         yield _clock(connection)
@@ -218,6 +221,17 @@ def _check_journal(home: Home) -> Iterator[Finding]:
         if schema == SCHEMA_HEAD:
             yield from _tickets(connection)
             yield from _alone(connection)
+
+
+def _rewritten(connection: sqlite3.Connection, last: SignedHead | None) -> Iterator[Finding]:
+    """Whether a process would open this journal, as far as its last signed head and its unsigned end are concerned."""
+    from interlock.core.errors import Failure
+    from interlock.store import lasthead
+
+    try:
+        lasthead.refuse_rewritten(connection, lasthead.ends(connection, last))
+    except Failure as failure:
+        yield Finding("journal", "broken", f"{failure.code} {failure.message}", failure.resolution)
 
 
 def _schema(home: Home, found: str) -> Finding:

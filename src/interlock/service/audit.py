@@ -18,7 +18,8 @@ from interlock.core.schema import Json
 from interlock.service.rights import require, same_place
 from interlock.store import records
 from interlock.store.home import Home
-from interlock.store.journal import Transaction, Unit, note_anchor
+from interlock.store.journal import Transaction, Unit
+from interlock.store.lasthead import note_anchor
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """A copy of a whole home, made while processes run on it. A backup is such a copy, and so is what is restored from it.
 
-The order of copying is what makes the copy whole. INVARIANT: the anchors file is never ahead of the database beside it,
-for an anchor is in the database before it is in the file; and every key that the database needs is there, for a key is
-there before something is signed or sealed with it. So the anchors come first, then the database as it is at one moment,
-then everything else. Only a key that was dropped meanwhile could be missed: one that something is sealed under
-is looked for, and its lack refused.
+The order of copying is what makes the copy whole. INVARIANT: the anchors file and the last signed head are never ahead
+of the database beside them, for an anchor is in the database before it is in a file; and every key that the database
+needs is there, for a key is there before something is signed or sealed with it. So these two come first, then the
+database as it is at one moment, then everything else. Only a key that was dropped meanwhile could be missed: one that
+something is sealed under is looked for, and its lack refused.
 
 A copy is gathered below its target and put in place when whoever asked for it has looked at it, the database last:
 half a copy is no home, and is refused as one.
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from interlock.core.errors import Failure
 from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, refuse_newer, store_failure
+from interlock.store.lasthead import path_of
 from interlock.store.sealing import Box, keys_in_use
 
 # Who is alive now, and what upstreams have printed.
@@ -95,6 +96,9 @@ def _staged(source: Home, target: Path) -> Generator[Path]:
 def _copy(copy: Copy, source: Home, progress: Progress | None) -> None:
     if source.anchors.exists():
         _copy_file(copy, source.anchors, copy.home.anchors)
+    if path_of(source).exists():
+        copy.home.keys.mkdir(mode=0o700)
+        _copy_file(copy, path_of(source), path_of(copy.home))
     with closing(_open(source.database)) as live:
         _copy_database(live, copy.home.database, progress)
     _count(copy, copy.home.database)
@@ -139,9 +143,10 @@ def _copy_database(live: sqlite3.Connection, target: Path, progress: Progress | 
 def _copy_entry(copy: Copy, source: Path, target: Path) -> None:
     if source.is_dir():
         _refuse_round(copy, source)
-        target.mkdir(mode=0o700)
+        target.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(source.iterdir()):
-            if path.name not in _LEFT_OUT:
+            # The last signed head is there already.
+            if path.name not in _LEFT_OUT and not (target / path.name).exists():
                 _copy_entry(copy, path, target / path.name)
         _sync(target)
     elif source.is_file():

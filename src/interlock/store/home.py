@@ -29,10 +29,14 @@ _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 _TAIL = 8192
 # How many signs of life of dead processes one that starts looks at.
 _SWEPT_AT_ONCE = 10_000
-_RESTORE = (
-    "restore the whole home from one backup, its anchors.jsonl with it; to begin anew, knowing that calls"
+RESTORE = (
+    "restore the whole home from one backup, its keys and its anchors.jsonl with it; to begin anew, knowing that calls"
     " made before can then run again, move this home away or choose another"
 )
+
+
+# The database's log is cut back to this size once what it holds is in the database.
+LOG_BYTES = 64 * 2**20
 
 
 class Home:
@@ -74,7 +78,7 @@ class Home:
             raise _unusable(error) from None
         if signed:
             raise Failure(
-                "E3804", "the database of this home is missing or empty, though it had one", resolution=_RESTORE
+                "E3804", "the database of this home is missing or empty, though it had one", resolution=RESTORE
             )
         return True
 
@@ -189,7 +193,7 @@ def refuse_behind(connection: sqlite3.Connection, anchored: tuple[int, bytes] | 
     if row is None or row[0] != digest:
         what = "is missing" if row is None else "is another one"
         words = f"the database is not as this home left it: record {seq}, which anchors.jsonl names, {what}"
-        raise Failure("E3804", words, resolution=_RESTORE)
+        raise Failure("E3804", words, resolution=RESTORE)
 
 
 _PURGED = "SELECT CASE last_seq WHEN ?1 THEN hash ELSE ?2 END FROM segment WHERE ?1 BETWEEN first_seq AND last_seq"
@@ -219,7 +223,14 @@ def _size(path: Path) -> int:
 def connect(path: Path) -> sqlite3.Connection:
     """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
     connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256)
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", _REPLACING):
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "trusted_schema=OFF",
+        _REPLACING,
+        f"journal_size_limit={LOG_BYTES}",
+    ):
         _persist(connection, f"PRAGMA {pragma}")
     connection.set_authorizer(_append_only)
     return connection
@@ -284,6 +295,8 @@ def _upgrade(path: Path) -> None:
     with engine.connect() as connection:
         # For a new file. A record takes about a kilobyte, and of smaller pages a quarter could be left empty.
         connection.exec_driver_sql("PRAGMA page_size=8192")
+        # Likewise: what is removed can then be given back to the disk a few pages at a time.
+        connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
         # The driver would commit before each DDL statement; SQLite itself can roll DDL back.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")

@@ -11,9 +11,10 @@ more of it. A caller who is alone never waits.
 The chain: `hash = sha256(previous hash, seq, body)`. Several processes may share one home. The head is read inside the
 write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes.
 
-Every so often, and when the journal is closed, the head is signed and anchored in the database and in a file beside it.
-Removing records from the end then contradicts an anchor. The key is loaded before anything is written: a journal that
-nobody can vouch for is not begun. What a killed process left unsigned, the next one signs.
+Every so often, and when the journal is closed, the head is signed and anchored in the database, in a file beside it and
+beside the keys. Removing records from the end then contradicts an anchor. The key is loaded before anything is written:
+a journal that nobody can vouch for is not begun. What a killed process left unsigned, the next one signs before it
+writes; more than a killed process can leave is refused (`lasthead`).
 
 INVARIANT: when `commit` returns, what the unit wrote is on disk; when it raises, nothing of it is.
 """
@@ -28,6 +29,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -35,14 +37,14 @@ import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.store import lasthead, records
 from interlock.store.home import Home, connect, no_room, store_failure
-from interlock.store.signing import Signer
+from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
+from interlock.store.signing import Signer, signed_by
 
 T = TypeVar("T")
 _log = logging.getLogger("interlock.journal")
 
-GENESIS = bytes(32)
-ANCHOR_EVERY = 1000
 ANCHOR_AFTER_S = 1.0
 LOCK_PATIENCE_S = 10.0
 CROWDED = 1000
@@ -61,7 +63,6 @@ _INSERT = "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?,
 _ROWS_AT_ONCE = 64
 _INSERT_MANY = _INSERT + ", (?, ?, ?, ?, ?)" * (_ROWS_AT_ONCE - 1)
 _HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
-_ANCHORED = "SELECT seq, key_id FROM anchor ORDER BY seq DESC LIMIT 1"
 _PURGED = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
 
 
@@ -150,7 +151,12 @@ class Journal:
         self._connection = home.open_database()
         # What every batch says to the database it says through this one; to make another takes its time.
         self._cursor = self._connection.cursor()
-        self._unanchored = self._take_over()
+        self._lock = threading.Lock()
+        self._unanchored = 0
+        self._anchored_at = time.monotonic()
+        # The newest signature that this process knows of: its place, and the store's time when it was made.
+        self._anchored_through = self._anchored_ms = 0
+        self._take_over()
         self._reader = connect(home.database)
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Waiting[Any]] = []
@@ -166,8 +172,6 @@ class Journal:
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._commit_s = 0.0
-        self._anchored_at = time.monotonic()
-        self._lock = threading.Lock()
         self._batches: queue.SimpleQueue[list[_Waiting[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_batches, name="interlock-journal", daemon=True)
         self._thread.start()
@@ -393,31 +397,81 @@ class Journal:
 
     # Anchoring
 
-    def _take_over(self) -> int:
-        """Make sure that this process can sign what it writes; returns how many records nobody has signed yet.
+    def _take_over(self) -> None:
+        """Make sure that this process can sign what it writes, and that what is there was written by Interlock.
 
         A key that is damaged or gone must not be noticed later: calls would go on, and nothing would vouch for them.
         """
+        connection = self._connection
         try:
             # While others open the same home, one of them may hold the whole of it for a moment, even against readers.
-            self._connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
-            anchored = self._connection.execute(_ANCHORED).fetchone()
-            head = self._connection.execute(_HEAD).fetchone()
-            self._connection.execute("PRAGMA busy_timeout=0")
-            if anchored is None:
+            connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
+            # The file first: what it names is in the database before.
+            found = lasthead.ends(connection, lasthead.read(self._home))
+            if found.anchor is None:
                 # There from the first day, so that a file that is missing later shows.
                 self._home.anchors.touch(mode=0o600)
-            self._signer.check(None if anchored is None else anchored[1])
-            self._signer.public  # noqa: B018 - makes the pair where there is none
+            self._signer.check(None if found.signed is None else found.signed.key_id)
+            self._refuse_forged(found)
+            lasthead.refuse_rewritten(connection, found)
+            if found.signed is not None:
+                self._anchored_through, self._anchored_ms = found.signed.seq, found.signed.at_ms
+            self._keep_last_head(found)
+            if found.unsigned:
+                self._unanchored = found.unsigned
+                self.anchor()
+            connection.execute("PRAGMA busy_timeout=0")
         except BaseException as error:
-            self._connection.close()
+            connection.close()
             if isinstance(error, sqlite3.Error):
                 raise store_failure(error) from None
             if isinstance(error, OSError):
                 words = f"the journal's signing key cannot be used: {error.strerror}"
                 raise no_room(error) or Failure("E3801", words) from None
             raise
-        return 0 if head is None else max(head[0] - (0 if anchored is None else anchored[0]), 0)
+
+    def _refuse_forged(self, found: lasthead.Ends) -> None:
+        """Refuse (E3804) a signed head whose signature this home's key did not make."""
+        public = self._signer.public  # makes the pair where there is none
+        for one, where in ((found.last, "keys/journal.head"), (found.anchor, "the newest anchor")):
+            if one is not None and not signed_by(public, "head", one.seq, one.hash, one.at_ms, one.signature):
+                advice = "keep a copy of the home as evidence and look at it: interlock audit verify"
+                raise Failure("E3804", f"the signature of {where} does not verify", resolution=advice)
+
+    def _keep_last_head(self, found: lasthead.Ends) -> None:
+        """Keep a last signed head. A home of an earlier version gets one, and a record that says so."""
+        connection = self._connection
+        if found.last is not None and lasthead.expected(connection):
+            return
+        now_ms = self._clock.now_ms()
+        if found.last is None:
+            first = found.anchor
+            if first is None:
+                signature = self._signer.sign("head", 0, GENESIS, now_ms)
+                first = lasthead.SignedHead(0, GENESIS, now_ms, self._signer.key_id, signature)
+                self._anchored_ms = now_ms
+            try:
+                lasthead.write(self._home, anchor_line(*astuple(first)), first=True)
+            except OSError as error:
+                _log.warning("no last signed head can be kept beside the keys: %s", error.strerror)
+                return
+        fact = "INSERT OR IGNORE INTO fact (name, value) VALUES (?, ?)"
+        if not found.head[0]:
+            connection.execute(fact, (lasthead.FACT, "from the beginning"))
+            return
+        with self._lock:
+            if not self._begin(LOCK_PATIENCE_S):
+                raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
+            row = connection.execute(_HEAD).fetchone() or found.head
+            transaction = Transaction(connection, row[0], row[1], now_ms)
+            if transaction.execute(fact, (lasthead.FACT, f"from record {row[0]} on")).rowcount:
+                facts = {"act": "last_head.begun", "through": row[0], "unsigned": found.unsigned}
+                transaction.append("signing", "journal", records.plain("signing", "journal", now_ms, **facts))
+                connection.execute(_INSERT, transaction.rows[0])
+            made = self._anchor_if_due(transaction, now=True)
+            connection.execute("COMMIT")
+        if made is not None:
+            self._note_anchor(*made)
 
     @property
     def unsigned(self) -> bool:
@@ -425,11 +479,14 @@ class Journal:
         return self._unanchored > 0 and time.monotonic() - self._anchored_at >= ANCHOR_AFTER_S
 
     def _anchor_if_due(self, transaction: Transaction, *, now: bool = False) -> tuple[int, bytes, int, bytes] | None:
-        self._unanchored += len(transaction.rows)
-        waited = time.monotonic() - self._anchored_at
-        if not self._unanchored or not (now or self._unanchored >= ANCHOR_EVERY or waited >= ANCHOR_AFTER_S):
-            return None
         seq, head = transaction.head
+        # With what others wrote meanwhile, so that however many processes write, no more than this is ever unsigned.
+        self._unanchored = seq - self._anchored_through
+        waited = time.monotonic() - self._anchored_at
+        # The time of records counts too: what is signed late by it looks as if its signature had been removed.
+        aged = not 0 <= transaction.now_ms - self._anchored_ms < ANCHOR_AFTER_S * 1000
+        if not self._unanchored or not (now or self._unanchored >= ANCHOR_EVERY or waited >= ANCHOR_AFTER_S or aged):
+            return None
         signature = self._signer.sign("head", seq, head, transaction.now_ms)
         added = transaction.execute(
             "INSERT OR IGNORE INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
@@ -437,14 +494,18 @@ class Journal:
         )
         if not added.rowcount:
             # Signed already, and noted by whoever did: what was counted since was not written, or not by this process.
-            self._unanchored = 0
+            self._signed(seq, transaction.now_ms)
             return None
         return seq, head, transaction.now_ms, signature
 
-    def _note_anchor(self, seq: int, head: bytes, at_ms: int, signature: bytes) -> None:
-        """Keep the anchor outside the database as well, where an edit of the database does not reach it."""
+    def _signed(self, seq: int, at_ms: int) -> None:
         self._unanchored = 0
         self._anchored_at = time.monotonic()
+        self._anchored_through, self._anchored_ms = seq, at_ms
+
+    def _note_anchor(self, seq: int, head: bytes, at_ms: int, signature: bytes) -> None:
+        """Keep the anchor outside the database as well, where an edit of the database does not reach it."""
+        self._signed(seq, at_ms)
         note_anchor(self._home, anchor_line(seq, head, at_ms, self._signer.key_id, signature))
 
     def anchor(self) -> None:
@@ -494,22 +555,6 @@ class Journal:
         finally:
             self._connection.close()
             self._reader.close()
-
-
-def anchor_line(seq: int, head: bytes, at_ms: int, key_id: str, signature: bytes) -> bytes:
-    """A signed head as the anchors file holds it. By this form a line that was cut off is told from a changed one."""
-    line = {"seq": seq, "hash": head.hex(), "at_ms": at_ms, "key_id": key_id, "signature": signature.hex()}
-    return orjson.dumps(line)
-
-
-def note_anchor(home: Home, line: bytes) -> None:
-    """Add a line to the anchors file."""
-    try:
-        with open(home.anchors, "ab") as file:
-            # The newline in front ends a line that a power cut or a full disk may have left half written.
-            file.write(b"\n" + line + b"\n")
-    except OSError:
-        pass  # the database holds the same anchor; the copy is a second witness
 
 
 def _fail(batch: list[_Waiting[Any]], failure: Failure) -> None:

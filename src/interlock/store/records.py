@@ -22,7 +22,7 @@ from interlock.core.states import HISTORY, State
 
 Kind = Literal[
     "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge",
-    "pending", "approval", "authority", "violation", "checkpoint",
+    "pending", "approval", "authority", "violation", "checkpoint", "signing",
 ]  # fmt: skip
 
 _DECISION = {"allow": "ALLOW", "deny": "DENY", "ask": "REQUIRES_APPROVAL"}

@@ -774,3 +774,43 @@ async def test_nothing_is_told_of_the_subjects_of_a_token_that_nobody_signed_or_
         known = [tuple(link[name] for name in ("name", "kind", "tenant", "revoked")) for link in picture["chain"]]
         truth = [("user", "human", "local", False), ("agent", "agent", "local", True)]
         assert known == (truth if told else [(None,) * 4] * 2)
+
+
+async def test_a_key_that_is_lost_is_told_from_one_that_is_retired_or_was_never_ours(world: World) -> None:
+    first = world.keys.active()
+    of_first = await world.issue()
+    second = await world.tokens.rotate_key("EdDSA", by=OPERATOR)
+    of_second = await world.issue()
+    third = await world.tokens.rotate_key("EdDSA", by=OPERATOR)
+    files = {key.kid: world.home.keys / "issuer" / f"{key.created_ms:015d}.{key.kid}.pem" for key in (first, second)}
+    kept = {kid: path.read_bytes() for kid, path in files.items()}
+    for path in files.values():
+        path.unlink()
+    # The first key was made without a record of its own: the token that it signed is on record.
+    assert await world.refusal(of_first) == "E3001"
+    assert await world.refusal(of_second) == "E3001"
+    header, claims = parts(of_first)
+    stranger = sign({**header, "kid": "A" * 43}, claims, private_key("stranger"))
+    assert await world.refusal(stranger) == "E3202"
+    for kid, path in files.items():
+        path.touch(mode=0o600)
+        path.write_bytes(kept[kid])
+    assert (await world.tokens.verify(of_first)).agent == AGENT
+    await world.tokens.retire_key(first.kid, reason="old", by=OPERATOR)
+    assert await world.refusal(of_first) == "E3202"
+    assert (await world.tokens.verify(of_second)).agent == AGENT
+    assert world.keys.active().kid == third.kid
+
+
+async def test_a_key_that_others_can_read_leaves_tokens_unchecked_and_does_not_call_them_bad(world: World) -> None:
+    token = await world.issue()
+    await world.tokens.rotate_key("EdDSA", by=OPERATOR)
+    newest = max((world.home.keys / "issuer").glob("*.pem"))
+    newest.chmod(0o644)
+    keys = IssuerKeys(world.home.keys / "issuer", clock=world.clock.clock)
+    later = Tokens(journal=world.journal, clock=world.clock.clock, keys=keys, registry=world.identities)
+    with pytest.raises(Failure) as refused:
+        await later.verify(token)
+    assert (refused.value.code, newest.name in refused.value.message) == ("E3001", True)
+    newest.chmod(0o600)
+    assert (await later.verify(token)).agent == AGENT

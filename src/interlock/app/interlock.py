@@ -166,7 +166,7 @@ class Interlock:
             secrets=self._secret_texts,
             supervisor=self.supervisor,
         )
-        self._caller_id = caller or f"local:{_user()}"
+        self._caller_id = caller or f"local:{local_user()}"
         self._acting: Caller | None = None
         self._chores = Chores(
             home=home,
@@ -647,7 +647,7 @@ def _with_options(result: Result, named: Mapping[str, Any]) -> Result:
     return replace(result, error=error.saying("; ".join([error.message, *hints]), error.details))
 
 
-def _user() -> str:
+def local_user() -> str:
     """The local user's name, from the kernel's user id. The environment (LOGNAME, USER) names whom it likes."""
     uid = os.getuid()
     try:

@@ -79,7 +79,7 @@ def due(
 ) -> tuple[Segment, ...]:
     """The segments that a purge would remove, without removing them. Arguments as for `purge`. Blocks."""
     try:
-        with closing(_administer(home)) as connection:
+        with closing(administer(home)) as connection:
             purged = connection.execute("SELECT COALESCE(MAX(last_seq), 0) FROM segment").fetchone()[0]
             limit = through or connection.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
             cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
@@ -112,7 +112,7 @@ def purge(
         where = f"the chain is broken at record {fault.seq}: " if fault.seq else ""
         raise Failure("E3804", f"nothing was purged: {where}{fault.what}")
     try:
-        with closing(_administer(home)) as connection:
+        with closing(administer(home)) as connection:
             limit = verdict.head[0] if through is None else through
             cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
             segments = list(_due(connection, cutoffs, verdict.purged_through, limit))
@@ -139,7 +139,7 @@ def shrink(home: Home, *, rewrite: bool = False) -> int:
     """
     try:
         before = home.database.stat().st_size
-        with closing(_administer(home)) as connection:
+        with closing(administer(home)) as connection:
             if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != _INCREMENTAL:
                 if rewrite:
                     connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
@@ -250,7 +250,7 @@ def _years_before(now_ms: int, years: int) -> str:
     return iso(now_ms - round((now - then).total_seconds() * 1000))
 
 
-def _administer(home: Home) -> sqlite3.Connection:
+def administer(home: Home) -> sqlite3.Connection:
     """A connection that may delete, within what the triggers allow. What it deletes is overwritten."""
     connection = sqlite3.connect(home.database, timeout=_LOCK_PATIENCE_S, isolation_level=None)
     for pragma in ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "secure_delete=ON"):

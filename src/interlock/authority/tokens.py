@@ -82,6 +82,10 @@ _OF_HOLDERS = frozenset({"proof"})
 
 # Which key signed last, beside the keys themselves, so that their loss is noticed.
 SIGNED_BY = "SELECT value FROM fact WHERE name = 'issuer_key'"
+_KEEP_IT = (
+    "keep the token and send the request again later; the operator restores keys/issuer from a backup or moves the home"
+    " back, and sees what is wrong with: interlock doctor"
+)
 _SIGNS = "INSERT OR REPLACE INTO fact (name, value) VALUES ('issuer_key', ?)"
 
 
@@ -291,7 +295,7 @@ class Tokens:
         if kid is None:
             raise Failure("E3202", "the token's header names no key (`kid`)")
         if iss == self._issuer:
-            key, name, audience, ignored = self._keys.find(kid), kid, self._audience, _OF_ISSUERS
+            key, name, audience, ignored = self._own_key(kid, opened.claims), kid, self._audience, _OF_ISSUERS
         else:
             issuer = self._trusted.get(iss)
             if issuer is None:
@@ -304,6 +308,44 @@ class Tokens:
             raise Failure("E3202", "the token is signed by a key that its issuer does not have, or has retired")
         keys = (*_via(opened.claims), name)
         return key, _Proven(issuer=iss, audience=audience, links=(), keys=keys, ignored=ignored)
+
+    def _own_key(self, kid: str, claims: Mapping[str, Any]) -> PublicKey | None:
+        """A key of this home's issuer; None for one that it never had or has retired.
+
+        E3001 where that cannot be told, because key files are missing, damaged or open to others: the token may be a
+        good one, and its holder must not throw it away.
+        """
+        try:
+            key = self._keys.find(kid)
+            missing = None if key is not None else self._missing(kid, claims.get("jti"))
+        except Failure as failure:
+            if failure.code not in ("E3801", "E3804"):
+                raise
+            key, missing = None, failure.message
+        if missing is not None:
+            raise Failure("E3001", f"tokens cannot be checked here: {missing}", resolution=_KEEP_IT)
+        return key
+
+    def _missing(self, kid: str, jti: Any) -> str | None:
+        """The reason why a key that is not there may be a good one of ours; None for one that is not."""
+        if kid in self._void_keys:
+            return None
+        if not self._keys.names():
+            return "this home has no key of its issuer"
+        return f"the issuer's key `{kid}` is missing and was not retired" if self._has_signed(kid, jti) else None
+
+    def _has_signed(self, kid: str, jti: Any) -> bool:
+        """Whether it is on record that a key was the issuer's: it signs now, was made here, or signed this token."""
+        if (kid,) in self._journal.read(SIGNED_BY):
+            return True
+        about = [kid, jti] if isinstance(jti, str) else [kid]
+        for ref in about:
+            query = "SELECT body FROM journal WHERE call = ? AND kind = 'authority'"
+            for (body,) in self._journal.read(query, (ref[:200],)):
+                record = orjson.loads(body)
+                if record.get("key") == kid or (ref == kid and record.get("act") == "key.made"):
+                    return True
+        return False
 
     def _link(self, claims: Mapping[str, Any], audience: str) -> Link:
         """The token's own link, once the claims around it are in order."""

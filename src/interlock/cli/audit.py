@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from interlock.cli.command import Output, over_home, require, with_names, without_home
+from interlock.cli.command import Output, over_home, refuse_token, require, with_names, without_home
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -30,6 +30,7 @@ def audit() -> None:
     interlock audit verify
     interlock audit explain 01JC…
     interlock audit purge
+    interlock audit accept-tail
     """
 
 
@@ -273,6 +274,55 @@ async def purge(lock: Interlock, out: Output, /, through: int | None, before: da
     out.answer(
         {"removed": yes and count > 0, "records": count, "first": first, "last": last, "freed_bytes": freed}, show
     )
+    return 0
+
+
+# accept-tail
+
+
+@audit.command("accept-tail")
+@click.option("--reason", metavar="TEXT", help="Why these records are genuine. It is put on record.")
+@click.option("--yes", is_flag=True, help="Accept them. Without this, nothing is accepted.")
+@without_home
+def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
+    """Accept unsigned records at the end of the journal, after a home was refused because of them (E3804).
+
+    Shows the records; with --yes and a --reason they are signed, and a record says who accepted them and why. Needs the
+    home's signing key. Nothing else can be accepted: a journal with another fault stays refused.
+
+    \b
+    interlock audit accept-tail
+    interlock audit accept-tail --reason "the clock was a day ahead until 14:00" --yes
+    """
+    from interlock.app.interlock import local_user
+    from interlock.audit.tail import accept, unsigned_tail
+    from interlock.core.clock import Clock
+    from interlock.store.home import Home
+
+    reason = (reason or "").strip()
+    if yes and not reason:
+        raise click.UsageError("say why the records are genuine: --reason TEXT")
+    refuse_token("accepting records")
+    home = Home(out.session.path)
+    tail = unsigned_tail(home)
+    accepted = None
+    if yes and tail.fault is not None:
+        accepted = accept(home, tail, reason=reason, by=f"local:{local_user()}", now_ms=Clock().now_ms())
+
+    def show(page: Page) -> None:
+        if tail.fault is None:
+            page.line("nothing needs to be accepted: the end of the journal is signed, or the next start signs it")
+            return
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in tail.kinds.items())
+        page.line(f"{tail.records:,} unsigned records, {tail.first} to {tail.last}: {kinds}")
+        page.line(f"  made from {tail.earliest} to {tail.latest}")
+        page.line(f"  {tail.fault}")
+        if accepted is None:
+            page.line("  if they are genuine: interlock audit accept-tail --reason TEXT --yes")
+        else:
+            page.line(f"accepted and signed; record {accepted} says so")
+
+    out.answer({**tail.document(), "accepted": accepted is not None, "record": accepted}, show)
     return 0
 
 

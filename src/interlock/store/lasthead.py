@@ -159,17 +159,21 @@ def refuse_rewritten(connection: sqlite3.Connection, found: Ends) -> None:
             continue
         what = "is missing" if digest is None else "is another one"
         words = f"the journal was rewritten or cut back: record {one.seq}, which {where} names, {what}"
-        raise Failure("E3804", words, resolution=_EVIDENCE)
+        raise Failure("E3804", words, resolution=EVIDENCE)
     if found.last is not None and found.last.seq and (found.anchor is None or found.anchor.seq < found.last.seq):
         words = f"signed heads were removed: keys/journal.head names record {found.last.seq}, and no anchor does"
-        raise Failure("E3804", words, resolution=_EVIDENCE)
+        raise Failure("E3804", words, resolution=EVIDENCE)
     if found.last is None and found.head[0] and expected(connection):
         raise Failure("E3804", "keys/journal.head is missing, though this home had one", resolution=RESTORE)
     if (what := unsigned_fault(connection, found)) is not None:
-        raise Failure("E3804", what, resolution=_EVIDENCE)
+        raise Failure("E3804", what, resolution=ACCEPT)
 
 
-_EVIDENCE = f"keep a copy of the home as evidence and look at it: interlock audit verify; then {RESTORE}"
+EVIDENCE = f"keep a copy of the home as evidence and look at it: interlock audit verify; then {RESTORE}"
+ACCEPT = (
+    "keep a copy of the home as evidence and look at the records: interlock audit accept-tail. If you know that they"
+    f" are genuine, accept them on record: interlock audit accept-tail --reason TEXT --yes. Otherwise {RESTORE}"
+)
 
 PURGED = b"purged"
 

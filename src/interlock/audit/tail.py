@@ -1,0 +1,128 @@
+"""Acceptance of an unsigned tail: records that a person knows to be genuine, though Interlock cannot tell.
+
+A home with more unsigned records than a killed process leaves is not opened (E3804). That can be a false alarm, for
+example after a clock that was wrong or a database that was repaired. Somebody who has looked and who holds the signing
+key can accept the tail. The act is a record with the person, the reason and the records that it is about, and it is
+signed in the same transaction. Only the tail can be accepted: a journal with any other fault stays refused.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass
+
+import orjson
+
+from interlock.audit.chain import verify
+from interlock.audit.retention import administer, anchor_head
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.store import lasthead, records
+from interlock.store.home import Home, store_failure
+from interlock.store.journal import Transaction
+from interlock.store.signing import Signer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """The records behind the newest signature. `fault`: why they are refused; None if they are not."""
+
+    first: int
+    last: int
+    hash: bytes
+    kinds: dict[str, int]
+    earliest: str | None
+    latest: str | None
+    fault: str | None
+
+    @property
+    def records(self) -> int:
+        return self.last - self.first + 1
+
+    def document(self) -> Json:
+        return {
+            "first": self.first,
+            "last": self.last,
+            "records": self.records,
+            "hash": self.hash.hex(),
+            "kinds": self.kinds,
+            "earliest": self.earliest,
+            "latest": self.latest,
+            "fault": self.fault,
+        }
+
+
+def unsigned_tail(home: Home) -> Tail:
+    """The tail that could be accepted. E3804 where the journal has another fault: that cannot be accepted. Blocks."""
+    verdict = verify(home)
+    try:
+        with closing(administer(home)) as connection:
+            tail = _tail(connection, lasthead.ends(connection, lasthead.read(home)))
+    except sqlite3.Error as error:
+        raise store_failure(error) from None
+    others = [fault for fault in verdict.faults if fault.what != tail.fault]
+    if others:
+        where = f"record {others[0].seq}: " if others[0].seq else ""
+        words = f"the tail cannot be accepted, because the journal has another fault: {where}{others[0].what}"
+        raise Failure("E3804", words, resolution=lasthead.EVIDENCE)
+    return tail
+
+
+def accept(home: Home, tail: Tail, *, reason: str, by: str, now_ms: int) -> int:
+    """Sign a tail with a record of who accepted it and why. Returns the place of that record.
+
+    E3804 without the home's own signing key, E3410 when the journal has changed since the tail was looked at. Blocks.
+    """
+    try:
+        with closing(administer(home)) as connection:
+            signer = _signer(home, connection)
+            connection.execute("BEGIN IMMEDIATE")
+            head = lasthead.ends(connection, lasthead.read(home)).head
+            if head != (tail.last, tail.hash):
+                raise Failure("E3410", "the journal has changed meanwhile; look at the tail again", retry_after_ms=100)
+            transaction = Transaction(connection, *head, now_ms)
+            facts = {"act": "tail.accepted", "by": by, "reason": reason, **tail.document()}
+            transaction.append("signing", "journal", records.plain("signing", "journal", now_ms, **facts))
+            connection.execute(
+                "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows[0]
+            )
+            line = anchor_head(transaction, signer)
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise store_failure(error) from None
+    lasthead.note_anchor(home, line)
+    return tail.last + 1
+
+
+def _signer(home: Home, connection: sqlite3.Connection) -> Signer:
+    """The home's signing key; E3804 where it is missing, or is not the one that has signed until now."""
+    signer, signed = Signer(home.keys), lasthead.ends(connection, lasthead.read(home)).signed
+    if not (home.keys / "journal.ed25519").exists():
+        raise Failure("E3804", "the tail can be accepted only with the home's signing key, keys/journal.ed25519")
+    signer.check(None if signed is None else signed.key_id)
+    return signer
+
+
+def _tail(connection: sqlite3.Connection, ends: lasthead.Ends) -> Tail:
+    first, last = ends.head[0] - ends.unsigned + 1, ends.head[0]
+    kinds: Counter[str] = Counter()
+    times: list[str] = []
+    for kind, body in connection.execute("SELECT kind, body FROM journal WHERE seq >= ? ORDER BY seq", (first,)):
+        kinds[str(kind)] += 1
+        try:
+            made = orjson.loads(body)["timestamp"]
+        except (ValueError, TypeError, KeyError):
+            continue
+        if isinstance(made, str):
+            times.append(made)
+    return Tail(
+        first=first,
+        last=last,
+        hash=ends.head[1],
+        kinds=dict(sorted(kinds.items())),
+        earliest=min(times, default=None),
+        latest=max(times, default=None),
+        fault=lasthead.unsigned_fault(connection, ends),
+    )

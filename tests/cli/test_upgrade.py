@@ -21,6 +21,9 @@ RUNNING = "01JCXK2M4Q8Z7T5V9W3Y6B1D0F"
 def set_back(cli: Cli) -> None:
     """Make the home one of an earlier version: what the last migrations added is gone, what they removed is back."""
     with closing(sqlite3.connect(cli.home / "interlock.db")) as database:
+        for trigger in ("payload_stored", "payload_expired", "payload_deleted"):
+            database.execute(f"DROP TRIGGER {trigger}")
+        database.execute("DROP TABLE payload_use")
         database.execute("ALTER TABLE ticket DROP COLUMN changed")
         database.execute(EARLIER)
         database.execute("UPDATE alembic_version SET version_num = ?", (OLDER,))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from interlock.app.condition import Condition
 from interlock.approvals.notify import Courier
 from interlock.audit import retention
 from interlock.audit.retention import expire_payloads
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 TICKETS_EVERY_S = 1.0
 # How often is looked whether housekeeping is due, which is once an hour for all processes on a home together.
 HOUSE_EVERY_S = 600.0
+# How often the disk and the keys of the home are looked at.
+CONDITION_EVERY_S = 10.0
 
 
 class Chores:
@@ -47,6 +50,7 @@ class Chores:
         pay: Callable[[], Awaitable[None]],
         heed: Callable[[], Awaitable[None]],
         alive: Callable[[str], bool],
+        condition: Condition,
         supervisor: Supervisor,
     ) -> None:
         self._home = home
@@ -60,6 +64,7 @@ class Chores:
         self._pay = pay
         self._heed = heed
         self._alive = alive
+        self._condition = condition
         if settings.housekeeping:
             self._begin(supervisor)
 
@@ -76,6 +81,7 @@ class Chores:
         if self._settings.resume_approved:
             supervisor.every("approved calls", TICKETS_EVERY_S, self._approvals.resume_all)
         supervisor.every("signing of the journal", TICKETS_EVERY_S, self._keep_signed)
+        supervisor.every("condition of the home", CONDITION_EVERY_S, self._condition.look, at_once=False)
         supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._keep_watch, at_once=False)
 
     async def maintain(self) -> list[Milestone]:

@@ -17,6 +17,7 @@ import orjson
 from interlock.app import demonstration
 from interlock.app.backends import engine, secret_source
 from interlock.app.chores import Chores
+from interlock.app.condition import Condition
 from interlock.app.opening import Opening
 from interlock.approvals.notify import Courier
 from interlock.approvals.tickets import rejection
@@ -180,6 +181,7 @@ class Interlock:
             pay=self.gateway.pay,
             heed=lambda: self.elsewhere.heed(self.gateway.execution.cancel),
             alive=self.instance.alive,
+            condition=Condition(home, self.gateway.telemetry.alerts, self.gateway.observer.announce),
             supervisor=self.supervisor,
         )
         self._end_demonstration = demonstration.keep_in(home.path)

@@ -26,6 +26,7 @@ from interlock.core.redact import (
 )
 from interlock.core.schema import Json
 from interlock.core.scrub import scrub
+from interlock.core.seldom import Seldom
 from interlock.telemetry.metrics import Approvals
 from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording, progress_facts
@@ -35,6 +36,11 @@ _LONGEST_REASONS = 8000
 # Of a longer text only the beginning is searched. Far more than is shown, so no credential is cut in two in what is.
 _LONGEST_TEXT = 1 << 18
 _MOST_SHOWN = 1 << 16
+# After so many failures in a row, an operator hears that a tool fails.
+FAILING_AFTER = 30
+# The same failure is logged with its traceback, and the same trouble of the store alerted, once in this time.
+TELL_EVERY_S = 60.0
+_STORE = frozenset(("E3801", "E3803"))
 
 
 class Observer:
@@ -45,6 +51,8 @@ class Observer:
         self._redactor = redactor
         self._alerts = telemetry.alerts
         self._count = telemetry.metrics.closed
+        self._failures_in_a_row = telemetry.metrics.failures_in_a_row
+        self._seldom = Seldom(TELL_EVERY_S, clock.monotonic)
         self.listeners: list[Listener] = []
         # Of one call each, so that whoever follows it takes nothing from the others.
         self.followers: dict[str, list[Listener]] = {}
@@ -100,10 +108,23 @@ class Observer:
     ) -> None:
         """A call has ended and is on record: count it."""
         self._count(call, metadata, source, failure)
+        if failure is not None:
+            self._note_failure(call, failure)
         if call.started >= self._alerts.due:
             self._alerts.look()
         if call.span is not None and isinstance(call.span, Recording):
             call.span.cost, call.span.source = metadata.get("cost", 0.0), source
+
+    def _note_failure(self, call: Call, failure: Failure) -> None:
+        """Alert where a failure is more than one call's trouble: the store cannot be written, or a tool only fails."""
+        if failure.code in _STORE:
+            if self._seldom.due((failure.code, failure.message)) is not None:
+                self.alert("STORE_UNWRITABLE", call, reason=f"{failure.message}; {failure.resolution}")
+        elif call.tool is not None and call.launched and call.state != "canceled":
+            failures = self._failures_in_a_row(call.tool)
+            if failures == FAILING_AFTER:
+                reason = f"it failed {failures} times in a row, the last time with {failure.code}"
+                self.alert("TOOL_FAILING", call, reason=reason, failures=failures)
 
     def hide(self, call: Call, text: str) -> str:
         """A text of a call's making without credentials and personal data, above all those it was called with."""
@@ -274,8 +295,17 @@ class Observer:
         return value
 
     def log_failure(self, call: Call, what: str, error: BaseException) -> None:
-        """Put an unforeseen failure into the log, in full but for what is private."""
+        """Put an unforeseen failure into the log, in full but for what is private.
+
+        The same failure, by the place where it was raised, is logged in full once a minute and in one line otherwise.
+        """
         extra = {"trace_id": call.trace_id, "invocation_id": call.id}
+        held_back = self._seldom.due((what, type(error), _place(error)))
+        if held_back is None:
+            _log.error("%s in call %s: %s, as before", what, call.id, type(error).__name__, extra=extra)
+            return
+        if held_back:
+            what = f"{what} ({held_back} more since it was last told in full)"
         try:
             trace = self.hide(call, _traced(error))
         except Exception:  # noqa: BLE001 - what cannot be looked through is not logged; that it failed is
@@ -325,6 +355,16 @@ def _traced(error: BaseException) -> str:
         return "".join(traceback.format_exception(error))
     stack = "".join(traceback.format_tb(error.__traceback__))
     return f"{stack}{type(error).__name__}: {words[:_LONGEST_REASONS]}… [{len(words):,} characters]"
+
+
+def _place(error: BaseException) -> tuple[str, int]:
+    """Where an error was raised: the file and the line."""
+    trace = error.__traceback__
+    if trace is None:
+        return "", 0
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename, trace.tb_lineno
 
 
 def _given(call: Call) -> tuple[Any, ...]:

@@ -36,6 +36,7 @@ SIGNALS: Mapping[str, Severity] = {
     "WRITE_TOOL_NO_MUTATION": "info",
     "PREVIEW_MISMATCH": "warning",
     "SANDBOX_VIOLATION": "critical",
+    "TOOL_FAILING": "warning",
     "INVALID_TOOL_SCHEMA": "warning",
     # Something could not be brought to an end.
     "OUTCOME_UNKNOWN": "critical",
@@ -62,6 +63,8 @@ SIGNALS: Mapping[str, Severity] = {
     "TOOL_VERSION_REMOVED": "info",
     # This process and its home.
     "BACKGROUND_TASK_FAILED": "critical",
+    "STORE_UNWRITABLE": "critical",
+    "KEY_EXPOSED": "critical",
     # Systems that others run.
     "SERVICE_BREAKER": "warning",
     "UPSTREAM_UNAVAILABLE": "critical",

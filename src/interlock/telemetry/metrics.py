@@ -112,8 +112,8 @@ class _Series:
     """The numbers of one tool version."""
 
     __slots__ = (
-        "bad_outputs", "cost", "keyed", "latency", "mutation_class", "outputs", "replays", "retries", "states",
-        "timeout_class", "tool", "version",
+        "bad_outputs", "cost", "failures", "keyed", "latency", "mutation_class", "outputs", "replays", "retries",
+        "states", "succeeded", "timeout_class", "tool", "version",
     )  # fmt: skip
 
     def __init__(self, tool: Prepared | None) -> None:
@@ -126,6 +126,8 @@ class _Series:
         self.latency = _Histogram(LATENCY_MS)
         self.cost: dict[str, float] = {}
         self.retries = self.keyed = self.replays = self.outputs = self.bad_outputs = 0
+        # How often it failed in a row, and how often it had succeeded before that.
+        self.failures = self.succeeded = 0
 
     def sums(self) -> _Sums:
         states = self.states
@@ -167,6 +169,17 @@ class Metrics:
             series.bad_outputs += failure is not None and failure.code == "E3303"
         if "cost_parts" in metadata:
             self._charge(series, metadata["cost_parts"])
+
+    def failures_in_a_row(self, tool: Prepared) -> int:
+        """Count a call whose tool ran and failed: how many there were since the last that succeeded, with this one.
+
+        A success costs nothing here: that there was one is seen by how many there are.
+        """
+        series = self._of(tool)
+        succeeded = series.states["succeeded"]
+        series.failures = series.failures + 1 if succeeded == series.succeeded else 1
+        series.succeeded = succeeded
+        return series.failures
 
     def read(self, tool: Prepared, latency_ms: float) -> None:
         """Count a plain read that has succeeded."""

@@ -74,7 +74,9 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
         stranded = failure.details["invocation_id"]
         assert f"interlock calls reconcile {stranded}" in failure.message
         assert failure.evidence_refs == (f"journal:{stranded}",)
-        await reconcile.reconcile(lock.journal, lock.caller, stranded, happened=False)
+        await reconcile.reconcile(
+            lock.journal, lock.caller, stranded, seal=lock.gateway.kept.sealed_outcome, happened=False
+        )
 
 
 async def test_a_stopped_write_that_did_nothing_may_be_sent_again(lock: Interlock) -> None:

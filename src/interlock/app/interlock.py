@@ -430,14 +430,15 @@ class Interlock:
     def read_payload(self, ref: str, *, caller: Caller | None = None) -> bytes:
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         who = caller or self.caller
-        rows = self.journal.read("SELECT body, owner, reason, call FROM payload WHERE ref = ?", (ref,))
+        rows = self.journal.read("SELECT body, owner, reason, call, size FROM payload WHERE ref = ?", (ref,))
         if not rows or rows[0][1] != f"{who.tenant}/{who.id}" or not ref.startswith("payload:"):
             raise Failure("E3702", f"no payload `{ref}`")
         if who.capability is not None and not self.ownership.has_call(who, rows[0][3]):
             raise Failure("E3702", f"no payload `{ref}`")
-        if rows[0][0] is None:
+        body = self.gateway.kept.opened(ref, rows[0][0], rows[0][4])
+        if body is None:
             raise Failure("E3702", f"the payload `{ref}` is gone: {rows[0][2]}")
-        return rows[0][0]
+        return body
 
     def checkpoints(self, invocation_id: str, *, caller: Caller | None = None) -> list[Checkpoint]:
         """What a call has saved of its work, oldest first. Only for the caller that made it."""

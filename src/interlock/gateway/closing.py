@@ -33,7 +33,7 @@ from interlock.effects.session import SessionState
 from interlock.gateway import endings, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.endings import stored, unsettled
-from interlock.gateway.kept import Kept, compensation, owner_of, session_id, store_session
+from interlock.gateway.kept import Kept, compensation, owner_of, session_id
 from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
@@ -181,6 +181,8 @@ class Closer:
         mutations = [records.mutation(call, now_ms, change, redact) for change in changes]
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = owner_of(caller)
+        # A write is not left waiting between its effect and its record: what it leaves is sealed as it is stored.
+        ahead = await self.kept.sealed_ahead(bodies) if bodies and call.scope is None else {}
 
         def unit(transaction: Transaction) -> str:
             withheld = ""
@@ -189,12 +191,12 @@ class Closer:
             elif bodies:
                 withheld = self.kept.why_withheld(transaction, caller, bodies)
             if session is not None and session.changed:
-                store_session(transaction, session_id(caller, request.session), session)
+                self.kept.store_session(transaction, session_id(caller, request.session), session)
             if call.scope is not None:
-                keys.settle(transaction, call.scope, call.id, "done", outcome)
+                keys.settle(transaction, call.scope, call.id, "done", self.kept.sealed_outcome(call.id, outcome))
             elif call.noted:
                 reconcile.end(transaction, call.id)
-            self.kept.store_payloads(transaction, call.id, caller, bodies, withheld)
+            self.kept.store_payloads(transaction, call.id, caller, bodies, withheld, ahead)
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
             if cost is not None:
@@ -296,7 +298,7 @@ class Closer:
     def recall(self, ran: Ran) -> Verified:
         """The stored outcome as a verified result; a stored failure is raised again."""
         found: keys.Replay = ran.output
-        outcome = found.outcome
+        outcome = self.kept.outcome(found)
         if "error" in outcome:
             error: Json = outcome["error"]
             details: Json = {
@@ -330,11 +332,12 @@ class Closer:
         await self._journal.append("closed", call.id, body)
         call.move("succeeded")
         self._observer.closed(call, metadata, "replay")
-        decision, ref, size, reason = found.outcome["persistence"]
+        outcome = self.kept.outcome(found)
+        decision, ref, size, reason = outcome["persistence"]
         if ref is not None and verified.value is None:
             decision, reason = "link", self.kept.why_gone(ref)
         metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}
-        metadata |= found.outcome.get("metadata", {})
+        metadata |= outcome.get("metadata", {})
         return Result(
             invocation_id=call.id,
             tool=requested.tool.ref,
@@ -383,7 +386,9 @@ class Closer:
                 # INVARIANT: a success that is on record, or a late outcome, is never overwritten by how the wait ended.
                 ended_before = not keys.is_open(transaction, call.scope, call.id)
                 if not ended_before:
-                    keys.settle(transaction, call.scope, call.id, settlement, stored(failure))
+                    done = settlement == "done"
+                    result = self.kept.sealed_outcome(call.id, stored(failure)) if done else None
+                    keys.settle(transaction, call.scope, call.id, settlement, result)
                 elif call.recorded:
                     return
             elif call.recorded and transaction.has("closed", call.id):
@@ -514,7 +519,7 @@ class Closer:
             row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call.id))
             if row is not None and row[0] in ("unknown", "executing"):
                 withheld = self.kept.why_withheld(transaction, caller, bodies) if bodies else ""
-                keys.settle(transaction, scope, call.id, "done", outcome)
+                keys.settle(transaction, scope, call.id, "done", self.kept.sealed_outcome(call.id, outcome))
                 self.kept.store_payloads(transaction, call.id, caller, bodies, withheld)
                 transaction.append("late", call.id, body)
             if cost is not None:

@@ -286,6 +286,8 @@ class Execution:
             window_s=window_s,
             intent=records.intent(call, self._clock.now_ms(), self._closer.told(call, predicted)),
         )
+        # INVARIANT: nothing is begun whose outcome could not be sealed for its key.
+        self._closer.kept.check_key()
         if self._closer.owes:
             # The key may be held by a call that has ended and could not be recorded: nobody would ever let go of it.
             await asyncio.shield(self._closer.pay())

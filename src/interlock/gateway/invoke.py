@@ -105,6 +105,7 @@ class Gateway:
             journal=journal, settings=settings, observer=self.observer, owner=instance.id, clock=clock
         )
         self._closer = Closer(journal, clock, redactor, settings, self.observer, allowances, box)
+        self.kept = self._closer.kept
         self.checkpoints = Checkpoints(
             journal=journal,
             settings=settings,

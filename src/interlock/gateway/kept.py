@@ -1,8 +1,14 @@
-"""What calls leave behind beside their records: session state, payloads, and what it takes to undo them."""
+"""What calls leave behind beside their records: session state, payloads, outcomes under keys, the means to undo them.
+
+All of it is encrypted at rest. Rows that an older version wrote in clear text are still read: a session is text instead
+of bytes, a payload is as long as its row says, and an outcome is JSON.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import orjson
 
@@ -12,12 +18,16 @@ from interlock.core.errors import Failure
 from interlock.core.phases import Ran, Requested, Verified
 from interlock.core.schema import Json
 from interlock.effects.session import SessionState
+from interlock.gateway import keys
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import Box
 
 _DAY_MS = 86_400_000
+_OUTCOME = "outcome"
+# From so many bytes on, sealing leaves the event loop.
+_LARGE = 256_000
 
 
 def owner_of(caller: Caller) -> str:
@@ -39,14 +49,35 @@ class Kept:
     def session(self, caller: Caller, session: str) -> SessionState:
         """A caller's session as it is now."""
         rows = self._journal.read("SELECT version, state FROM session WHERE id = ?", (session_id(caller, session),))
-        return SessionState(rows[0][0], rows[0][1]) if rows else SessionState(0, "{}")
+        if not rows:
+            return SessionState(0, "{}")
+        version, state = rows[0]
+        if isinstance(state, bytes):
+            state = self._box.open(state, purpose="session", about=session_id(caller, session).hex()).decode()
+        return SessionState(version, state)
+
+    def store_session(self, transaction: Transaction, row_id: bytes, session: SessionState) -> None:
+        """Write a session's state, unless another call has changed it meanwhile (E3410)."""
+        row = transaction.one("SELECT version FROM session WHERE id = ?", (row_id,))
+        if (row[0] if row else 0) != session.version:
+            raise Failure("E3410", "the session was changed by another call meanwhile", retry_after_ms=10)
+        state = self._box.seal(orjson.dumps(session.values_now()), purpose="session", about=row_id.hex())
+        transaction.execute(
+            "INSERT OR REPLACE INTO session (id, version, state) VALUES (?, ?, ?)", (row_id, session.version + 1, state)
+        )
 
     # Payloads
 
     def payload(self, ref: str) -> bytes | None:
         """What is kept under a reference; None once it is not kept any more."""
-        rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
-        return rows[0][0] if rows else None
+        rows = self._journal.read("SELECT body, size FROM payload WHERE ref = ?", (ref,))
+        return self.opened(ref, *rows[0]) if rows else None
+
+    def opened(self, ref: str, body: bytes | None, size: int) -> bytes | None:
+        """The content of a payload, from its row. One in clear text is as long as its row says."""
+        if body is None or len(body) == size:
+            return body
+        return self._box.open(body, purpose="payload", about=ref)
 
     def check_room(self, transaction: Transaction, caller: Caller, size: int) -> None:
         """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the home.
@@ -83,19 +114,58 @@ class Kept:
             return f"withheld: {failure.message}"
         return ""
 
+    async def sealed_ahead(self, bodies: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Large payloads, sealed beside the event loop; nothing of small ones, which are sealed as they are stored."""
+        if sum(map(len, bodies.values())) < _LARGE:
+            return {}
+        return await asyncio.to_thread(lambda: {ref: self._sealed(ref, body) for ref, body in bodies.items()})
+
+    def _sealed(self, ref: str, body: bytes) -> bytes:
+        return self._box.seal(body, purpose="payload", about=ref)
+
     def store_payloads(
-        self, transaction: Transaction, call: str, caller: Caller, bodies: Mapping[str, bytes], withheld: str = ""
+        self,
+        transaction: Transaction,
+        call: str,
+        caller: Caller,
+        bodies: Mapping[str, bytes],
+        withheld: str = "",
+        ahead: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Keep what a call leaves behind, by reference; or, where it is withheld, the reason."""
+        """Keep what a call leaves behind, by reference; or, where it is withheld, the reason.
+
+        `ahead` holds what was sealed already. A payload's size is that of its content.
+        """
         owner, days = owner_of(caller), self._settings.payload_days
         for ref, body in bodies.items():
-            _store(transaction, ref, call, owner, None if withheld else body, len(body), days, withheld)
+            sealed = None
+            if not withheld:
+                # INVARIANT: nothing is stored under a key that was retired after it was sealed.
+                sealed = ahead[ref] if ref in ahead and self._box.holds(ahead[ref]) else self._sealed(ref, body)
+            _store(transaction, ref, call, owner, sealed, len(body), days, withheld)
 
     def why_gone(self, ref: str) -> str:
         """The reason why nothing is kept under a reference."""
         rows = self._journal.read("SELECT reason FROM payload WHERE ref = ?", (ref,))
         reason: str = rows[0][0] if rows else ""
         return reason if reason.startswith("withheld") else "the payload is no longer kept"
+
+    # Outcomes under a key
+
+    def check_key(self) -> None:
+        """Refuse (E3601, E3604, E3804) to begin what could not be recorded, since nothing can be sealed."""
+        self._box.current  # noqa: B018 - looks at the keys, and makes them where there are none
+
+    def outcome(self, found: keys.Replay) -> Json:
+        """What came of a call, as its key keeps it. One in clear text, of an older version, is JSON."""
+        sealed = found.result
+        if sealed.startswith(b"{"):
+            return decode(sealed)
+        return decode(self._box.open(sealed, purpose=_OUTCOME, about=found.call))
+
+    def sealed_outcome(self, call: str, outcome: Json) -> bytes:
+        """What came of a call, as its key is to keep it."""
+        return self._box.seal(encode(outcome), purpose=_OUTCOME, about=call)
 
     # Undoing
 
@@ -125,17 +195,6 @@ class Kept:
 def session_id(caller: Caller, session: str) -> bytes:
     """The row of a session: visible only to the tenant and caller that own it."""
     return sealed_digest(caller.tenant, caller.id, session)
-
-
-def store_session(transaction: Transaction, row_id: bytes, session: SessionState) -> None:
-    """Write a session's state, unless another call has changed it meanwhile (E3410)."""
-    row = transaction.one("SELECT version FROM session WHERE id = ?", (row_id,))
-    if (row[0] if row else 0) != session.version:
-        raise Failure("E3410", "the session was changed by another call meanwhile", retry_after_ms=10)
-    transaction.execute(
-        "INSERT OR REPLACE INTO session (id, version, state) VALUES (?, ?, ?)",
-        (row_id, session.version + 1, orjson.dumps(session.values_now()).decode()),
-    )
 
 
 def compensation(verified: Verified) -> Json | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from interlock.approvals import tickets
-from interlock.core.canonical import decode, encode, sealed_digest
+from interlock.core.canonical import sealed_digest
 from interlock.core.context import Caller
 from interlock.core.contract import Contract
 from interlock.core.errors import Failure
@@ -70,11 +70,11 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """It ran before, in its window; this is what came of it."""
+    """It ran before, in its window; this is what came of it, as it was stored."""
 
     call: str
     at_ms: int
-    outcome: Json
+    result: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _existing(tx: Transaction, claim: Claim, row: Any, alive: Callable[[str], bo
             f"the key `{claim.key}` was used with other arguments or another version; a new action needs a new key",
         )
     if state == "done":
-        return Replay(call, reserved_ms, decode(result))
+        return Replay(call, reserved_ms, result)
     if state == "executing" and alive(owner):
         return Busy(call)
     raise unknown_outcome(claim.key, call)
@@ -176,14 +176,14 @@ def is_open(transaction: Transaction, scope: bytes, call: str) -> bool:
     return row is not None and row[0] == "executing"
 
 
-def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settlement, outcome: Json | None) -> None:
-    """Finalize a reservation in the write that closes its call."""
+def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settlement, result: bytes | None) -> None:
+    """Finalize a reservation in the write that closes its call. The result is sealed: what a replay answers with."""
     if settlement == "released":
         transaction.execute("DELETE FROM reservation WHERE scope = ? AND call = ?", (scope, call))
         return
     transaction.execute(
         "UPDATE reservation SET state = ?, result = ? WHERE scope = ? AND call = ?",
-        (settlement, None if outcome is None else encode(outcome), scope, call),
+        (settlement, result, scope, call),
     )
 
 

@@ -80,13 +80,18 @@ def require_scope(caller: Caller) -> None:
         raise Failure("E3206", f"settling a call needs the scope `{SCOPE}`, in the tenant `local`")
 
 
-async def reconcile(journal: Journal, caller: Caller, call_id: str, *, happened: bool, value: Any = None) -> None:
-    """Settle a call on a person's word, if they may give it."""
+Seal = Callable[[str, Json], bytes]
+
+
+async def reconcile(
+    journal: Journal, caller: Caller, call_id: str, *, seal: Seal, happened: bool, value: Any = None
+) -> None:
+    """Settle a call on a person's word, if they may give it. `seal` makes of an outcome what its key keeps."""
     require_scope(caller)
-    await journal.commit(settle(call_id, happened, value, caller.id))
+    await journal.commit(settle(call_id, happened, value, caller.id, seal))
 
 
-def settle(call_id: str, happened: bool, value: Any, by: str) -> Unit[None]:
+def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Unit[None]:
     """A unit that settles one unknown call: with its result, or as never having happened. E3702 if none is open."""
 
     def unit(transaction: Transaction) -> None:
@@ -109,7 +114,7 @@ def settle(call_id: str, happened: bool, value: Any, by: str) -> Unit[None]:
             until_ms = transaction.now_ms + (expires_ms - reserved_ms)
             transaction.execute(
                 "UPDATE reservation SET state = 'done', result = ?, expires_ms = ? WHERE scope = ? AND call = ?",
-                (orjson.dumps(outcome), until_ms, scope, call_id),
+                (seal(call_id, outcome), until_ms, scope, call_id),
             )
         else:
             transaction.execute("DELETE FROM reservation WHERE scope = ? AND call = ?", (scope, call_id))

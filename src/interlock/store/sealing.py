@@ -41,12 +41,16 @@ _VERSION = b"\x01"
 _KEY, _ID, _NONCE = 32, 8, 12
 _HEADER = len(_VERSION) + _ID
 
-# Every column that holds something sealed, or nothing: what is needed no more may be emptied instead of removed.
+# Every column that holds something sealed, or nothing: what is needed no more may be emptied instead of removed. Rows
+# of an older version hold clear text: text or JSON, which never begin so, and payloads as long as their row says.
 _COLUMNS = (
-    ("secret", "sealed"), ("ticket", "sealed"), ("ticket", "edited"), ("payload", "body"), ("checkpoint", "body"),
+    ("secret", "sealed"), ("ticket", "sealed"), ("ticket", "edited"), ("checkpoint", "body"), ("session", "state"),
+    ("reservation", "result"), ("payload", "body"),
 )  # fmt: skip
+_SEALED = {"payload": " AND (length(body) != size OR ref LIKE 'undo:%')"}
 _IN_USE = " UNION ".join(
-    f"SELECT lower(hex(substr({column}, {len(_VERSION) + 1}, {_ID}))) FROM {table} WHERE length({column}) > 0"  # noqa: S608
+    f"SELECT lower(hex(substr({column}, {len(_VERSION) + 1}, {_ID}))) FROM {table}"  # noqa: S608 - constants
+    f" WHERE substr({column}, 1, 1) = x'01'{_SEALED.get(table, '')}"
     for table, column in _COLUMNS
 )
 
@@ -93,6 +97,10 @@ class Box:
             return self._cipher(keys, key_id, purpose).decrypt(nonce, body, header + about.encode())
         except (InvalidTag, ValueError):
             raise Failure("E3604", "it was changed after it was sealed, or sealed for something else") from None
+
+    def holds(self, sealed: bytes) -> bool:
+        """Whether something was sealed with a key that is still there."""
+        return sealed[len(_VERSION) : _HEADER] in self._load()
 
     def rotate(self) -> str:
         """Make a new current key and return its id. The old ones still open what they sealed."""

@@ -1,0 +1,155 @@
+"""What calls leave behind is encrypted at rest; homes from before that are still read."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock import Context, Effect, Interlock, tool
+from interlock.core.canonical import sealed_digest
+from interlock.store.backup import copied
+from interlock.store.home import Home
+from tests import sample
+from tests.gateway.test_interleavings import admit
+
+PLANTED = "the quick brown heron wades"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="rest", max_inline_chars=100)
+def essay(times: sample.Number) -> str:
+    """A text that is too long to travel inline."""
+    return PLANTED * times
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="rest", effects=[Effect("session:*", "CREATE")],
+)  # fmt: skip
+async def remember(ctx: Context, text: sample.Text) -> list[str]:
+    """Keep a text in the session, and give back what was there before."""
+    before = sorted(ctx.session)
+    ctx.session[text] = True
+    return before
+
+
+@remember.compensate
+async def _(text: str) -> None:
+    return None
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="rest", effects=[Effect("note:*", "CREATE")],
+)  # fmt: skip
+async def note(ctx: Context, text: sample.Text) -> str:
+    """Write a text down outside, and give it back."""
+    ran.append(text)
+    ctx.effect("note:1", "CREATE")
+    return text
+
+
+@note.compensate
+async def _(text: str) -> None:
+    return None
+
+
+ran: list[str] = []
+
+
+def forms(text: str) -> list[bytes]:
+    """A text as it is, in hexadecimal, and in base64 at each of the three places it may begin at."""
+    raw = text.encode()
+    encoded = [base64.b64encode(b"x" * shift + raw)[4 if shift else 0 :][:-4] for shift in range(3)]
+    return [raw, raw.hex().encode(), raw.hex().upper().encode(), *encoded]
+
+
+def assert_nowhere(home: Path, text: str) -> None:
+    """Nothing in the home's database, its write-ahead log, or a backup of it tells a text."""
+    backup = home.parent / "backup"
+    with copied(Home(home), backup):
+        pass
+    paths = [path for root in (home, backup) for path in root.rglob("*") if path.is_file()]
+    assert sum(path.name == "interlock.db" for path in paths) == 2
+    assert any(path.name.endswith("-wal") and path.stat().st_size for path in paths)
+    for path in paths:
+        content = path.read_bytes()
+        assert not [form for form in forms(text) if form in content], path
+
+
+async def test_large_results_and_results_kept_for_replay_are_nowhere_in_clear_text(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, essay, note)
+        for times in (20, 20_000):
+            result = await lock.call("rest.essay", {"times": times})
+            assert result.persistence.ref is not None
+            assert lock.read_payload(result.persistence.ref).decode() == f'"{PLANTED * times}"'
+        assert (await lock.call("rest.note", {"text": PLANTED}, key="1")).unwrap() == PLANTED
+        again = await lock.call("rest.note", {"text": PLANTED}, key="1")
+        assert (again.replayed, again.unwrap()) == (True, PLANTED)
+        assert_nowhere(home, PLANTED)
+        rows = lock.journal.read("SELECT size, length(body) FROM payload WHERE ref LIKE 'payload:%' ORDER BY size", ())
+        assert [size for size, _ in rows] == [len(PLANTED) * times + 2 for times in (20, 20_000)]
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, essay, note)
+        again = await lock.call("rest.note", {"text": PLANTED}, key="1")
+        assert (again.replayed, again.unwrap()) == (True, PLANTED)
+        assert result.persistence.ref is not None
+        assert PLANTED.encode() in lock.read_payload(result.persistence.ref)
+    with copied(Home(home), home.parent / "again"):
+        pass
+    async with Interlock.open(home.parent / "again", housekeeping=False) as lock:
+        assert PLANTED.encode() in lock.read_payload(result.persistence.ref)
+
+
+async def test_a_write_whose_outcome_could_not_be_sealed_does_not_begin(home: Path) -> None:
+    ran.clear()
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, essay, note)
+        assert (await lock.call("rest.note", {"text": "before"}, key="1")).ok
+        ring = Home(home).keys / "secrets.key"
+        ring.chmod(0o644)
+        refused = await lock.call("rest.note", {"text": "now"}, key="2")
+        assert refused.error is not None
+        assert refused.error.code == "E3804"
+        assert ran == ["before"]
+        large = await lock.call("rest.essay", {"times": 20})
+        assert large.error is not None
+        assert large.error.code == "E3804"
+        assert lock.journal.read("SELECT key, state FROM reservation", ()) == [("1", "done")]
+        assert lock.journal.read("SELECT count(*) FROM payload WHERE ref LIKE 'payload:%'", ()) == [(0,)]
+        ring.chmod(0o600)
+        assert (await lock.call("rest.note", {"text": "now"}, key="2")).unwrap() == "now"
+        assert ran == ["before", "now"]
+        ring.unlink()
+        lost = await lock.call("rest.note", {"text": "before"}, key="1")
+        assert lost.error is not None
+        assert lost.error.code == "E3604"
+        assert ran == ["before", "now"]
+
+
+@pytest.mark.parametrize("content", [b"42", b"\x01 a file that begins like something sealed"])
+async def test_what_an_older_version_stored_in_clear_text_is_still_read(home: Path, content: bytes) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, essay, remember, note)
+        ref = (await lock.call("rest.essay", {"times": 30})).persistence.ref
+        assert ref is not None
+        await lock.call("rest.note", {"text": "new"}, key="1")
+        session = sealed_digest(lock.caller.tenant, lock.caller.id, "s")
+        outcome = b'{"value":"old","persistence":["inline",null,5,""],"redacted":[]}'
+
+        def as_before(transaction: Any) -> None:
+            transaction.execute("UPDATE payload SET body = ?, size = ? WHERE ref = ?", (content, len(content), ref))
+            transaction.execute("INSERT INTO session (id, version, state) VALUES (?, 1, ?)", (session, '{"old": true}'))
+            transaction.execute("UPDATE reservation SET result = ?", (outcome,))
+
+        await lock.journal.commit(as_before)
+        assert lock.read_payload(ref) == content
+        assert (await lock.call("rest.note", {"text": "new"}, key="1")).unwrap() == "old"
+        assert (await lock.call("rest.remember", {"text": "new"}, session="s", key="2")).value == ["old"]
+        assert (await lock.call("rest.remember", {"text": "more"}, session="s", key="3")).value == ["new", "old"]
+        (state,) = lock.journal.read("SELECT state FROM session WHERE id = ?", (session,))[0]
+        assert isinstance(state, bytes)
+        assert b"old" not in state
+    with copied(Home(home), home.parent / "copy"):
+        pass

@@ -27,6 +27,7 @@ from interlock.core.supervise import Supervisor
 from interlock.store import tables
 from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal, Transaction
+from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests.approvals.test_webhook import OLDER, SECRET, Answer, Names, Receiver
@@ -70,6 +71,7 @@ class Post:
             alive=instance.alive,
             clock=self.time.clock,
             secrets=options.pop("secrets", secrets),
+            box=Box(self.home.keys),
             supervisor=Supervisor(self.time.clock),
             **options,
         )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from interlock import Context, Effect, Interlock, tool
+from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.core.canonical import sealed_digest
+from interlock.core.context import Caller
 from interlock.store.backup import copied
 from interlock.store.home import Home
 from tests import sample
+from tests.approvals.test_webhook import Receiver
 from tests.gateway.test_interleavings import admit
 
 PLANTED = "the quick brown heron wades"
@@ -54,7 +58,23 @@ async def _(text: str) -> None:
     return None
 
 
+@tool(
+    version="1.0.0", mutation_class="write_irreversible", namespace="rest", effects=[Effect("letter:*", "CREATE")],
+)  # fmt: skip
+async def post(ctx: Context, text: sample.Text) -> str:
+    """Send a text away."""
+    ran.append(text)
+    ctx.effect("letter:1", "CREATE")
+    return text
+
+
+@post.preview
+async def _(text: str) -> Preview:
+    return Preview(impact=f"sends {text}")
+
+
 ran: list[str] = []
+BEN = Caller(id="local:ben", groups=frozenset({"approvers"}))
 
 
 def forms(text: str) -> list[bytes]:
@@ -67,6 +87,7 @@ def forms(text: str) -> list[bytes]:
 def assert_nowhere(home: Path, text: str) -> None:
     """Nothing in the home's database, its write-ahead log, or a backup of it tells a text."""
     backup = home.parent / "backup"
+    shutil.rmtree(backup, ignore_errors=True)
     with copied(Home(home), backup):
         pass
     paths = [path for root in (home, backup) for path in root.rglob("*") if path.is_file()]
@@ -126,6 +147,34 @@ async def test_a_write_whose_outcome_could_not_be_sealed_does_not_begin(home: Pa
         assert lost.error is not None
         assert lost.error.code == "E3604"
         assert ran == ["before", "now"]
+
+
+async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(home: Path, tmp_path: Path) -> None:
+    changed = PLANTED + " away"
+    approval = {"chain": [{"group": "approvers"}], "timeout_seconds": 600}
+    async with Receiver.open() as receiver:
+        secret = tmp_path / "secret"
+        secret.write_text("whsec_" + base64.b64encode(bytes(32)).decode())
+        channel = {"name": "hook", "webhook": receiver.url, "secret_file": str(secret), "allow_private": True}
+        options = {"housekeeping": False, "approval": approval, "channels": [channel | {"groups": ["approvers"]}]}
+        async with Interlock.open(home, **options) as lock:
+            await admit(lock, post)
+            pending = await lock.call("rest.post", {"text": PLANTED}, key="1")
+            ticket = pending.metadata["pending"]["ticketId"]
+            assert lock.journal.read("SELECT count(*) FROM notification", ()) == [(1,)]
+            assert_nowhere(home, PLANTED)
+            await lock.courier.deliver_due()
+            assert [orjson.loads(one.body)["data"]["params"] for one in receiver.got] == [{"text": PLANTED}]
+            shown = await lock.approvals.show(ticket)
+            assert (shown.params, shown.preview["impact"]) == ({"text": PLANTED}, f"sends {PLANTED}")
+            agreed = await lock.approvals.approve(ticket, by=BEN, edit={"text": changed})
+            assert agreed.differences() == {"text": (PLANTED, changed)}
+        async with Interlock.open(home, **options) as lock:
+            await admit(lock, post)
+            assert (await lock.approvals.resume(ticket)).unwrap() == changed
+            [again] = lock.approvals.list(every=True)
+            assert again.document()["edit"]["preview"]["impact"] == f"sends {changed}"
+            assert_nowhere(home, PLANTED)
 
 
 @pytest.mark.parametrize("content", [b"42", b"\x01 a file that begins like something sealed"])

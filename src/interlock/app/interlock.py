@@ -165,6 +165,7 @@ class Interlock:
             alive=self.instance.alive,
             clock=clock,
             secrets=self._secret_texts,
+            box=box,
             supervisor=self.supervisor,
         )
         self._caller_id = caller or f"local:{local_user()}"

@@ -28,6 +28,7 @@ from urllib.parse import quote
 
 import orjson
 
+from interlock.approvals import tickets
 from interlock.approvals.webhook import Outcome, Webhooks
 from interlock.core.channels import SECRET, Channel
 from interlock.core.clock import Clock
@@ -36,6 +37,7 @@ from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.store import addresses, records
 from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.sealing import Box
 
 # What is stored under a name, the newest first. More than one text or line while a secret is being changed.
 Secrets = Callable[[str], Awaitable[Sequence[str]]]
@@ -103,6 +105,7 @@ class Courier:
         alive: Callable[[str], bool],
         clock: Clock,
         secrets: Secrets,
+        box: Box,
         supervisor: Supervisor,
         webhooks: Webhooks | None = None,
         resolve: addresses.Resolve = addresses.resolve_by_system,
@@ -113,6 +116,7 @@ class Courier:
         self._alive = alive
         self._clock = clock
         self._secrets = secrets
+        self._box = box
         self._supervisor = supervisor
         self._webhooks = webhooks or Webhooks(clock, resolve=resolve)
         self._services = {
@@ -243,7 +247,7 @@ class Courier:
     async def _post(self, channel: Channel, due: _Due) -> Outcome:
         assert channel.webhook is not None
         event = "approval.requested" if due.step == 0 else "approval.escalated"
-        body = orjson.dumps({"type": event, "id": due.message_id, "data": orjson.loads(due.body)})
+        body = orjson.dumps({"type": event, "id": due.message_id, "data": self._message(due)})
         return await self._webhooks.send(
             channel.webhook.get_secret_value(),
             body,
@@ -257,9 +261,15 @@ class Courier:
         url = channel.url.get_secret_value()
         if SECRET in url:
             url = url.replace(SECRET, quote((await self._secrets_of(channel))[0], safe=""))
-        if await self._services[channel.name].tell(url, *_in_words(due)):
+        if await self._services[channel.name].tell(url, *_in_words(self._message(due), due.step)):
             return Outcome("sent")
         return Outcome("retry", "E3704 the service did not take the message")
+
+    def _message(self, due: _Due) -> Json:
+        """What is told. A row of an older version holds it; otherwise it is made of the ticket."""
+        if due.body:
+            return orjson.loads(due.body)
+        return tickets.message(tickets.load(self._journal.read, due.ticket).opened(self._box), due.step)
 
     async def _secrets_of(self, channel: Channel) -> list[str]:
         if channel.secret is not None:
@@ -309,10 +319,9 @@ def _finish(transaction: Transaction, due: _Due, state: str, error: str | None) 
     transaction.append("approval", due.ticket, records.plain("approval", due.ticket, transaction.now_ms, **facts))
 
 
-def _in_words(due: _Due) -> tuple[str, str]:
+def _in_words(body: Json, step: int) -> tuple[str, str]:
     """Title and text of a message for people."""
-    body: Json = orjson.loads(due.body)
-    still = "still " if due.step else ""
+    still = "still " if step else ""
     # Values come from agents; on one line each, none of them can pretend to be another.
     facts = {name: _on_one_line(value) for name, value in body.items() if value not in ("", {}, None)}
     text = "\n".join(f"{name.replace('_', ' ')}: {value}" for name, value in facts.items())

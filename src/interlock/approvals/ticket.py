@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import orjson
@@ -11,6 +11,7 @@ import orjson
 from interlock.core.clock import iso, new_id
 from interlock.core.manifest import Approval
 from interlock.core.schema import Json
+from interlock.store.sealing import Box
 
 TicketState = Literal["PENDING", "APPROVED", "USED", "DENIED", "AUTO_DENIED", "LAPSED", "VOID"]
 
@@ -30,9 +31,42 @@ class Step:
     after_ms: int
 
 
+class Sealed:
+    """What may be shown of a call, as the store has it: sealed. In rows of an older version it is clear text."""
+
+    __slots__ = ("changed", "params", "preview")
+
+    def __init__(self, params: bytes | str, preview: bytes | str, changed: bytes | str | None = None) -> None:
+        self.params = params
+        self.preview = preview
+        self.changed = changed
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What may be shown of a call: its input without what is private, and what it would do.
+
+    `changed` is the same of an edit: the input as its reviewer wants it, the names they changed, what it would do then.
+    """
+
+    params: Json
+    preview: Json
+    changed: Json | None = None
+
+    def sealed(self, box: Box, ticket: str) -> Sealed:
+        """The same as the store keeps it."""
+        changed = None if self.changed is None else seal(box, ticket, "changed", self.changed)
+        return Sealed(seal(box, ticket, "params", self.params), seal(box, ticket, "preview", self.preview), changed)
+
+
+def seal(box: Box, ticket: str, part: str, value: Json) -> bytes:
+    """One part of what is shown of a ticket, as the store keeps it."""
+    return box.seal(orjson.dumps(value), purpose="shown", about=f"{ticket} {part}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """One ticket as it is stored."""
+    """One ticket as it is stored. What is sealed of it must be opened before it is shown."""
 
     id: str
     call: str
@@ -47,8 +81,7 @@ class Ticket:
     policy: str
     reason: str
     chain: tuple[Step, ...]
-    params: Json
-    preview: Json
+    shown: Sealed | Shown
     head: Json
     sealed: bytes | None
     expires_ms: int
@@ -59,8 +92,40 @@ class Ticket:
     resolved_by: str | None = None
     comment: str | None = None
     edited: bytes | None = None
-    # What may be shown of an edit: the input as its reviewer wants it, and what that would do.
-    changed: Json | None = None
+
+    def opened(self, box: Box) -> Ticket:
+        """The ticket with what may be shown of it. E3601 or E3604 when it cannot be opened."""
+        if isinstance(self.shown, Shown):
+            return self
+        at_rest = self.shown
+
+        def part(name: str, found: bytes | str) -> Json:
+            about = f"{self.id} {name}"
+            return orjson.loads(found if isinstance(found, str) else box.open(found, purpose="shown", about=about))
+
+        changed = None if at_rest.changed is None else part("changed", at_rest.changed)
+        shown = Shown(part("params", at_rest.params), part("preview", at_rest.preview), changed)
+        return replace(self, shown=shown)
+
+    @property
+    def _open(self) -> Shown:
+        assert isinstance(self.shown, Shown), "a ticket is opened before it is shown"
+        return self.shown
+
+    @property
+    def params(self) -> Json:
+        """The input without what is private."""
+        return self._open.params
+
+    @property
+    def preview(self) -> Json:
+        """What the call would do."""
+        return self._open.preview
+
+    @property
+    def changed(self) -> Json | None:
+        """What may be shown of an edit."""
+        return self._open.changed
 
     @property
     def agreed_preview(self) -> Json:
@@ -164,7 +229,7 @@ def from_row(row: Sequence[Any]) -> Ticket:
     """A ticket as the store has it, in the order of `COLUMNS`."""
     values: Json = dict(zip(COLUMNS.split(", "), row, strict=True))
     chain = cast("list[tuple[str, int]]", orjson.loads(values.pop("chain")))
-    documents = {name: orjson.loads(values.pop(name)) for name in ("params", "preview", "head")}
-    changed: str | None = values.pop("changed")
-    documents["changed"] = None if changed is None else orjson.loads(changed)
-    return Ticket(**values, **documents, chain=tuple(Step(group, after_ms) for group, after_ms in chain))
+    head = orjson.loads(values.pop("head"))
+    shown = Sealed(values.pop("params"), values.pop("preview"), values.pop("changed"))
+    steps = tuple(Step(group, after_ms) for group, after_ms in chain)
+    return Ticket(**values, shown=shown, head=head, chain=steps)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import orjson
 
 from interlock.approvals.reviewers import FourEyes, behind, is_alone, is_person, signature, speaks_for
-from interlock.approvals.ticket import COLUMNS, Ticket, TicketState, from_row
+from interlock.approvals.ticket import COLUMNS, Sealed, Ticket, TicketState, from_row
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
@@ -161,16 +161,23 @@ def listing(read: Read, *, every: bool = False) -> list[Ticket]:
     return [from_row(row) for row in read(f"SELECT {COLUMNS} FROM ticket {which}", ())]  # noqa: S608 - constant
 
 
+def of_call(read: Read, call: str) -> list[Ticket]:
+    """The tickets of a call, oldest first."""
+    rows = read(f"SELECT {COLUMNS} FROM ticket WHERE call = ? ORDER BY rowid", (call,))  # noqa: S608 - constant
+    return [from_row(row) for row in rows]
+
+
 def approved(read: Read) -> list[Ticket]:
     """Tickets that were approved and not used yet."""
     return [from_row(row) for row in read(f"SELECT {COLUMNS} FROM ticket WHERE state = 'APPROVED'", ())]  # noqa: S608 - constant
 
 
 def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
+    assert isinstance(wish.shown, Sealed)
     values = (
         wish.id, wish.call, wish.scope, wish.tool, wish.version, wish.operation, wish.tenant, wish.caller,
         wish.requester, wish.digest, wish.policy, wish.reason, "PENDING", 0,
-        _json([[step.group, step.after_ms] for step in wish.chain]), _json(wish.params), _json(wish.preview),
+        _json([[step.group, step.after_ms] for step in wish.chain]), wish.shown.params, wish.shown.preview,
         _json(wish.head), wish.sealed, wish.created_ms, wish.expires_ms, None, None, None, None, None,
     )  # fmt: skip
     marks = ", ".join("?" * len(values))
@@ -184,19 +191,25 @@ def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
 
 
 def _tell(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
-    """Put word for the current step's approvers where the courier finds it: once per step and channel."""
-    group = ticket.chain[ticket.step].group
-    body = {
-        "ticket": ticket.id, "group": group, "step": ticket.step, "tool": ticket.ref, "caller": ticket.caller,
-        "requester": ticket.requester, "reason": ticket.reason, "params": ticket.params,
-        "impact": ticket.preview.get("impact", ""), "expires_at": iso(ticket.expires_ms),
-    }  # fmt: skip
-    for channel in channels(group):
+    """Leave word for the current step's approvers where the courier finds it: once per step and channel.
+
+    The message itself is made when it is sent, so nothing of the call lies there in clear text.
+    """
+    for channel in channels(ticket.chain[ticket.step].group):
         transaction.execute(
             "INSERT OR IGNORE INTO notification (id, ticket, step, channel, body, state, attempts, next_ms, owner,"
-            " error) VALUES (?, ?, ?, ?, ?, 'due', 0, ?, NULL, NULL)",
-            (f"{ticket.id}.{ticket.step}.{channel}", ticket.id, ticket.step, channel, _json(body), transaction.now_ms),
+            " error) VALUES (?, ?, ?, ?, '', 'due', 0, ?, NULL, NULL)",
+            (f"{ticket.id}.{ticket.step}.{channel}", ticket.id, ticket.step, channel, transaction.now_ms),
         )
+
+
+def message(ticket: Ticket, step: int) -> Json:
+    """What the approvers of a step are told of a ticket."""
+    return {
+        "ticket": ticket.id, "group": ticket.chain[step].group, "step": step, "tool": ticket.ref,
+        "caller": ticket.caller, "requester": ticket.requester, "reason": ticket.reason, "params": ticket.params,
+        "impact": ticket.preview.get("impact", ""), "expires_at": iso(ticket.expires_ms),
+    }  # fmt: skip
 
 
 # Deciding
@@ -204,13 +217,12 @@ def _tell(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An input as a reviewer wants it: whole, but sealed, and as it may be shown; and what it would do."""
+    """An input as a reviewer wants it, sealed: whole, and what may be shown of it; and the names they changed."""
 
     sealed: bytes
+    changed: bytes
     digest: str
-    shown: Json
     names: list[str]
-    preview: Json
 
 
 def consider(
@@ -266,9 +278,9 @@ def resolve(
         if {by.id, by.acting} & {ticket.requester, *behind(ticket.head, ticket.caller, four_eyes)}:
             facts["alone"] = True  # nobody else was there to decide, by their own statement
         if edit is not None:
-            facts |= {"user_modified": True, "edited": edit.shown, "editedDigest": edit.digest}
-        sealed = None if edit is None else edit.sealed
-        changed = None if edit is None else _json({"params": edit.shown, "names": edit.names, "preview": edit.preview})
+            # What they changed it to is kept with the ticket, sealed.
+            facts |= {"user_modified": True, "edited": {"sha256": edit.digest}, "editedArguments": edit.names}
+        sealed, changed = (None, None) if edit is None else (edit.sealed, edit.changed)
         transaction.execute(
             "UPDATE ticket SET resolved_ms = ?, resolved_by = ?, comment = ?, edited = ?, changed = ? WHERE id = ?",
             (transaction.now_ms, by.acting, comment, sealed, changed, ticket.id),

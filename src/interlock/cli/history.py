@@ -6,15 +6,17 @@ id; those about a message to approvers, and those of an approval that was given 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from interlock.approvals.tickets import of_call
 from interlock.core.errors import CODES, Failure
 
 if TYPE_CHECKING:
+    from interlock.approvals.ticket import Ticket
     from interlock.core.context import Caller
     from interlock.store.journal import Journal
 
@@ -133,12 +135,19 @@ _ACTS = {
 
 
 def _remarks(record: Json) -> str:
-    edited = f", with the input changed to {_value(record['edited'])}" if record.get("user_modified") else ""
+    edited = ""
+    if record.get("user_modified"):
+        names: list[str] | None = record.get("editedArguments")
+        # A record of an older version holds the values themselves.
+        what = f"to {_value(record['edited'])}" if names is None else f"({', '.join(names)})"
+        edited = f", with the input changed {what}"
     comment = f": {record['comment']}" if record.get("comment") else ""
     return edited + comment
 
 
-def find(journal: Journal, name: str, by: Caller | None = None) -> History:
+def find(
+    journal: Journal, name: str, by: Caller | None = None, opened: Callable[[Ticket], Ticket] | None = None
+) -> History:
     """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one.
 
     INVARIANT: whoever is of another tenant learns of that tenant's calls only.
@@ -159,19 +168,19 @@ def find(journal: Journal, name: str, by: Caller | None = None) -> History:
         if len(found) > 1:
             raise Failure("E3702", f"`{name}` is the beginning of {', '.join(row[0] for row in found)} and maybe more")
         if found:
-            return find(journal, found[0][0], by)
+            return find(journal, found[0][0], by, opened)
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
     entries = _entries(rows)
     named = {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
     for ticket in named:
         entries += [entry for entry in _entries(journal.read(_OF_CALL, (ticket,))) if _about(entry, name)]
-    previews = journal.read("SELECT id, preview, changed FROM ticket WHERE call = ?", (name,))
+    asked = [] if opened is None else [opened(ticket) for ticket in of_call(journal.read, name)]
     return History(
         name,
         tuple(sorted(entries, key=lambda entry: entry.seq)),
-        {ticket: orjson.loads(preview) for ticket, preview, _ in previews},
-        {ticket: orjson.loads(changed)["preview"] for ticket, _, changed in previews if changed is not None},
+        {ticket.id: ticket.preview for ticket in asked},
+        {ticket.id: ticket.agreed_preview for ticket in asked if ticket.changed is not None},
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from interlock.approvals import standing, tickets
-from interlock.approvals.ticket import Ticket, chain_of, ticket_id
+from interlock.approvals.ticket import Shown, Ticket, chain_of, seal, ticket_id
 from interlock.approvals.tickets import Channels
 from interlock.authority.facts import in_normal_form
 from interlock.core.canonical import decode, digest, encode
@@ -94,7 +94,8 @@ class Asking:
             return Found(ticket)
         call.move("approved")
         call.approval = ticket.id
-        call.agreed = {"approvedBy": ticket.resolved_by, "previewDigest": digest(ticket.agreed_preview)}
+        seen = digest(self.opened(ticket).agreed_preview)
+        call.agreed = {"approvedBy": ticket.resolved_by, "previewDigest": seen}
         if ticket.state == "USED":
             # It ran: what came of it is under its key. If the key is free by now, there is no agreement any more.
             self._claim(call, _refuse_used)
@@ -160,7 +161,8 @@ class Asking:
         # The promise is sealed too: a digest of something short gives it away to whoever can guess.
         content = {**_content(checked.requested, self._clock.monotonic()), "promised": promised(preview)}
         sealed = self.seal_up(encode(content), wish.id)
-        wish = replace(wish, preview=self._observer.for_reviewer(call, preview), sealed=sealed)
+        shown = Shown(wish.params, self._observer.for_reviewer(call, preview)).sealed(self._box, wish.id)
+        wish = replace(wish, shown=shown, sealed=sealed)
         opened = await self._journal.commit(ask(wish))
         assert opened is not None
         return opened
@@ -190,8 +192,7 @@ class Asking:
             policy=decision.policy,
             reason=decision.reason,
             chain=chain_of(approval),
-            params=self._observer.shown_input(call, checked.permission_input),
-            preview={},
+            shown=Shown(self._observer.shown_input(call, checked.permission_input), {}),
             head=head,
             sealed=None,
             # Nobody is asked for longer than the caller's authority lasts.
@@ -200,6 +201,14 @@ class Asking:
 
     def seal_up(self, content: bytes, ticket_id: str) -> bytes:
         return self._box.seal(content, purpose=_PURPOSE, about=ticket_id)
+
+    def opened(self, ticket: Ticket) -> Ticket:
+        """A ticket with what may be shown of it."""
+        return ticket.opened(self._box)
+
+    def seal_edit(self, ticket_id: str, shown: Json, names: list[str], preview: Json) -> bytes:
+        """What may be shown of an edit, as the store keeps it."""
+        return seal(self._box, ticket_id, "changed", {"params": shown, "names": names, "preview": preview})
 
     def unsealed(self, sealed: bytes, ticket_id: str) -> Json:
         return decode(self._box.open(sealed, purpose=_PURPOSE, about=ticket_id))

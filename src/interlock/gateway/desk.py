@@ -66,11 +66,11 @@ class Desk:
 
     def list(self, *, every: bool = False) -> list[Ticket]:
         """What waits for a person, oldest first; or every ticket, newest first."""
-        return tickets.listing(self._journal.read, every=every)
+        return [self._asking.opened(ticket) for ticket in tickets.listing(self._journal.read, every=every)]
 
     async def show(self, ticket_id: str, *, by: Caller | None = None) -> Ticket:
         """One ticket, by its id or the beginning of it. `by` only bounds what a refusal tells."""
-        return tickets.load(self._journal.read, ticket_id, by)
+        return self._asking.opened(tickets.load(self._journal.read, ticket_id, by))
 
     # Deciding
 
@@ -85,6 +85,7 @@ class Desk:
 
     async def deny(self, ticket_id: str, *, by: Caller, comment: str = "") -> Ticket:
         """Say no. Whoever may say yes may, however narrow their token is: nothing comes of it."""
+        await self.show(ticket_id, by=by)  # what cannot be shown is not decided on
         return await self._resolve(ticket_id, by, approve=False, comment=comment)
 
     def is_alone(self, by: Caller) -> bool:
@@ -110,7 +111,7 @@ class Desk:
         claims = uses_of(by.capability) if approve and by.capability is not None else ()
         four_eyes = self._settings.four_eyes
         unit = tickets.resolve(ticket_id, by, approve=approve, claims=claims, four_eyes=four_eyes, **said)
-        found = _allowed(await self._journal.commit(unit))
+        found = self._asking.opened(_allowed(await self._journal.commit(unit)))
         self._gateway.observer.announce(f"approval.{found.state.lower()}", found.call, found.ref, **found.pending())
         return found
 
@@ -151,7 +152,8 @@ class Desk:
         sealed = self._asking.seal_up(encode({"arguments": arguments, "promised": promised(preview)}), ticket.id)
         was: Json = content["arguments"]
         names = [name for name in sorted(was.keys() | arguments.keys()) if was.get(name) != arguments.get(name)]
-        return Edit(sealed, digest(arguments), self._gateway.shown_arguments(request), names, seen)
+        changed = self._asking.seal_edit(ticket.id, self._gateway.shown_arguments(request), names, seen)
+        return Edit(sealed, changed, digest(arguments), names)
 
     # In advance
 

@@ -45,7 +45,7 @@ _HEADER = len(_VERSION) + _ID
 # of an older version hold clear text: text or JSON, which never begin so, and payloads as long as their row says.
 _COLUMNS = (
     ("secret", "sealed"), ("ticket", "sealed"), ("ticket", "edited"), ("checkpoint", "body"), ("session", "state"),
-    ("reservation", "result"), ("payload", "body"),
+    ("ticket", "params"), ("ticket", "preview"), ("ticket", "changed"), ("reservation", "result"), ("payload", "body"),
 )  # fmt: skip
 _SEALED = {"payload": " AND (length(body) != size OR ref LIKE 'undo:%')"}
 _IN_USE = " UNION ".join(

@@ -63,7 +63,7 @@ reservation = sa.Table(
     sa.Index("reservation_expires", "expires_ms"),
 )
 
-# State that tools keep between calls of one session.
+# State that tools keep between calls of one session, encrypted; text in rows of an older version.
 session = sa.Table(
     "session",
     metadata,
@@ -171,7 +171,8 @@ grant_use = sa.Table(
     sa.Column("used", sa.Integer, nullable=False),
 )
 
-# One row per call that a person must decide on. `sealed` holds what is needed to go on with the call, encrypted.
+# One row per call that a person must decide on. `sealed` holds what is needed to go on with the call, encrypted, and so
+# do `params`, `preview` and `changed` what may be shown of it; rows of an older version have these in clear text.
 ticket = sa.Table(
     "ticket",
     metadata,
@@ -226,7 +227,8 @@ standing = sa.Table(
     sa.Index("standing_tool", "tool"),
 )
 
-# Who must be told of a ticket, by which channel, and whether they were.
+# Who must be told of a ticket, by which channel, and whether they were. The message is made of the ticket when it is
+# sent; `body` is that of a row of an older version.
 notification = sa.Table(
     "notification",
     metadata,

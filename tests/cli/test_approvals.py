@@ -279,7 +279,7 @@ def test_a_reviewer_may_change_the_input_and_the_changed_one_runs(desk: Cli, cas
     resumed = desk.ask("calls", "resume", ticket[-8:])
     assert (resumed["status"], resumed["invocation_id"]) == ("succeeded", asked["invocation_id"])
     assert outbox(desk) == "desk@example.org: statement of cash\n"
-    assert '"to":"desk@example.org"}: us first' in desk("calls", "show", asked["invocation_id"]).out
+    assert "with the input changed (to): us first" in desk("calls", "show", asked["invocation_id"]).out
     story = desk("audit", "explain", asked["invocation_id"]).out
     assert "The reviewer local:" in story
     assert "as they changed it they were shown that it would CREATE mailbox:desk@example.org" in " ".join(story.split())

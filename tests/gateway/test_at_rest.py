@@ -156,7 +156,11 @@ async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(hom
         secret = tmp_path / "secret"
         secret.write_text("whsec_" + base64.b64encode(bytes(32)).decode())
         channel = {"name": "hook", "webhook": receiver.url, "secret_file": str(secret), "allow_private": True}
-        options = {"housekeeping": False, "approval": approval, "channels": [channel | {"groups": ["approvers"]}]}
+        options: dict[str, Any] = {
+            "housekeeping": False,
+            "approval": approval,
+            "channels": [channel | {"groups": ["approvers"]}],
+        }
         async with Interlock.open(home, **options) as lock:
             await admit(lock, post)
             pending = await lock.call("rest.post", {"text": PLANTED}, key="1")
@@ -175,6 +179,27 @@ async def test_what_a_reviewer_is_shown_and_changes_is_nowhere_in_clear_text(hom
             [again] = lock.approvals.list(every=True)
             assert again.document()["edit"]["preview"]["impact"] == f"sends {changed}"
             assert_nowhere(home, PLANTED)
+
+
+async def test_a_new_key_takes_over_sessions_and_tickets_and_the_old_one_goes(home: Path) -> None:
+    ring = Home(home).keys / "secrets.key"
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, remember, post)
+        await lock.call("rest.remember", {"text": PLANTED}, session="s", key="1")
+        ticket = (await lock.call("rest.post", {"text": PLANTED}, key="2")).metadata["pending"]["ticketId"]
+        await lock.approvals.deny(ticket, by=BEN)
+
+        def expire(transaction: Any) -> None:  # what expires keeps its key until then
+            transaction.execute("DELETE FROM reservation")
+            transaction.execute("DELETE FROM payload")
+
+        await lock.journal.commit(expire)
+        before = ring.read_bytes()
+        await lock.secrets.rotate_key(by="local:ben")
+        assert len(ring.read_bytes()) == len(before)
+        assert ring.read_bytes() != before
+        assert (await lock.approvals.show(ticket)).params == {"text": PLANTED}
+        assert (await lock.call("rest.remember", {"text": "more"}, session="s", key="3")).value == [PLANTED]
 
 
 @pytest.mark.parametrize("content", [b"42", b"\x01 a file that begins like something sealed"])

@@ -29,7 +29,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
-from interlock.store.sealing import Box, key_id_of, keys_in_use
+from interlock.store.sealing import LASTING, Box, key_id_of, keys_in_use, seal_again
 from interlock.telemetry.logs import withhold
 
 _log = logging.getLogger("interlock.secrets")
@@ -333,6 +333,10 @@ class Secrets:
         """
         await asyncio.to_thread(self._box.rotate)
         left = await self.reseal_all(by=by)
+        for place in LASTING:
+            after: int | None = -1
+            while after is not None:
+                after = await self._journal.commit(seal_again(self._box, place, after))
         await self._journal.commit(lambda transaction: self._box.retire(keys_in_use(transaction)))
         return left
 

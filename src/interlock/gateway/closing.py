@@ -182,7 +182,7 @@ class Closer:
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = owner_of(caller)
         # A write is not left waiting between its effect and its record: what it leaves is sealed as it is stored.
-        ahead = await self.kept.sealed_ahead(bodies) if bodies and call.scope is None else {}
+        ahead = await self.kept.sealed_ahead(bodies if call.scope is None else {})
 
         def unit(transaction: Transaction) -> str:
             withheld = ""

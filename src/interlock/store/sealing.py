@@ -24,11 +24,12 @@ import os
 import sqlite3
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from interlock.core.errors import Failure
-from interlock.store.journal import Transaction
+from interlock.store.journal import Transaction, Unit
 from interlock.store.signing import own_secret
 
 if TYPE_CHECKING:
@@ -53,6 +54,24 @@ _IN_USE = " UNION ".join(
     f" WHERE substr({column}, 1, 1) = x'01'{_SEALED.get(table, '')}"
     for table, column in _COLUMNS
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A column whose rows stay for good, with the purpose its values are sealed for and what they are about, as SQL."""
+
+    table: str
+    column: str
+    purpose: str
+    about: str
+
+
+# What no expiry takes away: it is sealed again when the key changes, so that the old key can go.
+LASTING = (
+    Place("session", "state", "session", "lower(hex(id))"),
+    *(Place("ticket", part, "shown", f"id || ' {part}'") for part in ("params", "preview", "changed")),
+)
+_AT_ONCE = 500
 
 
 class Box:
@@ -164,6 +183,33 @@ def key_id_of(sealed: bytes) -> str:
 def keys_in_use(database: Transaction | sqlite3.Connection) -> set[str]:
     """The ids of all keys that something in the database is sealed under."""
     return {key_id for (key_id,) in database.execute(_IN_USE)}
+
+
+def seal_again(box: Box, place: Place, after: int = -1) -> Unit[int | None]:
+    """A unit that seals the next rows of a place under the current key. Returns the last row, None at the end.
+
+    What cannot be opened, and what an older version left in clear text, stays as it is.
+    """
+    found = (
+        f"SELECT rowid, {place.column}, {place.about} FROM {place.table}"  # noqa: S608 - constants
+        f" WHERE rowid > ? AND substr({place.column}, 1, 1) = x'01' ORDER BY rowid LIMIT {_AT_ONCE}"
+    )
+    change = f"UPDATE {place.table} SET {place.column} = ? WHERE rowid = ?"  # noqa: S608 - constants
+
+    def unit(transaction: Transaction) -> int | None:
+        current = box.current
+        last: int | None = None
+        for last, sealed, about in transaction.all(found, (after,)):
+            if key_id_of(sealed) == current:
+                continue
+            try:
+                plain = box.open(sealed, purpose=place.purpose, about=about)
+            except Failure:
+                continue
+            transaction.execute(change, (box.seal(plain, purpose=place.purpose, about=about), last))
+        return last
+
+    return unit
 
 
 def _parse(raw: bytes) -> Keys:

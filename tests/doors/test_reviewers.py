@@ -77,11 +77,15 @@ async def test_an_agent_never_agrees_to_its_own_call_as_the_person_it_acts_for(w
         await world.lock.approvals.approve(ticket.rpartition("/")[2], by=forged)
     assert (approvals(world, "approved"), sample.world.runs) == ([], 0)
 
-    agreed = await world.post(f"{ticket}/approve", by="boss")
+    # Nor does the person it acts for: somebody else decides, with a token of their own.
+    refused(await world.post(f"{ticket}/approve", by="boss"), 403, "E3206")
+    await world.identity("carol", "human", groups=APPROVERS)
+    carol = await world.token("carol")
+    agreed = await world.post(f"{ticket}/approve", by=carol)
     assert agreed.json()["status"] == "APPROVED"
     (record,) = approvals(world, "approved")
-    own = (await world.post("/v1/tokens/inspect", {"token": world.tokens["boss"]}, "boss")).json()["chain"][0]["jti"]
-    assert (record["by"], record["token"]) == (did("boss"), own)
+    own = (await world.post("/v1/tokens/inspect", {"token": carol}, carol)).json()["chain"][0]["jti"]
+    assert (record["by"], record["token"]) == (did("carol"), own)
 
 
 async def test_passing_a_token_on_lends_nobody_anothers_trust_groups_or_standing_approval(world: World) -> None:

@@ -59,6 +59,12 @@ class Settings(pydantic.BaseModel):
         ge=1000,
         description="how many values one request or call may hold: numbers, texts, members and items at any depth",
     )
+    max_result_bytes: int = pydantic.Field(
+        16 << 20,
+        ge=1000,
+        le=1 << 30,
+        description="how many bytes of JSON one result may have; a tool's own max_result_bytes can only lower it",
+    )
     payload_bytes: int = pydantic.Field(
         16 << 30, ge=1, description="how many bytes of large results and files are kept on this home"
     )

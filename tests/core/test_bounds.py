@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Failure
-from interlock.core.bounds import MARGIN, Shortener, check_values, exceeds, may_exceed
+from interlock.core import bounds
+from interlock.core.bounds import MARGIN, Shortener, check_values, exceeds, may_exceed, size_of
 from interlock.core.redact import Redactor, safe_log, safe_message, without_credentials
 
 values = st.recursive(
@@ -38,6 +39,25 @@ def test_no_body_that_exceeds_the_bound_is_thought_small(value: Any, most: int) 
         assert may_exceed(body, most)
         with pytest.raises(Failure):
             check_values(value, len(body), most)
+
+
+@given(values, st.integers(0, 200))
+def test_a_size_is_never_overestimated_and_stops_behind_its_limit(value: Any, most: int) -> None:
+    for walk in (size_of(value, most), bounds._measured(value, most, 1 << 20)):  # pyright: ignore[reportPrivateUsage]
+        exact = len(orjson.dumps(value))
+        assert min(walk, most) <= exact
+        if walk <= most:
+            assert walk * 4 + 4 >= exact
+
+
+def test_endless_and_shared_data_is_measured_in_bounded_time() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert size_of(endless, 1 << 40) < 10_000, "what is too deep is found when it is written"
+    shared: Any = "x" * 100
+    for _ in range(40):
+        shared = [shared] * 100
+    assert size_of(shared, 1 << 20) > 1 << 20
 
 
 @given(values)

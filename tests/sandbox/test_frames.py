@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock.core.bounded import MOST_VALUES, TooManyValues, more_values, parse, plain_text
+from interlock.core.bounds import MOST_VALUES, TooManyValues, more_values, parse, plain_text
 from interlock.core.checkpoints import Bounds
 from interlock.core.schema import Json
 from interlock.executors.sandbox import frames

@@ -218,6 +218,7 @@ def tool(
     behaviour_change: bool = False,
     redact_results: bool = True,
     max_inline_chars: int = 25_000,
+    max_result_bytes: int | None = None,
     persist_output: bool = True,
     window_s: int | None = None,
     priority: int = 5,
@@ -454,7 +455,8 @@ _CHOICES = ("mutation_class", "timeout_class")
 _PLAIN_FACTS = (
     "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "restart_safe", "external_io",
     "cancellable", "paged", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change",
-    "redact_results", "max_inline_chars", "persist_output", "priority", "estimated_cost", "external_service",
+    "redact_results", "max_inline_chars", "max_result_bytes", "persist_output", "priority", "estimated_cost",
+    "external_service",
 )  # fmt: skip
 
 

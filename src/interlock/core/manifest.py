@@ -446,6 +446,7 @@ class Manifest(Part):
     behaviour_change: bool = False
     redact_results: bool = True
     max_inline_chars: int = Field(25_000, ge=100, le=10_000_000)
+    max_result_bytes: int | None = Field(None, ge=100, le=1 << 30)
     persist_output: bool = True
     approval: Approval | None = None
     sandbox: Sandboxing | None = None

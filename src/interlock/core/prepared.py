@@ -32,6 +32,7 @@ class Prepared:
         "isolated",
         "key_required",
         "max_inline",
+        "max_result",
         "members",
         "notice",
         "paged",
@@ -85,6 +86,7 @@ class Prepared:
         self.has_checks = self.has_fragments or "check" in bound.handlers or "preflight" in bound.handlers
         self.has_verifier = "verify" in bound.handlers
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
+        self.max_result = manifest.max_result_bytes
         # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
         self.quick = (
             contract.timeout.timeout_class == "interactive"

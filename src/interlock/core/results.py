@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from interlock.core.artifacts import Artifact
+from interlock.core.bounds import Shortener
 from interlock.core.canonical import encode
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
@@ -139,8 +140,12 @@ class Result:
         """What a model reads: the value, a preview of it with a reference, or the reason there is none."""
         if self.error is not None:
             return f"{self.error.row.error_code}: {self.error.message}"
-        rendered = self.value if isinstance(self.value, str) else encode(self.value).decode()
-        if self.persistence.ref is None:
+        kept, value = self.persistence.ref is not None, self.value
+        if kept:
+            # Only its beginning is shown. A character or value more cannot be among so many characters of JSON.
+            value = Shortener(characters=PREVIEW_CHARS, values=PREVIEW_CHARS).shorten(value)
+        rendered = value if isinstance(value, str) else encode(value).decode()
+        if not kept:
             return rendered
         if self.persistence.decision == "link":
             return f"{rendered[:PREVIEW_CHARS]}… ({self.persistence.size} characters, {self.persistence.reason})"

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlock.core.bounded import MOST_VALUES, TooManyValues, parse, plain_text
+from interlock.core.bounds import MOST_VALUES, TooManyValues, parse, plain_text
 from interlock.core.checkpoints import Bounds
 from interlock.core.clock import Clock
 from interlock.core.connector import secret_of

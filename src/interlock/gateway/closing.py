@@ -17,6 +17,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.authority.budgets import Overrun
 from interlock.core.allowances import MILLION
 from interlock.core.artifacts import Artifact, recalled, refer
+from interlock.core.bounds import LARGE, result_too_large
 from interlock.core.canonical import decode, digest, encode
 from interlock.core.clock import Clock, iso
 from interlock.core.context import Change
@@ -157,7 +158,10 @@ class Closer:
         if any(change.source.startswith("reviewer:") for change in call.mutations):
             # Whoever asks again under the key is told too that this is not what they asked for.
             outcome["metadata"] = {"input_mutations": metadata["input_mutations"]}
-        extra: Json = {} if call.scope is None else {"resultHash": digest(verified.value)}
+        extra: Json = {}
+        if call.scope is not None:
+            large = len(verified.encoded) > LARGE
+            extra["resultHash"] = await asyncio.to_thread(digest, verified.value) if large else digest(verified.value)
         if verified.artifacts:
             outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.artifacts]
         cost = self._cost(call, metadata, extra)
@@ -490,7 +494,7 @@ class Closer:
         caller, bodies = call.request.caller, dict[str, bytes]()
         assert caller is not None
         try:
-            value = verify.map_output(requested.tool, done.result())
+            value = verify.map_output(requested.tool, done.result(), self.most_bytes(requested.tool))
             if call.lease is not None:
                 # Its credentials are void by now, so nobody can take them out of what it says.
                 value = None
@@ -529,15 +533,24 @@ class Closer:
 
     # Pieces
 
+    def most_bytes(self, tool: Prepared) -> int:
+        """How many bytes a tool's result may have as JSON. The tool can lower the limit of the settings."""
+        most = self._settings.max_result_bytes
+        return most if tool.max_result is None else min(tool.max_result, most)
+
     def redact(self, ran: Ran, value: Any) -> Verified:
         """The verified result with nothing in it that its reader may not see."""
         requested = ran.granted.checked.requested
         redactor = requested.tool.redactor or self._redactor_of(requested.tool)
         if redactor.trivial:
-            return Verified(ran, value, encode(value))
-        caller = requested.call.request.caller
-        shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
-        return Verified(ran, shown.value, encode(shown.value), shown.paths)
+            encoded, paths = encode(value), ()
+        else:
+            caller = requested.call.request.caller
+            shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
+            value, encoded, paths = shown.value, encode(shown.value), shown.paths
+        if ran.source != "replay" and len(encoded) > (most := self.most_bytes(requested.tool)):
+            raise result_too_large(requested.tool.ref, most, writes=requested.tool.writes)
+        return Verified(ran, value, encoded, paths)
 
     async def refer(self, call: Call) -> tuple[Artifact, ...]:
         """The files of a call, by reference. E3304 if one of them holds what the call was given in private."""
@@ -558,6 +571,7 @@ class Closer:
     def shown_part(self, granted: Granted, value: Any) -> Any:
         """A part of a result as its reader may see it."""
         requested = granted.checked.requested
+        verify.check_size(requested.tool, value, self.most_bytes(requested.tool))
         caller = requested.call.request.caller
         part = self._redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
         return self._observer.without(requested.call, self._redactor.value(part.value).value)

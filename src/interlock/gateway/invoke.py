@@ -22,7 +22,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
-from interlock.core.bounds import check_values
+from interlock.core.bounds import LARGE, check_values
 from interlock.core.canonical import canonical, decode, private_copy
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock, new_id, new_ids
@@ -153,6 +153,7 @@ class Gateway:
             # What has to be told of every call, or reckoned with it, has to be made at its pace.
             barred=self._tracer is not None or allowances.active or self.execution.watches,
             small=self._small,
+            large=min(LARGE, settings.max_result_bytes),
             catalog=catalog,
             quarantine=self.quarantine,
             authorizer=self._authorizer,
@@ -356,24 +357,25 @@ class Gateway:
         if ran.source == "preview" or call.request.operation == "compensate":
             value = self.observer.shown(call, ran.output) if ran.source == "preview" else None
             return Verified(ran, value, orjson.dumps(value))
+        small = verify.is_small(ran.output)
         try:
-            value = verify.map_output(tool, ran.output)
+            value, removed = self._mapped(ran) if small else await asyncio.to_thread(self._mapped, ran)
         except Failure as failure:
+            if failure.code != "E3303":
+                raise
             bare = self.observer.bare(call, failure)
             at = [fault["pointer"] for fault in (bare.details or {}).get("faults", ())]
             self.observer.alert((failure.details or {})["violation"], call, at=at)
             raise bare from failure
-        removed: tuple[str, ...] = ()
-        if self.observer.hides(call):
-            # INVARIANT: a credential that was lent or sent never leaves with the result.
-            bare = self.observer.without(call, value, keep=tool.members)
-            removed, value = tuple(scrubbed_at(value, bare)), bare
         if ran.attestations or tool.has_verifier:
             try:
                 await verify.confirm_effects(tool, ran, value, requested.deadline - self._clock.monotonic())
             except Failure as failure:
                 raise self.observer.clean(call, failure) from failure
-        verified = self._closer.redact(ran, value)
+        if small:
+            verified = self._closer.redact(ran, value)
+        else:
+            verified = await asyncio.to_thread(self._closer.redact, ran, value)
         if removed:
             verified = replace(verified, redacted=tuple(dict.fromkeys((*removed, *verified.redacted))))
         if tool.paged:
@@ -384,6 +386,17 @@ class Gateway:
             await self.hooks.after(requested, verified.value)
         return verified
 
+    def _mapped(self, ran: Ran) -> tuple[Any, tuple[str, ...]]:
+        """An output as its contract has it, and where something was taken out that the call was given in private."""
+        requested = ran.granted.checked.requested
+        call, tool = requested.call, requested.tool
+        value = verify.map_output(tool, ran.output, self._closer.most_bytes(tool))
+        if not self.observer.hides(call):
+            return value, ()
+        # INVARIANT: a credential that was lent or sent never leaves with the result.
+        bare = self.observer.without(call, value, keep=tool.members)
+        return bare, tuple(scrubbed_at(value, bare))
+
     async def _roll_back(self, ran: Ran, failure: Failure) -> Failure:
         """A write that does not verify is undone, by a call like any other, if its tool has said how.
 
@@ -391,6 +404,9 @@ class Gateway:
         """
         requested = ran.granted.checked.requested
         call, tool = requested.call, requested.tool
+        if failure.code == "E3416" and ran.compensation is not None and tool.contract.manifest.compensable:
+            # What it did stands, and only its result is withheld: whether to undo it is for its caller to say.
+            await self._closer.kept.keep_undo(ran)
         if failure.code not in _DISPROVED or not tool.writes or ran.source != "compute":
             return failure
         if call.request.operation != "invoke":

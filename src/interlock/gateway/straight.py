@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from interlock.core.bounds import size_of
 from interlock.core.canonical import canonical
 from interlock.core.clock import Clock, new_ids
 from interlock.core.phases import Read, Request
@@ -52,6 +53,7 @@ class Straight:
         *,
         barred: bool,
         small: int,
+        large: int,
         catalog: Catalog,
         quarantine: Quarantine,
         authorizer: Authorizer,
@@ -66,6 +68,7 @@ class Straight:
     ) -> None:
         self._barred = barred
         self._small = small
+        self._large = large
         self._catalog = catalog
         self._quarantine = quarantine
         self._authorizer = authorizer
@@ -135,7 +138,9 @@ class Straight:
         tool, written = read.tool, None
         redactor = tool.redactor
         try:
-            if redactor is None or self._hooks.registered or not tool.fits_output(value):
+            if redactor is None or self._hooks.registered or size_of(value, self._large) > self._large:
+                return None
+            if not tool.fits_output(value):
                 return None
             if not redactor.trivial:
                 shown = redactor.apply(value, disclose=read.caller.scopes)
@@ -143,6 +148,8 @@ class Straight:
                     return None
                 value = shown.value
             size = len(orjson.dumps(value))
+            if size > self._large or (tool.max_result is not None and size > tool.max_result):
+                return None
             if tool.max_inline is not None and size > tool.max_inline:
                 return None
             latency_ms = int((self._clock.monotonic() - read.started) * 1_000_000) / 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from interlock.core.bounds import LARGE, result_too_large, size_of
 from interlock.core.coerce import coerce
 from interlock.core.errors import Failure
 from interlock.core.explain import output_faults
@@ -13,16 +14,28 @@ from interlock.core.schema import Fault, Json
 from interlock.gateway.handlers import consult, faults_by
 
 
-def map_output(tool: Prepared, output: Any) -> Any:
+def is_small(output: Any) -> bool:
+    """Whether an output can be checked, redacted and encoded on the event loop without holding others up."""
+    return size_of(output, LARGE, steps=10_000) <= LARGE
+
+
+def map_output(tool: Prepared, output: Any, most: int) -> Any:
     """The output as JSON data, checked against the output schema. Done exactly once per call.
 
+    Refused (E3416) if it takes more than `most` bytes as JSON: that is estimated before anything else looks at it.
     What is no data at all (TOOL_OUTPUT_CORRUPTION) is told apart from data that breaks the contract.
     """
+    check_size(tool, output, most)
     try:
         # What ran isolated was written down inside already.
-        value = output if tool.dump is None or tool.isolated else tool.dump(output)
+        value = output
+        if tool.dump is not None and not tool.isolated:
+            value = tool.dump(output)
+            check_size(tool, value, most)
         if tool.fits_output(value):
             return value
+    except Failure:
+        raise
     except Exception as error:  # a value its own type cannot write down breaks the contract as surely as a wrong one
         faults = [Fault("", f"cannot be written as JSON: {type(error).__name__}")]
         raise _violation(tool, faults, "TOOL_OUTPUT_CORRUPTION") from error
@@ -32,6 +45,12 @@ def map_output(tool: Prepared, output: Any) -> Any:
         if schema.valid(coerced.value):
             return coerced.value
     raise _violation(tool, output_faults(schema, value))
+
+
+def check_size(tool: Prepared, value: Any, most: int) -> None:
+    """Refuse (E3416) what takes more than `most` bytes as JSON."""
+    if size_of(value, most) > most:
+        raise result_too_large(tool.ref, most, writes=tool.writes)
 
 
 def _violation(tool: Prepared, faults: list[Fault], what: str = "TOOL_OUTPUT_SCHEMA_VIOLATION") -> Failure:

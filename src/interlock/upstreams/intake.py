@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from interlock.core.bounded import more_values
+from interlock.core.bounds import more_values
 from interlock.core.errors import Failure
 
 T = TypeVar("T")

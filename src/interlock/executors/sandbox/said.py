@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from interlock.core.allowances import MAX_AMOUNT, MILLION
 from interlock.core.artifacts import File
-from interlock.core.bounded import TooManyValues, parse, plain_text
+from interlock.core.bounds import TooManyValues, parse, plain_text
 from interlock.core.cost import CALL_PARTS
 from interlock.core.schema import Json
 from interlock.executors.sandbox import frames

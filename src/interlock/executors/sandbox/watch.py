@@ -28,7 +28,7 @@ from functools import lru_cache
 from typing import Any
 
 from interlock.core.artifacts import File
-from interlock.core.bounded import plain_text
+from interlock.core.bounds import plain_text
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.executors.sandbox import filter as seccomp

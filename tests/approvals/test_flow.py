@@ -36,9 +36,12 @@ from interlock.authority.identities import Identity
 from interlock.core.canonical import digest
 from interlock.core.capability import ToolGrant
 from interlock.core.clock import iso
+from interlock.core.export import permission_profile, shown
 from interlock.core.manifest import Approval, ApprovalStep
 from interlock.core.objects.calls import ToolPermissionDecision
+from interlock.core.objects.declarations import ToolPermissionProfile
 from interlock.gateway import keys
+from interlock.service.calls import Calls
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests import sample
@@ -1043,7 +1046,7 @@ async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock
 # On record
 
 
-@pytest.mark.part_of("AUTH-10", rest="the permission decision and its profile are stored")
+@pytest.mark.proves("AUTH-10")
 async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock, clock: FakeClock) -> None:
     rule = '@id("not-dora")\nforbid (principal, action == Action::"demo.mail", resource)'
     lock.home.policy.write_text(ANYTHING + rule + ' when { context.arguments.to == "dora" };\n')
@@ -1077,6 +1080,35 @@ async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock
     assert [one["behavior"] for one in found[unknown.invocation_id]] == ["deny"]
     ids = [one["decision_id"] for documents in found.values() for one in documents]
     assert len(ids) == len(set(ids))
+    # The records hold how the check ended, and the status of a call tells it to whoever made the call.
+    calls = Calls(lock)
+    for call, documents in found.items():
+        closed = [one for one in records(lock, "closed") if one["call"] == call]
+        if "decision" in closed[-1]:
+            assert closed[-1]["decision"].keys() >= {"behavior", "mode", "source", "reason"}
+        told = calls.status(call, lock.caller)["permission_decisions"]
+        assert [one["decision_id"] for one in told] == [one["decision_id"] for one in documents]
+        assert all(set(one) == set(ToolPermissionDecision.model_fields) for one in told)
+        assert all(one["invocation_id"] == call for one in told)
+    looked = await lock.call("demo.mail", to="carl", dry_run=True)
+    (look,) = calls.status(looked.invocation_id, lock.caller)["permission_decisions"]
+    assert look["mode"] == "dry_run"
+
+
+@pytest.mark.proves("AUTH-10")
+async def test_the_facts_that_a_check_judges_are_stored_apart_with_the_version(lock: Interlock) -> None:
+    for contract in (one.contract for one in lock.catalog.everything()):
+        profile = permission_profile(contract).document()
+        ToolPermissionProfile.parse(profile)
+        assert shown(contract)["permission_profile"] == profile
+        declared = [one for one in records(lock, "registry") if one.get("tool") == contract.ref]
+        assert [one["permissionProfile"] for one in declared if one["event"] == "tool.declared"] == [profile]
+        assert not profile.keys() & {"behavior", "reason", "decided_at", "decision_id"}
+    mail = permission_profile(lock.catalog.resolve("demo.mail", None).contract).document()
+    assert (mail["risk"], mail["requires_approval"]) == ("write_irreversible", True)
+    assert mail["write_effects"]
+    add = permission_profile(lock.catalog.resolve("demo.add", None).contract).document()
+    assert (add["risk"], add["requires_approval"], add["write_effects"]) == ("read_only", False, [])
 
 
 @pytest.mark.proves("AUTH-10")

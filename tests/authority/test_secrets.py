@@ -119,10 +119,7 @@ async def test_the_four_errors_of_the_embedded_store(
 
 @pytest.mark.supports("EXEC-08")
 @pytest.mark.part_of("AUDIT-07", rest="Postgres")
-@pytest.mark.part_of(
-    "EXEC-07",
-    rest="parameters go by standard input unless the manifest asks for arguments, and then never a sensitive one",
-)
+@pytest.mark.proves("EXEC-07")
 async def test_no_file_of_the_home_holds_a_value_in_any_form(
     store: Secrets, home: Home, journal: Journal, time: FakeClock
 ) -> None:

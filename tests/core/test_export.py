@@ -11,20 +11,22 @@ from interlock import Interlock, demo_tools, tool
 from interlock.authority.policy import Question
 from interlock.core.contract import contract_of
 from interlock.core.declare import from_manifest, tools_in
-from interlock.core.export import declaration, interface
+from interlock.core.export import declaration, execution_profile, interface, permission_profile
 from interlock.core.manifest import NetworkPolicy, parse_manifest
 from interlock.core.objects import ToolDeclaration, ToolInterface
+from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.executors.egress import EgressPolicy
 from interlock.gateway.batch import Batch, BatchPolicy
 from tests import sample
+from tests.gateway import isolated_tools as cell
 from tests.gateway.test_interleavings import admit
 from tests.sample import Number
 
 SHIPPED = [*tools_in(vars(demo_tools)), *tools_in(vars(sample))]
 
 
-@pytest.mark.part_of("CONTRACT-09", rest="annotations do not decide about the sandbox")
+@pytest.mark.proves("CONTRACT-09")
 @pytest.mark.parametrize("one", SHIPPED, ids=repr)
 def test_every_tool_exports_a_declaration_that_the_standard_accepts(one: Any) -> None:
     document = declaration(contract_of(one.manifest)).document()
@@ -50,6 +52,20 @@ async def test_annotations_that_claim_safety_change_no_decision(tmp_path: Path) 
         honest, claimed = [lock.policy.judge(question) for question in questions]
     assert honest.behavior == claimed.behavior == "ask"
     assert not contract_of(boasting).manifest.concurrency_safe
+
+
+@pytest.mark.proves("CONTRACT-09")
+@pytest.mark.parametrize("one", [cell.double, cell.attempt, sample.add, sample.send], ids=repr)
+def test_annotations_change_nothing_about_the_sandbox(one: Any) -> None:
+    claims = {"sandbox": False, "tier": 0, "isolated": False, "trusted": True, "openWorldHint": False}
+    boasting = parse_manifest({**one.manifest.document(), "annotations": claims})
+    assert boasting.annotations == claims
+    assert (boasting.sandbox, boasting.tier) == (one.manifest.sandbox, one.manifest.tier)
+    plain, claimed = contract_of(one.manifest), contract_of(boasting)
+    assert execution_profile(claimed) == execution_profile(plain)
+    assert permission_profile(claimed) == permission_profile(plain)
+    ready, boasted = (Prepared(contract, one, contract.digest) for contract in (plain, claimed))
+    assert (boasted.isolated, boasted.tier) == (ready.isolated, ready.tier)
 
 
 @pytest.mark.part_of("CONTRACT-11", rest="the interface is served")

@@ -422,7 +422,7 @@ def test_tool_kinds_are_a_closed_list() -> None:
     assert pointers(MINIMAL | {"tool_kind": "plugin"}) == ["/tool_kind"]
 
 
-@pytest.mark.part_of("EFFECT-01", rest="an undeclared class")
+@pytest.mark.proves("EFFECT-01")
 @pytest.mark.parametrize(
     ("kind", "counts_as"),
     [

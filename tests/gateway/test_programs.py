@@ -76,6 +76,10 @@ TOOLS = [
     manifest("segv", ["sh", "-c", "kill -SEGV $$"]),
     manifest("hang", ["sh", "-c", f"(setsid sleep {MARK} &); setsid sleep {MARK} & sleep {MARK}"]),
     manifest("flood", ["yes"]),
+    manifest("unasked", ["cat"], {"type": "object"}, parameters={"text": TEXT, "more": MANY},
+             execution={"parse": "json"}),
+    manifest("asked", ["sh", "-c", 'printf "%s\\n%s\\n" "$1" "$(cat)"', "sh", "{text}"],
+             {"type": "array", "items": {"type": "string"}}, parameters={"text": TEXT}, execution={"parse": "lines"}),
     manifest("stdin", ["cat"], {"type": "object"}, parameters={"text": TEXT, "more": MANY},
              execution={"stdin": "json", "parse": "json"}),
     manifest("words", ["wc", "-w"], {"type": "integer"}, parameters={"text": TEXT},
@@ -167,6 +171,47 @@ async def test_output_that_is_not_what_was_promised_is_no_result(lock: Interlock
     assert "output protocol" in torn.error.message
     assert code(await lock.call("prog.binary")) == "E3404"
     assert code(await lock.call("prog.misfit")) == "E3303"
+
+
+@pytest.mark.proves("EXEC-07")
+async def test_parameters_come_by_stdin_unless_the_manifest_asks_for_arguments(lock: Interlock) -> None:
+    arguments = {"text": "by itself", "more": []}
+    assert (await lock.call("prog.unasked", arguments)).unwrap() == arguments
+    assert (await lock.call("prog.asked", text="a word")).unwrap() == ["a word", ""]
+
+
+_MARKED: Json = {"type": "string", "x-sensitivity": "secret"}
+
+
+@pytest.mark.proves("EXEC-07")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("password", {"type": "string"}),
+        ("Api_Key", {"type": "string"}),
+        ("text", _MARKED),
+        ("text", {"type": "array", "items": _MARKED}),
+        ("text", {"type": "object", "properties": {"inner": _MARKED}}),
+        ("text", {"type": "object", "properties": {"token": {"type": "string"}}}),
+        ("text", {"$ref": "#/$defs/hidden"}),
+        ("text", {"type": "array", "items": {"$ref": "#/$defs/hidden"}}),
+    ],
+)
+def test_a_sensitive_parameter_is_refused_on_a_command_line_and_not_by_stdin(
+    tmp_path: Path, name: str, part: Json
+) -> None:
+    parameters = {
+        "type": "object", "properties": {name: part}, "required": [name], "additionalProperties": False,
+        "$defs": {"hidden": _MARKED},
+    }  # fmt: skip
+    document = manifest("secretive", ["cat", "--", f"{{{name}}}"]) | {"parameters": parameters}
+    with pytest.raises(Failure) as refused:
+        load(written(tmp_path / "tool.json", document))
+    assert "/execution/argv/2" in str(refused.value.details)
+    assert "standard input" in str(refused.value.details)
+    document["execution"] |= {"argv": ["cat"]}
+    _, (loaded,) = load(written(tmp_path / "tool.json", document))
+    assert loaded.manifest.address == "prog.secretive"
 
 
 @pytest.mark.proves("EXEC-12")

@@ -1,13 +1,15 @@
 """Permission decisions, read from the ledger: what was decided about a call, by whom, and why.
 
-A call's records say all there is to say about its permission, so nothing is stored twice: a `pending` record is a check
-that ended with a question to a person, a `closed` record the last check of its call. What a reviewer changed or said is
-in the ticket's `approval` records.
+Each permission check is stored once, in a record that its call has anyway: a `pending` record holds a check that ended
+with a question to a person, a `closed` record the last check of its call. The record's `decision` has behavior, mode,
+source, reason and end; rules, policy, call and time are fields of the record; what a reviewer changed or said is in the
+ticket's `approval` records. A field of the document that a record does not have is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
 from interlock.core.canonical import digest
 from interlock.core.errors import CODES, ErrorClass
@@ -17,6 +19,13 @@ _BEHAVIOR = {"ALLOW": "allow", "DENY": "deny", "REQUIRES_APPROVAL": "ask"}
 _DENIALS = frozenset(
     {ErrorClass.PERMISSION_DENIED, ErrorClass.POLICY_BLOCKED, ErrorClass.HOOK_BLOCKED, ErrorClass.APPROVAL_REJECTED}
 )
+
+
+def decisions_of(records: Sequence[Json]) -> list[Json]:
+    """The tool_permission_decisions of one call, oldest first, from all its records."""
+    approvals = [record for record in records if record.get("kind") == "approval"]
+    checked = (record for record in records if record.get("kind") in ("pending", "closed"))
+    return [found for record in checked if (found := decision_of(record, approvals)) is not None]
 
 
 def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
@@ -39,7 +48,7 @@ def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
         "decision_id": f"dec_{digest(record)[:32]}",
         "invocation_id": record["call"],
         "behavior": behavior,
-        "mode": "dry_run" if record.get("operation") == "preview" else "enforce",
+        "mode": decision.get("mode", "dry_run" if record.get("operation") == "preview" else "enforce"),
         "source": source,
         "reason": reason,
         "rule_refs": list(record.get("rules") or ()),
@@ -51,9 +60,18 @@ def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
         "blocked_path": None,
         "content_blocks": [],
         "accept_feedback": agreed.get("comment") or None,
-        "decided_at": record["timestamp"],
+        "decided_at": _decided_at(record),
         "expires_at": decision.get("expires_at"),
     }
+
+
+def _decided_at(record: Json) -> str:
+    """The time that a check was made for: when its call began, which a closing record has in its latency."""
+    latency_ms = record.get("latencyMs")
+    if not isinstance(latency_ms, int | float):
+        return record["timestamp"]
+    began = datetime.fromisoformat(record["timestamp"]) - timedelta(milliseconds=latency_ms)
+    return began.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _judged(record: Json) -> tuple[str | None, str, str]:

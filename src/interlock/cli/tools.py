@@ -269,7 +269,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     interlock tools show demo.post
     interlock tools show demo.post@^1
     """
-    from interlock.core.export import declaration, execution_profile
+    from interlock.core.export import declaration, execution_profile, permission_profile
 
     name, at, spec = tool.partition("@")
     version = _version(lock, name, spec if at else None)
@@ -286,6 +286,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "manifest": contract.document(),
         "declaration": declaration(contract, row.state).document(),
         "execution_profile": execution_profile(contract).document(),
+        "permission_profile": permission_profile(contract).document(),
     }
     out.answer(document, lambda page: _show_version(page, version))
     return 0

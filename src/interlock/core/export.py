@@ -20,6 +20,7 @@ from interlock.core.objects import (
     ToolInputContract,
     ToolInterface,
     ToolOutputContract,
+    ToolPermissionProfile,
 )
 from interlock.core.schema import Json
 
@@ -40,6 +41,7 @@ def shown(contract: Contract) -> Json:
         for part in {"effects", "preconditions"} & told.keys():
             told[part] = [{name: named.sub("{}", said) for name, said in one.items()} for one in told[part]]
     told["execution_profile"] = execution_profile(contract).document()
+    told["permission_profile"] = permission_profile(contract).document()
     return told
 
 
@@ -70,6 +72,26 @@ def execution_profile(contract: Contract) -> ToolExecutionProfile:
             "supports_progress": manifest.reports_progress,
             "supports_cancellation": manifest.cancellable,
             "supports_resume": False,
+        }
+    )
+
+
+def permission_profile(contract: Contract) -> ToolPermissionProfile:
+    """The tool_permission_profile of a version: the facts that a permission check judges, and no decision."""
+    manifest, mutation = contract.manifest, contract.mutation
+    network, permissions = manifest.network_policy, manifest.required_permissions or ()
+    ways = () if network.deny_all_egress else network.allowed_domains
+    return ToolPermissionProfile.model_validate(
+        {
+            "profile_id": f"permissions:{contract.ref}",
+            "risk": mutation.mutation_class,
+            "data_access": sorted(one for one in permissions if not one.startswith("credentials:")),
+            "write_effects": [f"{one.operation} {one.resource}" for one in mutation.effects],
+            "network_scope": [f"{domain}:{port}" for domain in ways for port in network.allowed_ports],
+            "credentials": sorted(one for one in permissions if one.startswith("credentials:")),
+            **({} if manifest.sandbox is None else {"sandbox_profile": f"tier-{manifest.tier}"}),
+            "requires_approval": mutation.mutation_class == "write_irreversible" or manifest.approval is not None,
+            "redaction": "schema, names and patterns" if manifest.redact_results else "schema and names",
         }
     )
 

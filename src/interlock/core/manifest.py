@@ -18,7 +18,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from interlock.core.canonical import canonical
 from interlock.core.errors import Failure
-from interlock.core.schema import Fault, Json, Schema, compile_validator, pointer
+from interlock.core.patterns import is_secret_name
+from interlock.core.schema import (
+    Fault,
+    Json,
+    Schema,
+    compile_validator,
+    pointer,
+    properties_of,
+    resolve_ref,
+    walk,
+)
 from interlock.core.versions import parse_version
 
 MutationClass = Literal["read_only", "write_reversible", "write_irreversible"]
@@ -288,7 +298,8 @@ class Execution(Part):
     implementation: str | None = None
     handlers: dict[HandlerName, str] = Field(default_factory=dict[HandlerName, str])
     argv: tuple[Word, ...] = Field(default=(), strict=False, max_length=1000)
-    stdin: str = Field(default="none", min_length=1)  # or `json` for the whole input, or the argument to send as text
+    # `json`: the whole input; `none`; or the argument to send as text. `auto`: `json` unless `argv` names a parameter.
+    stdin: str = Field(default="auto", min_length=1)
     parse: Literal["json", "text", "lines"] = "text"
     env: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Word] = Field(
         default_factory=dict[str, str]
@@ -329,10 +340,16 @@ class Execution(Part):
             for name, many in (one.groups() for one in found):
                 if name not in known:
                     yield Fault(at, f"`{{{name}}}` is not a parameter")
+                elif is_secret_name(name) or _holds_private(parameters, known[name], set()):
+                    yield Fault(
+                        at,
+                        f"`{name}` is sensitive, and other users of the machine can read a command line;"
+                        " send it by standard input (stdin)",
+                    )
                 elif not many and name not in filled:
                     yield Fault(at, f"`{name}` may be absent; require it, give it a default, or write {{{name}...}}")
-        if self.stdin not in ("none", "json") and self.stdin not in known:
-            yield Fault("/execution/stdin", f"`{self.stdin}` is neither none nor json nor a parameter")
+        if self.stdin not in ("auto", "none", "json") and self.stdin not in known:
+            yield Fault("/execution/stdin", f"`{self.stdin}` is neither auto nor none nor json nor a parameter")
 
     def words(self, arguments: Json) -> tuple[str, ...]:
         """The command for an input. Refuses what the program could take for anything but data.
@@ -357,9 +374,23 @@ class Execution(Part):
 
     def fed(self, arguments: Json) -> bytes:
         """What the program reads from its standard input."""
-        if self.stdin == "none":
+        if self.stdin == "none" or (self.stdin == "auto" and any(map(_PLACEHOLDER.search, self.argv))):
             return b""
-        return canonical(arguments) if self.stdin == "json" else _text(arguments.get(self.stdin, "")).encode()
+        return canonical(arguments) if self.stdin in ("auto", "json") else _text(arguments.get(self.stdin, "")).encode()
+
+
+def _holds_private(root: Json, part: Json, seen: set[int]) -> bool:
+    """Whether a part of a schema, or anything in it, is marked x-sensitivity or has the name of a secret."""
+    node = resolve_ref(root, part)
+    if id(node) in seen:
+        return False
+    seen.add(id(node))
+    return any(
+        "x-sensitivity" in one
+        or any(map(is_secret_name, properties_of(one)))
+        or ("$ref" in one and _holds_private(root, one, seen))
+        for one in walk(node)
+    )
 
 
 def _each(found: re.Match[str], arguments: Json) -> list[Json]:

@@ -37,6 +37,20 @@ SENSITIVE_NAMES: Final = (
     "social_security",
 )
 
+
+def plain_name(name: str) -> str:
+    """A name as names are compared: without its case and without what joins its words."""
+    return name.replace("_", "").replace("-", "").lower()
+
+
+_PLAIN_SECRETS: Final = frozenset(map(plain_name, SENSITIVE_NAMES))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field of this name holds a secret, by the names that are known without any settings."""
+    return plain_name(name) in _PLAIN_SECRETS
+
+
 # An address is found by its `@` and read to both sides, so that a long word is scanned once and not once per letter.
 _DOMAIN: Final = re.compile(r"@[\w.-]+\.[^\W\d_]{2,}")
 _LOCAL_BACKWARDS: Final = re.compile(r"[\w.%+-]+")

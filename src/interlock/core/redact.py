@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
 
 from interlock.core.canonical import compiled
 from interlock.core.errors import Failure
-from interlock.core.patterns import REDACTED, SENSITIVE_NAMES, Patterns
+from interlock.core.patterns import REDACTED, SENSITIVE_NAMES, Patterns, plain_name
 from interlock.core.redact_schema import NO_SCHEMA, PLAIN, Graph, Walk, compile_graph
 
 __all__ = [
@@ -91,7 +91,7 @@ class Redactor:
         names = (*SENSITIVE_NAMES, *self.rules.extra_names)
         self._patterns: Final = Patterns(strict=self.rules.strict, extra=self.rules.extra_patterns, names=names)
         self._mask: Final = self._patterns.mask
-        self._names: Final = frozenset(map(_plain_name, names))
+        self._names: Final = frozenset(map(plain_name, names))
         self._harmless: Final[set[str]] = set()  # keys seen before: neither a sensitive name nor a match
 
     @_withholding
@@ -160,7 +160,7 @@ class Redactor:
         return True
 
     def _is_secret(self, name: str) -> bool:
-        return _plain_name(name) in self._names
+        return plain_name(name) in self._names
 
     def _change(self, text: str) -> str | None:
         masked = self._mask(text)
@@ -278,10 +278,6 @@ def property_names(schema: Any) -> Iterable[str]:
     elif isinstance(schema, list):
         for child in cast("list[Any]", schema):
             yield from property_names(child)
-
-
-def _plain_name(name: str) -> str:
-    return name.replace("_", "").replace("-", "").lower()
 
 
 def _keep(_: str) -> None:

@@ -175,7 +175,7 @@ class Asking:
         capability = caller.capability
         head = records.head("pending", call, now_ms)
         head |= {"states": call.states[:-1], "phases": call.phases, "policy": decision.policy, "rules": decision.rules}
-        head["decision"] = {"source": decision.source, "reason": decision.reason}
+        head["decision"] = records.decided(decision, looking=False)
         if capability is not None and len(capability.links) > 1:
             head["onBehalfOf"] = [link.subject for link in capability.links[:-1]]
         return Ticket(

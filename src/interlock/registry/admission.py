@@ -15,6 +15,7 @@ from interlock.core.contract import Contract, class_faults, contract_of, infer_c
 from interlock.core.effects import manifest_faults
 from interlock.core.errors import Failure
 from interlock.core.explain import authoring_faults
+from interlock.core.export import permission_profile
 from interlock.core.manifest import Manifest
 from interlock.core.places import Places
 from interlock.core.schema import compile_validator, properties_of, resolve_ref
@@ -183,6 +184,7 @@ def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by
     """A unit that makes an admitted version available. False when exactly this content is there already."""
     contract: Contract = contract_of(manifest)
     document = orjson.dumps(manifest.document()).decode()
+    profile = permission_profile(contract).document()
 
     def unit(transaction: Transaction) -> bool:
         # Looked at again inside the write: another process may have published since the examination.
@@ -215,8 +217,9 @@ def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by
         record_evidence(transaction, evidence)
         bump_epoch(transaction)
         body = records.plain(
-            "registry", contract.ref, transaction.now_ms, event="tool.declared", tool=contract.ref, digest=digest, by=by
-        )
+            "registry", contract.ref, transaction.now_ms, event="tool.declared", tool=contract.ref, digest=digest,
+            by=by, permissionProfile=profile,
+        )  # fmt: skip
         transaction.append("registry", contract.ref, body)
         return True
 

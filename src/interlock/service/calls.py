@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from interlock.audit.decisions import decisions_of
 from interlock.audit.invocations import invocation_of
 from interlock.core.clock import Deadline, new_id
 from interlock.core.connector import Interaction
@@ -196,6 +197,7 @@ class Calls:
             result = kept.document()
             return {
                 "invocation_id": call_id, "status": kept.state, "result": result, "invocation": invocation_of(told),
+                "permission_decisions": decisions_of(told),
             }  # fmt: skip
         facts = facts_in(told)
         mine = self._lock.ownership.has(caller, facts)
@@ -222,6 +224,7 @@ class Calls:
             "outcome": facts.get("outcome"),
             "artifacts": facts.get("artifacts", []),
             "invocation": invocation_of(told),
+            "permission_decisions": decisions_of(told),
         }
 
     def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:

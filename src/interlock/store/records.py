@@ -116,9 +116,7 @@ def closed(
     if decision is not None:
         record["policy"] = decision.policy
         record["rules"] = decision.rules
-        record["decision"] = {"source": decision.source, "reason": decision.reason}
-        if decision.expires_ms is not None:
-            record["decision"]["expires_at"] = iso(decision.expires_ms)
+        record["decision"] = decided(decision, looking=call.request.dry_run)
     if failure is not None:
         record["errorCode"] = failure.row.error_code.value
         record["error_code"] = failure.code
@@ -132,6 +130,19 @@ def closed(
     if extra:
         record.update(extra)
     return encode(record)
+
+
+def decided(decision: Decision, *, looking: bool) -> Json:
+    """A permission decision as a record holds it. The record has its rules, policy, call and time."""
+    told: Json = {
+        "behavior": decision.behavior,
+        "mode": "dry_run" if looking else "enforce",
+        "source": decision.source,
+        "reason": decision.reason,
+    }
+    if decision.expires_ms is not None:
+        told["expires_at"] = iso(decision.expires_ms)
+    return told
 
 
 def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None) -> bytes:

@@ -20,6 +20,7 @@ from interlock.core.objects.declarations import (
     ToolInputContract,
     ToolInterface,
     ToolOutputContract,
+    ToolPermissionProfile,
 )
 from interlock.core.objects.document import (
     LIFECYCLE_OF_REGISTRY_STATE,
@@ -62,6 +63,7 @@ __all__ = [
     "ToolInterface",
     "ToolInvocation",
     "ToolOutputContract",
+    "ToolPermissionProfile",
     "ToolProgress",
     "ToolResult",
     "ToolResultPersistence",

@@ -86,6 +86,7 @@ async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> 
 
 
 @pytest.mark.proves("OBS-02")
+@pytest.mark.proves("AUTH-09")
 @pytest.mark.part_of("EXEC-09", rest="the egress policy holds for adapters; credentials are the caller's own")
 async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path, reflection=True) as server:
@@ -104,6 +105,7 @@ async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_pa
     assert read.metadata["authorization"] == "Bearer s3cret"
     assert read.metadata["x-team"] == "a"
     assert "idempotency-key" not in read.metadata
+    assert read.metadata["x-interlock-caller"] == "ada"
     assert 0 < read.left_s <= 20
     assert 0 < int(read.metadata["x-interlock-deadline-ms"]) <= 20_000
     assert wrote.message.name == "x"

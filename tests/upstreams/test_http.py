@@ -84,6 +84,26 @@ async def test_a_request_carries_arguments_trace_deadline_key_and_credential() -
     assert wrote.headers["idempotency-key"]
 
 
+IDENTITY = ("x-interlock-caller", "x-interlock-agent")
+
+
+@pytest.mark.proves("AUTH-09")
+async def test_a_request_says_for_whom_it_is_made_and_no_argument_says_otherwise() -> None:
+    forged = {**READ, "headers": {"X-Interlock-Caller": "{id}", "X-Other": "{id}"}}
+    caller = Caller(id="did:web:example.org#é\n", agent="did:key:z6Mk")
+    async with HttpServer.open() as server:
+        async with upstream(server.url + "/v1") as one:
+            await one.call(remote_call(forged, {"id": "root"}, caller=caller))
+            await one.call(remote_call(READ, {"id": "7"}, caller=Caller(id="bob")))
+        async with upstream(server.url + "/v1", send_caller=False) as one:
+            await one.call(remote_call(forged, {"id": "root"}, caller=caller))
+    first, second, silent = server.got
+    assert [first.headers.get(name) for name in IDENTITY] == ["did:web:example.org#%C3%A9%0A", "did:key:z6Mk"]
+    assert first.headers["x-other"] == "root"
+    assert [second.headers.get(name) for name in IDENTITY] == ["bob", None]
+    assert [silent.headers.get(name) for name in IDENTITY] == [None, None]
+
+
 async def test_the_key_an_upstream_sees_belongs_to_one_caller_and_tool() -> None:
     async with HttpServer.open() as server, upstream(server.url) as one:
         calls: list[dict[str, Any]] = [

@@ -223,6 +223,7 @@ async def test_a_call_keeps_content_structure_and_meta_and_carries_the_trace(era
     assert value["content"] == [{"type": "text", "text": "hi"}]
     seen = value["_meta"]["seen"]
     assert (seen["traceparent"], seen["tracestate"]) == (TRACEPARENT, "vendor=value")
+    assert seen["x-interlock-caller"] == "ada"
     assert "progressToken" not in seen
     assert ("io.modelcontextprotocol/protocolVersion" in seen) == bool(era)
 
@@ -686,6 +687,7 @@ async def test_the_sdks_own_server_is_found_and_called_over_http_in_both_eras(er
         assert [value["structuredContent"]["text"] for value in values] == [f"é{number}" for number in range(20)]
         seen = values[0]["structuredContent"]["headers"]
         assert (seen["traceparent"], seen["tracestate"]) == (TRACEPARENT, "vendor=value")
+        assert seen["x-interlock-caller"] == "ada"
         if era == "auto":
             assert seen["mcp-method"] == "tools/call"
             assert seen["mcp-param-said"].startswith("=?base64?")

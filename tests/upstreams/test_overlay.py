@@ -12,7 +12,8 @@ from interlock.authority.facts import SETS, facts
 from interlock.core.connector import Definition
 from interlock.core.contract import contract_of
 from interlock.core.errors import Failure
-from interlock.core.manifest import Manifest
+from interlock.core.export import permission_profile
+from interlock.core.manifest import Manifest, parse_manifest
 from interlock.core.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.manifests import Imported, definition_digest, import_all, to_manifest
@@ -50,6 +51,20 @@ HINTS = st.dictionaries(
     st.sampled_from(["readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint", "method", "title"]),
     st.booleans() | st.sampled_from(["GET", "HEAD", "POST", "true"]) | st.none(),
 )
+
+
+@pytest.mark.proves("EFFECT-01")
+def test_a_class_that_nobody_declares_is_governed_as_irreversible_and_never_as_less() -> None:
+    """An upstream's tool that says nothing of its effects asks a person; a manifest of our own is refused."""
+    manifest = manifest_of(imported(defined()))
+    assert manifest.mutation_class == "write_irreversible"
+    profile = permission_profile(contract_of(manifest))
+    assert (profile.risk, profile.requires_approval) == ("write_irreversible", True)
+    undeclared = {name: value for name, value in manifest.document().items() if name != "mutation_class"}
+    with pytest.raises(Failure) as refused:
+        contract_of(parse_manifest(undeclared))
+    assert refused.value.code == "E3105"
+    assert "mutation_class" in refused.value.message
 
 
 @pytest.mark.proves("EFFECT-01")

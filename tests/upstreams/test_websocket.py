@@ -53,6 +53,7 @@ async def failure_of(one: WebSocketUpstream, native: Json = ECHO, **facts: Any) 
 
 
 @pytest.mark.proves("OBS-02")
+@pytest.mark.proves("AUTH-09")
 @pytest.mark.proves("EXEC-09")
 async def test_a_message_carries_arguments_trace_deadline_and_key() -> None:
     async with SocketServer.open() as server, upstream(server.url, auth={"kind": "bearer", "secret": "T"}) as one:
@@ -65,6 +66,7 @@ async def test_a_message_carries_arguments_trace_deadline_and_key() -> None:
     assert (meta["traceparent"], meta["tracestate"]) == (TRACEPARENT, "vendor=value")
     assert 0 < meta["deadlineMs"] <= 20_000
     assert meta["idempotencyKey"]
+    assert meta["x-interlock-caller"] == "ada"
     assert [shaken["authorization"] for shaken in server.handshakes] == ["Bearer s3cret"]
 
 

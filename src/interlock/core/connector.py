@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
+from urllib.parse import quote
 
 from interlock.core.context import Caller
 from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
@@ -35,6 +36,7 @@ class Interaction:
 
 
 ALONE = Interaction()
+_IN_A_HEADER = ":/@+,;=#?"  # beside letters, digits and `_.-~`; the rest of an identity is percent-encoded
 
 
 @record
@@ -71,6 +73,14 @@ class RemoteCall:
         if self.tracestate:
             return {"traceparent": self.traceparent, "tracestate": self.tracestate}
         return {"traceparent": self.traceparent}
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Who the call is made for, as headers or metadata: the caller, and the agent that acts for them."""
+        told = {"x-interlock-caller": quote(self.caller.id, safe=_IN_A_HEADER, errors="replace")}
+        if self.caller.agent is not None:
+            told["x-interlock-agent"] = quote(self.caller.agent, safe=_IN_A_HEADER, errors="replace")
+        return told
 
     @property
     def left_s(self) -> float:

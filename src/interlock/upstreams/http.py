@@ -43,7 +43,10 @@ _READS = ("GET", "HEAD")
 _BODYLESS = ("GET", "HEAD", "DELETE")
 _REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 5
-_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "expect"})
+_OURS = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "expect"}
+    | {"x-interlock-caller", "x-interlock-agent"}
+)
 _TEXTS = frozenset({"application/xml", "application/yaml", "application/x-yaml"})
 _NAMED = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 _SPLITTING = re.compile(r"[/\\\x00-\x1f\x7f]|%(2f|5c|2e|25)", re.IGNORECASE)
@@ -226,7 +229,7 @@ class HttpUpstream:
         """One attempt at one endpoint."""
         call.reported["server_url"] = endpoint
         method, url, given, body = self._request(call, endpoint)
-        headers = {"accept": _ACCEPT, **self._config.headers, **given, **wire.context_headers(call)}
+        headers = {"accept": _ACCEPT, **self._config.headers, **given, **wire.context_headers(call, self._config)}
         signed = self._signed(Request(method, url, headers, body), call)
         return await self._exchange(await self._open(endpoint), signed, call)
 

@@ -161,6 +161,7 @@ class RemoteConfig(Part):
     headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     tls: Tls = Tls()
     allow_private: bool = False
+    send_caller: bool = True  # say for whom each call is made: x-interlock-caller and x-interlock-agent
     idempotent: bool = False  # the upstream does a write only once under the key it is sent
     connect_timeout_s: float = pydantic.Field(5.0, gt=0, le=60)
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)
@@ -262,9 +263,9 @@ def sent_key(call: RemoteCall) -> str | None:
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()[:32]
 
 
-def context_headers(call: RemoteCall) -> dict[str, str]:
-    """What goes with a call besides its arguments: trace, time left, key."""
-    headers = call.trace
+def context_headers(call: RemoteCall, config: RemoteConfig) -> dict[str, str]:
+    """What goes with a call besides its arguments: trace, caller, time left, key."""
+    headers = call.trace | call.identity if config.send_caller else call.trace
     headers["x-interlock-deadline-ms"] = str(int(call.left_s * 1000))
     if (key := sent_key(call)) is not None:
         headers["idempotency-key"] = key

@@ -16,7 +16,8 @@ class McpConfig(wire.Part):
     Authorization and names no scheme is shown as a bearer token. `questions`: whether the questions of a server of the
     handshake's era are passed on; clients that can be asked then have a process apart from those that cannot. `logs`:
     whether what it logs during a call is told to clients that want to hear it; each such caller then has a conversation
-    of their own, so unless told this is done only by `url`, where that costs no process.
+    of their own, so unless told this is done only by `url`, where that costs no process. `send_caller`: whether each
+    call says for whom it is made, in its `_meta` and, by `url`, in headers.
     """
 
     command: tuple[str, ...] = ()
@@ -26,6 +27,7 @@ class McpConfig(wire.Part):
     headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     credentials: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     protocol: Era = "auto"
+    send_caller: bool = True
     questions: bool = True
     logs: bool | None = None
     allow_private: bool = False

@@ -127,7 +127,7 @@ class McpUpstream:
             "tools/call",
             params,
             within_s=call.left_s,
-            meta={**call.trace, **wants_log},
+            meta={**self._context(call), **wants_log},
             headers=self._headers(call),
             progress=call.progress,
             ask=call.interaction.ask,
@@ -152,12 +152,15 @@ class McpUpstream:
     def _headers(self, call: RemoteCall) -> dict[str, str]:
         if self._config.url is None:
             return {}
-        headers = call.trace
+        headers = self._context(call)
         if "headers" in call.native:
             from interlock.upstreams.mcp.http import parameter_headers
 
-            headers |= parameter_headers(call.native["headers"], call.arguments)
+            headers = parameter_headers(call.native["headers"], call.arguments) | headers
         return headers
+
+    def _context(self, call: RemoteCall) -> dict[str, str]:
+        return call.trace | call.identity if self._config.send_caller else call.trace
 
     # Looking
 

@@ -159,6 +159,10 @@ class Settings(pydantic.BaseModel):
         NetworkPolicy(),  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
         description="the hosts and ports that sandboxed tools may reach at all; a tool's manifest must list them too",
     )
+    egress_of: dict[str, NetworkPolicy] = pydantic.Field(
+        {},
+        description="the same for one agent, by its id, in place of `egress`; it must list the upstreams it calls too",
+    )
 
     upstream_probe_s: float = pydantic.Field(
         60.0, gt=0, le=300, description="how often upstreams are asked whether they are there"

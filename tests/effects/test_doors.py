@@ -98,7 +98,7 @@ async def test_where_nothing_isolates_every_door_says_so_and_nothing_runs(ways: 
     assert (await rest(ways, "cell.double", n=1))[0] == 500
 
 
-@pytest.mark.part_of("EXEC-06", rest="the calling agent's own network allowance")
+@pytest.mark.proves("EXEC-06")
 async def test_who_reaches_for_a_network_is_answered_with_403_and_is_on_record(ways: Ways) -> None:
     told = same(*await through_all(ways, lambda _: Wish("cell.attempt", {"what": "network"})))
     assert told.error == ("E3406", "AUTHORIZATION_DENIED", "sandbox_violation", False)

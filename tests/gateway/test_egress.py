@@ -52,7 +52,8 @@ async def test_only_what_operator_and_manifest_both_list_is_reached(
     # The one thing a test on one machine cannot have: a public address. Everything else is as it is.
     monkeypatch.setattr(egress, "EgressPolicy", partial(EgressPolicy, allow_private=True))
     listed = {"allowed_domains": ["localhost"], "allowed_ports": [upstream]}
-    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=listed) as lock:
+    own = {"did:key:narrow": {"allowed_domains": ["elsewhere.test"], "allowed_ports": [upstream]}}
+    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=listed, egress_of=own) as lock:
         network = NetworkPolicy(allowed_domains=("localhost", "elsewhere.test"), allowed_ports=(upstream,))  # pyright: ignore[reportCallIssue] - defaults
         declare = tool(
             version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(tier=2), network=network,
@@ -65,6 +66,12 @@ async def test_only_what_operator_and_manifest_both_list_is_reached(
         for url in (f"http://elsewhere.test:{upstream}/", "http://localhost:1/", f"http://127.0.0.1:{upstream}/"):
             assert code(await lock.call("cell.fetch", url=url)) == "E3406"
         assert len(records(lock, kind="violation")) == 3
+        # An agent with an allowance of its own has that one, whoever it acts for.
+        narrow = replace(lock.caller, agent="did:key:narrow")
+        refused = await lock.call("cell.fetch", url=f"http://localhost:{upstream}/", caller=narrow)
+        assert code(refused) == "E3406"
+        assert "the agent's allowance" in str(refused.error)
+        assert len(records(lock, kind="violation")) == 4
         # A token that names resources must name the host as well.
         url = f"http://localhost:{upstream}/"
         named: dict[str, str | None] = {"host:elsewhere.test:*": "E3406", f"host:localhost:{upstream}": None}

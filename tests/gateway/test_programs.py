@@ -175,7 +175,7 @@ async def test_output_that_is_not_what_was_promised_is_no_result(lock: Interlock
 
 @pytest.mark.proves("EXEC-07")
 async def test_parameters_come_by_stdin_unless_the_manifest_asks_for_arguments(lock: Interlock) -> None:
-    arguments = {"text": "by itself", "more": []}
+    arguments: Json = {"text": "by itself", "more": []}
     assert (await lock.call("prog.unasked", arguments)).unwrap() == arguments
     assert (await lock.call("prog.asked", text="a word")).unwrap() == ["a word", ""]
 

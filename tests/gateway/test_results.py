@@ -304,6 +304,7 @@ async def _(result: str) -> None:
     return None
 
 
+@pytest.mark.supports("EFFECT-07")
 @pytest.mark.proves("EFFECT-05")
 async def test_values_under_the_name_of_a_secret_appear_only_as_hashes(results: Interlock) -> None:
     await results.journal.commit(_publish(enrol))
@@ -319,6 +320,9 @@ async def test_values_under_the_name_of_a_secret_appear_only_as_hashes(results: 
     assert changes["row:users/7"]["newValue"].keys() == {"sha256"}
     assert changes["session:colour"]["newValue"] == "made-up-colour"
     assert changes["row:users/7/colour"]["previousValue"] == "former-colour"
+    live = results.gateway._closer.kept.session(results.caller, "")  # pyright: ignore[reportPrivateUsage]
+    for name in ("password", "api_key", "accessToken"):
+        assert changes[f"session:{name}"]["newValue"] == {"sha256": digest(live[name])}
 
 
 @tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("nothing", "UPDATE")])

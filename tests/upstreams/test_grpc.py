@@ -87,7 +87,7 @@ async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> 
 
 @pytest.mark.proves("OBS-02")
 @pytest.mark.proves("AUTH-09")
-@pytest.mark.part_of("EXEC-09", rest="the egress policy holds for adapters; credentials are the caller's own")
+@pytest.mark.proves("EXEC-09")
 async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path, reflection=True) as server:
         async with upstream(server.port) as one:
@@ -110,6 +110,22 @@ async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_pa
     assert 0 < int(read.metadata["x-interlock-deadline-ms"]) <= 20_000
     assert wrote.message.name == "x"
     assert wrote.metadata["idempotency-key"]
+
+
+@pytest.mark.proves("EXEC-09")
+async def test_a_target_that_the_caller_may_not_reach_is_not_asked(tmp_path: Path) -> None:
+    judged: list[tuple[str, int]] = []
+
+    def objection(host: str, port: int) -> str:
+        judged.append((host, port))
+        return "not for this agent"
+
+    async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
+        get = (await found_in(one))["Get"].native
+        asked = len(server.asked)
+        failure = await failure_of(one, get, arguments={"thingId": 7}, objection=objection)
+        assert (failure.code, len(server.asked)) == ("E3406", asked)
+    assert [port for _, port in judged] == [server.port]
 
 
 async def test_every_kind_of_field_goes_there_and_back_within_its_schemas(tmp_path: Path) -> None:

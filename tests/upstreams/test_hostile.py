@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -149,6 +150,7 @@ def test_a_caller_can_be_read_in_the_name_of_their_secret() -> None:
     assert secret_of("github/{caller}", Caller(id="Ada")) == "github/_41da"
 
 
+@pytest.mark.proves("EXEC-09")
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 async def test_one_callers_call_never_runs_with_anothers_token(tmp_path: Path, kind: Any) -> None:
     async with AsyncExitStack() as stack:
@@ -184,6 +186,39 @@ async def test_one_callers_call_never_runs_with_anothers_token(tmp_path: Path, k
         told = await asyncio.gather(*(last_of(who) for who in ("ada", "bob", "eve") * 5))
         assert told == ["ada", "bob", "E3602"] * 5
         assert len(server.got) + len(socket.heard) == 10, "without a secret nobody is asked"
+
+
+@pytest.mark.proves("EXEC-09")
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+async def test_an_agent_reaches_an_upstream_only_where_its_own_allowance_lists_it(
+    tmp_path: Path, kind: Literal["http", "websocket"]
+) -> None:
+    async with HttpServer.open() as server, SocketServer.open() as socket:
+        url = server.url if kind == "http" else socket.url
+        port = urlsplit(url).port
+        own: Json = {
+            "did:key:listed": {"allowed_domains": [urlsplit(url).hostname], "allowed_ports": [port]},
+            "did:key:other": {"allowed_domains": ["elsewhere.test"], "allowed_ports": [port]},
+            "did:key:port": {"allowed_domains": [urlsplit(url).hostname]},
+            "did:key:none": {"allowed_domains": [urlsplit(url).hostname], "deny_all_egress": True},
+        }
+        server.otherwise = lambda _: json_answer({"ok": True})
+        tool = {name: value for name, value in THING.items() if kind == "http" or name != "path"}
+        tool |= {} if kind == "http" else {"method": "thing"}
+        async with Interlock.open(tmp_path, housekeeping=False, egress_of=own) as lock:
+            config: Json = {"urls": [url], "tools": [tool], "allow_private": True}
+            overlay = {"defaults": {"mutation_class": "read_only"}}
+            report = await lock.upstreams.add("svc", kind, config, by=lock.caller, overlay=overlay)
+            assert report.count("admitted") == 1, report.tools
+            server.got.clear()
+            socket.heard.clear()
+            for agent in (None, "did:key:listed"):
+                assert (await lock.call("svc.thing", caller=replace(lock.caller, agent=agent))).ok
+            asked = len(server.got) + len(socket.heard)
+            for agent in ("did:key:other", "did:key:port", "did:key:none"):
+                refused = await lock.call("svc.thing", caller=replace(lock.caller, agent=agent))
+                assert code_of(refused) == "E3406"
+            assert len(server.got) + len(socket.heard) == asked == 2
 
 
 async def test_what_an_upstream_gives_back_of_a_secret_is_not_passed_on(tmp_path: Path) -> None:

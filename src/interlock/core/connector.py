@@ -64,6 +64,8 @@ class RemoteCall:
     credentials: Mapping[str, str] = field(default_factory=dict[str, str])
     progress: Callable[[Json], None] | None = None
     interaction: Interaction = ALONE
+    # Why a host and port may not be reached for this call, if so; None where nothing can object.
+    objection: Callable[[str, int], str | None] | None = None
     # The ids that the upstream has for this call, by their names in the standard's external mappings; for the record.
     reported: Json = field(default_factory=dict[str, Any])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ class IsolatedExecutor:
         *,
         clock: Clock,
         network: NetworkPolicy,
+        network_of: Mapping[str, NetworkPolicy] | None = None,
         note: Note,
         checkpoints: Bounds | None = None,
         opener: Callable[[], Awaitable[Sandbox]] = _open,
@@ -69,6 +70,7 @@ class IsolatedExecutor:
         self._seal = seal
         self._clock = clock
         self._network = network
+        self._network_of = network_of or {}
         self._note = note
         self._checkpoints = checkpoints
         self._opener = opener
@@ -167,8 +169,10 @@ class IsolatedExecutor:
     def _egress(self, call: Call, contract: Contract, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
         from interlock.executors.egress import Egress, EgressPolicy, Refusal
 
-        token = None if call.request.caller is None else call.request.caller.capability
-        policy = EgressPolicy(agent=self._network, manifest=contract.manifest.network_policy, token=token)
+        caller = call.request.caller
+        token = None if caller is None else caller.capability
+        allowance = self._network if caller is None else self._network_of.get(caller.acting, self._network)
+        policy = EgressPolicy(agent=allowance, manifest=contract.manifest.network_policy, token=token)
 
         @asynccontextmanager
         async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:

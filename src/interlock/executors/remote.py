@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from interlock.core.clock import Clock
 from interlock.core.connector import ALONE, Connector, RemoteCall, secret_of
-from interlock.core.context import Context
+from interlock.core.context import Caller, Context
 from interlock.core.errors import Failure
-from interlock.core.manifest import Execution
+from interlock.core.manifest import Execution, NetworkPolicy
 from interlock.core.phases import Granted
 from interlock.core.schema import Json
 from interlock.telemetry.w3c import unrecorded
@@ -26,8 +27,18 @@ def nowhere(upstream: str) -> Connector:
 class RemoteExecutor:
     """Refuses anything that does not carry the gateway's seal."""
 
-    def __init__(self, seal: object, *, clock: Clock, connect: Connect = nowhere) -> None:
+    def __init__(
+        self,
+        seal: object,
+        *,
+        clock: Clock,
+        connect: Connect = nowhere,
+        network: NetworkPolicy | None = None,
+        network_of: Mapping[str, NetworkPolicy] | None = None,
+    ) -> None:
         self._seal = seal
+        self._network = network or NetworkPolicy.model_validate({})
+        self._network_of = network_of or {}
         self._clock = clock
         self._connect = connect
 
@@ -64,6 +75,7 @@ class RemoteExecutor:
             breaker=manifest.circuit_breaker_config,
             progress=None if context is None else _reporter(context),
             interaction=call.request.interaction or ALONE,
+            objection=self._objection(caller, manifest.network_policy),
         )
         try:
             return await self._connect(execution.target).call(remote)
@@ -71,6 +83,14 @@ class RemoteExecutor:
             mapping = _mapping(execution, remote.reported)
             if mapping is not None:
                 call.mappings = (*call.mappings, mapping)
+
+    def _objection(self, caller: Caller, manifest: NetworkPolicy) -> Callable[[str, int], str | None] | None:
+        general, own = self._network, self._network_of.get(caller.acting)
+        if own is None and not (general.deny_all_egress or manifest.deny_all_egress):
+            return None
+        from interlock.executors.egress.policy import upstream_objection
+
+        return partial(upstream_objection, general=general, own=own, manifest=manifest)
 
 
 def _mapping(execution: Execution, reported: Json) -> Json | None:

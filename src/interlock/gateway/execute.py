@@ -87,9 +87,12 @@ class Execution:
         self._executor = FunctionExecutor(seal, self._note_hung)
         self.start: Callable[[Read], Begun] = self._executor.start
         self._isolated_executor = IsolatedExecutor(
-            seal, clock=clock, network=settings.egress, note=self._note_outcome, checkpoints=checkpoints.bounds
+            seal, clock=clock, network=settings.egress, network_of=settings.egress_of, note=self._note_outcome,
+            checkpoints=checkpoints.bounds,
+        )  # fmt: skip
+        self._remote_executor = RemoteExecutor(
+            seal, clock=clock, connect=connect, network=settings.egress, network_of=settings.egress_of
         )
-        self._remote_executor = RemoteExecutor(seal, clock=clock, connect=connect)
         self._floor = Floor(clock.monotonic, self._note_start)
         # Calls that can be stopped by their id before they run, those that were, and by whom they are made.
         self._entered: dict[str, tuple[Call, asyncio.Task[Any]]] = {}

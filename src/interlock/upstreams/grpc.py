@@ -150,6 +150,7 @@ class GrpcUpstream:
         """One attempt at one endpoint."""
         import grpc.aio
 
+        wire.check_egress(call, f"//{target}")
         metadata = self._metadata(call, **wire.context_headers(call, self._config))
         path = str(call.native["method"])
         async with self._line(target) as channel:

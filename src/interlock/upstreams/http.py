@@ -227,6 +227,7 @@ class HttpUpstream:
 
     async def _ask(self, call: RemoteCall, endpoint: str) -> Any:
         """One attempt at one endpoint."""
+        wire.check_egress(call, endpoint)
         call.reported["server_url"] = endpoint
         method, url, given, body = self._request(call, endpoint)
         headers = {"accept": _ACCEPT, **self._config.headers, **given, **wire.context_headers(call, self._config)}

@@ -307,6 +307,7 @@ class WebSocketUpstream:
 
     async def _link(self, call: RemoteCall, url: str) -> _Link:
         """A connection for a call: of its own credential, and not busier than need be."""
+        wire.check_egress(call, url)
         auth = self._config.auth
         credential = "" if auth is None else auth.value(call)
         whose = _Whose(url, hashlib.sha256(credential.encode()).hexdigest())

@@ -263,6 +263,20 @@ def sent_key(call: RemoteCall) -> str | None:
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()[:32]
 
 
+def check_egress(call: RemoteCall, url: str) -> None:
+    """Refuse (E3406) an address that whoever calls may not reach."""
+    if call.objection is None:
+        return
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme in ("https", "wss") else 80)
+    why = call.objection(parts.hostname or "", port)
+    if why is not None:
+        raise Failure(
+            "E3406", f"{call.tool} is not let out: {why}", details={"sent": False},
+            resolution="an operator can list the host and port for this agent in `egress_of`",
+        )  # fmt: skip
+
+
 def context_headers(call: RemoteCall, config: RemoteConfig) -> dict[str, str]:
     """What goes with a call besides its arguments: trace, caller, time left, key."""
     headers = call.trace | call.identity if config.send_caller else call.trace

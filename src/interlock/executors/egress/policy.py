@@ -46,6 +46,26 @@ class EgressPolicy:
         return None
 
 
+def upstream_objection(
+    host: str, port: int, *, general: NetworkPolicy, own: NetworkPolicy | None, manifest: NetworkPolicy
+) -> str | None:
+    """Why a call may not reach its upstream; None when it may.
+
+    An operator who registers an upstream allows its address, for its tools and in general. So what can object is a
+    denial of all egress, and the list of the very agent that calls, where there is one.
+    """
+    allowance = general if own is None else own
+    for whose, policy in (("the agent's allowance", allowance), ("the tool's manifest", manifest)):
+        if policy.deny_all_egress:
+            return f"{whose} denies all egress"
+    if own is None:
+        return None
+    address = addresses.parse(host)
+    if not any(_covers(domain.lower(), host, address) for domain in own.allowed_domains):
+        return f"`{host}` is not among the allowed domains of the agent's allowance"
+    return None if port in own.allowed_ports else f"port {port} is not among the allowed ports of the agent's allowance"
+
+
 def _covers(domain: str, host: str, address: addresses.Address | None) -> bool:
     if domain.startswith("*."):
         return address is None and host.endswith(domain[1:])

@@ -73,6 +73,8 @@ class McpUpstream:
         return await self._sender.send(call, lambda _: self._attempt(call, lent))
 
     async def _attempt(self, call: RemoteCall, lent: Mapping[str, str]) -> Json:
+        if self._config.url is not None:
+            wire.check_egress(call, self._config.url)
         slot = self._sessions.slot(lent, {})
         session = await slot.get(call.left_s)
         interaction = call.interaction

@@ -511,6 +511,7 @@ async def late(attempt: Awaitable[Any], world: World) -> None:
 
 
 @OPS_04
+@pytest.mark.proves("LIFE-10")
 async def test_the_clients_deadline_ends_the_call_and_the_tool(world: World) -> None:
     await late(world.invoke("long.waits", timeout=2), world)
 

@@ -496,7 +496,7 @@ async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: P
 # Time
 
 
-@pytest.mark.part_of("LIFE-10", rest="hooks keep the call's deadline")
+@pytest.mark.proves("LIFE-10")
 async def test_at_every_door_a_tool_that_overruns_is_cut_off_with_all_its_processes(place: Place) -> None:
     calls = [
         place.ways[door](Wish("cell.lingers", {"marker": f"86{place_of:04}"})) for place_of, door in enumerate(DOORS)

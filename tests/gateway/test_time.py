@@ -18,6 +18,7 @@ from interlock import Context, Deadline, Effect, Failure, Interlock, Preview, to
 from interlock.core.manifest import RetryPolicy
 from interlock.core.objects import ToolProgress
 from interlock.core.results import Result
+from interlock.gateway.hooks import Hook, Seen
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s
 from tests import sample
 from tests.gateway.test_idempotency import code
@@ -90,6 +91,7 @@ async def remaining(ctx: Context) -> float:
 
 waiting = asyncio.Event()
 released = asyncio.Event()
+unblocked = threading.Event()
 
 
 @pytest.fixture
@@ -127,6 +129,72 @@ async def test_a_childs_deadline_never_lies_beyond_its_parents(slow: Interlock) 
     assert (await slow.call("slow.remaining", timeout_s=3600)).unwrap() <= 5.0
     spent = await slow.call("slow.remaining", deadline=Deadline(at=slow.clock.monotonic() - 1))
     assert code(spent) == "E3402"
+
+
+async def _hangs(seen: Seen) -> None:
+    await asyncio.Event().wait()
+
+
+async def _does_not_listen(seen: Seen) -> None:
+    while not released.is_set():
+        try:
+            await released.wait()
+        except asyncio.CancelledError:
+            continue
+
+
+def _blocks_its_thread(seen: Seen) -> None:
+    unblocked.wait(60)
+
+
+@pytest.mark.proves("LIFE-10")
+@pytest.mark.parametrize("run", [_hangs, _does_not_listen, _blocks_its_thread])
+@pytest.mark.parametrize("when", ["pre", "post"])
+async def test_a_hook_that_hangs_ends_the_call_at_its_deadline(slow: Interlock, when: Any, run: Any) -> None:
+    unblocked.clear()
+    slow.hook(Hook(id="hangs", when=when, run=run, timeout_s=3600))
+    try:
+        result = await asyncio.wait_for(slow.call("demo.add", {"a": 1, "b": 2}, timeout_s=0.2), 30)
+    finally:
+        released.set()
+        unblocked.set()
+    assert (code(result), result.state) == ("E3402", "timed_out")
+    assert result.error is not None
+    assert (result.error.row.error_code, result.error.retryable) == ("DEADLINE_EXCEEDED", True)
+    assert "`hangs`" in result.error.message
+
+
+@pytest.mark.proves("LIFE-10")
+@pytest.mark.parametrize("run", [_hangs, _does_not_listen, _blocks_its_thread])
+async def test_a_failure_hook_that_hangs_does_not_hold_up_the_answer_at_the_deadline(slow: Interlock, run: Any) -> None:
+    unblocked.clear()
+    slow.hook(Hook(id="hangs", when="failure", run=run, timeout_s=3600))
+    try:
+        result = await asyncio.wait_for(slow.call("slow.waits", timeout_s=0.2), 30)
+    finally:
+        released.set()
+        unblocked.set()
+    assert code(result) == "E3402"
+    assert "hook `hangs` had not ended when the call did" in result.metadata["warnings"]
+
+
+@pytest.mark.proves("LIFE-10")
+@pytest.mark.parametrize(("wanted", "own", "most"), [(4.0, 2.0, 2.0), (1.5, 10.0, 1.5), (3600.0, 3600.0, 5.0)])
+async def test_a_hook_is_given_no_more_time_than_its_call_has_left(
+    slow: Interlock, wanted: float, own: float, most: float
+) -> None:
+    given: list[float] = []
+
+    def look(seen: Seen) -> None:
+        given.append(seen.remaining_s)
+
+    for when in ("pre", "post"):
+        slow.hook(Hook(id=when, when=when, run=look, timeout_s=own))
+    await slow.call("slow.remaining", timeout_s=wanted)
+    assert len(given) == 2
+    assert all(0 < left <= most for left in given)
+    if own > most:
+        assert given[1] < given[0], "what the hooks before and the tool took is gone"
 
 
 @pytest.mark.proves("LIFE-10")

@@ -88,6 +88,7 @@ async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> 
 @pytest.mark.proves("OBS-02")
 @pytest.mark.proves("AUTH-09")
 @pytest.mark.proves("EXEC-09")
+@pytest.mark.proves("LIFE-10")
 async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path, reflection=True) as server:
         async with upstream(server.port) as one:

@@ -66,6 +66,7 @@ async def failure_of(one: HttpUpstream, native: Json = READ, **facts: Any) -> Fa
 
 @pytest.mark.proves("OBS-02")
 @pytest.mark.proves("EXEC-09")
+@pytest.mark.proves("LIFE-10")
 async def test_a_request_carries_arguments_trace_deadline_key_and_credential() -> None:
     async with HttpServer.open() as server, upstream(server.url + "/v1", auth={"kind": "bearer", "secret": "T"}) as one:
         server.otherwise = lambda _: json_answer({"ok": True})

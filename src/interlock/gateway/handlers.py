@@ -1,4 +1,8 @@
-"""Asking a tool's own handlers (its checks, its verifier) within the call's time and at nobody else's expense."""
+"""Asking a tool's own handlers (its checks, its verifier) within the call's time and at nobody else's expense.
+
+Plain functions run in a pool of threads that handlers and hooks share. Python cannot end a thread, so functions that
+never return can use this pool up: calls that need it then run out of time. Nothing else in the process uses it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,22 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any, cast
 
 from interlock.core.errors import Failure
 from interlock.core.schema import Fault
+
+THREADS = 64
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-check")
+
+
+async def aside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run a plain function of other people's in a thread of the pool that only such functions use."""
+    work = partial(copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 def being_cancelled() -> bool:
@@ -23,7 +39,7 @@ async def consult(handler: Callable[..., Any], left_s: float, /, *args: Any, **k
     try:
         async with asyncio.timeout(max(0.0, left_s)):
             waits = inspect.iscoroutinefunction(handler)
-            found = handler(*args, **kwargs) if waits else await asyncio.to_thread(handler, *args, **kwargs)
+            found = handler(*args, **kwargs) if waits else await aside(handler, *args, **kwargs)
             return await found if inspect.isawaitable(found) else found
     except TimeoutError:
         raise Failure("E3402", "the call ran out of time in one of the tool's own checks") from None

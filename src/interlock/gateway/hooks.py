@@ -1,6 +1,11 @@
 """Hooks: other people's code around a call, which can look, add, change the input or stop, but never permit.
 
 A hook that raises or takes too long blocks the call. What it changes is validated again and recorded under its name.
+
+Each hook runs in a task of its own, and plain functions in threads that only hooks and tools' own checks use. The call
+waits for it until the hook's `timeout_s` or the call's deadline, whichever comes first, also where the hook ignores its
+cancellation. The deadline ends the call (E3402); the hook's own limit blocks it (E3211). Failure hooks only observe:
+one that has not ended when the call's time is over goes on for the rest of its own time, and the answer does not wait.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import fnmatch
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -19,7 +25,7 @@ from interlock.core.errors import Failure
 from interlock.core.phases import Behavior, Call, Decision, Mutated, Requested
 from interlock.core.record import record
 from interlock.core.schema import Json, pointer
-from interlock.gateway.handlers import being_cancelled
+from interlock.gateway.handlers import aside
 from interlock.gateway.observe import Observer
 
 When = Literal["pre", "post", "failure"]
@@ -36,6 +42,7 @@ class Seen:
     caller: str
     value: Any = None
     error: Failure | None = None
+    remaining_s: float = 0.0  # how long the call waits for this hook
 
 
 @record
@@ -67,6 +74,7 @@ class Hooks:
         self._observer = observer
         self._clock = clock
         self.registered: list[Hook] = []
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def before(self, requested: Requested, arguments: Json) -> Json:
         """Run the pre-hooks; the arguments as they leave them."""
@@ -78,7 +86,7 @@ class Hooks:
             # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
             seen = self._seen(call, frozen(private_copy(arguments)))
             self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
-            result = await self._run(hook, call, seen, requested.deadline - self._clock.monotonic())
+            result = await self._run(hook, call, seen, requested.deadline)
             self._observer.emit("tool.hook.pre.completed", call, hook=hook.id)
             if result.progress is not None:
                 self._observer.progress(call, {"message": result.progress})
@@ -97,37 +105,59 @@ class Hooks:
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
             seen = self._seen(call, frozen(decode(requested.model_input)), value)
-            await self._run(hook, call, seen, hook.timeout_s)
+            await self._run(hook, call, seen, requested.deadline)
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id)
 
     async def after_failure(self, call: Call, failure: Failure) -> None:
         """Run the failure hooks. They can only look: the call has failed already."""
         for hook in self._matching("failure", call):
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
+            left_s = max(0.0, min(hook.timeout_s, call.deadline - self._clock.monotonic()))
+            task = self._begin(hook, replace(self._seen(call, {}, None, failure), remaining_s=left_s))
             try:
-                await self._run(hook, call, self._seen(call, {}, None, failure), hook.timeout_s)
+                if await _ended(task, left_s):
+                    self._answer(hook, call, task)
+                else:
+                    call.warnings.append(f"hook `{hook.id}` had not ended when the call did")
+                    asyncio.get_running_loop().call_later(hook.timeout_s - left_s, task.cancel)
             except Failure as blocked:
                 call.warnings.append(blocked.message)
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id)
 
-    async def _run(self, hook: Hook, call: Call, seen: Seen, left_s: float) -> HookResult:
+    async def _run(self, hook: Hook, call: Call, seen: Seen, deadline: float) -> HookResult:
         """Run one hook within its time; anything but a clean answer blocks the call (E3211)."""
-        try:
-            async with asyncio.timeout(max(0.0, min(hook.timeout_s, left_s))):
-                # A plain function is run in a thread: it cannot hold up the loop, nor outstay its time.
-                found = (
-                    hook.run(seen) if inspect.iscoroutinefunction(hook.run) else await asyncio.to_thread(hook.run, seen)
-                )
-                if inspect.isawaitable(found):
-                    found = await found
-        except TimeoutError:
-            raise Failure("E3211", f"hook `{hook.id}` took too long") from None
-        except BaseException as error:  # a hook is other people's code; whatever it raises blocks
-            if isinstance(error, asyncio.CancelledError) and being_cancelled():
-                raise
+        left_s = deadline - self._clock.monotonic()
+        if left_s <= 0:
+            raise Failure("E3402", f"{call.ref} had no time left for hook `{hook.id}`")
+        within_s = min(hook.timeout_s, left_s)
+        task = self._begin(hook, replace(seen, remaining_s=within_s))
+        if not await _ended(task, within_s):
+            task.cancel()
+            if left_s <= hook.timeout_s:
+                raise Failure("E3402", f"{call.ref} ran out of time in hook `{hook.id}`")
+            raise Failure("E3211", f"hook `{hook.id}` took too long")
+        return self._answer(hook, call, task)
+
+    def _begin(self, hook: Hook, seen: Seen) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(_called(hook.run, seen))
+        # The loop holds tasks weakly; one that is not waited for any more must still be there to end.
+        self._running.add(task)
+        task.add_done_callback(self._let_go)
+        return task
+
+    def _let_go(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, so that nothing warns that nobody did
+
+    def _answer(self, hook: Hook, call: Call, task: asyncio.Task[Any]) -> HookResult:
+        """The answer of a hook that has ended; raises what blocks the call."""
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
             self._observer.log_failure(call, f"hook {hook.id} failed", error)
             raise Failure("E3211", f"hook `{hook.id}` failed") from error
-        if found is not None and not isinstance(found, HookResult):  # pyright: ignore[reportUnnecessaryIsInstance] - other people's code
+        found = task.result()
+        if found is not None and not isinstance(found, HookResult):
             raise Failure("E3211", f"hook `{hook.id}` answered with something that is not a HookResult")
         result = found or HookResult()
         if result.stop is not None:
@@ -147,6 +177,26 @@ class Hooks:
         caller = call.request.caller
         name = caller.id if caller else ""
         return Seen(invocation_id=call.id, tool=call.ref, input=observed, caller=name, value=value, error=error)
+
+
+async def _called(run: Callable[[Seen], Any], seen: Seen) -> Any:
+    try:
+        found = run(seen) if inspect.iscoroutinefunction(run) else await aside(run, seen)
+        return await found if inspect.isawaitable(found) else found
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # what is left is SystemExit and its like, which would end the event loop
+        raise RuntimeError(f"the hook raised {type(error).__name__}") from error
+
+
+async def _ended(task: asyncio.Task[Any], left_s: float) -> bool:
+    """Wait for a hook; whether it ended in time. A caller that goes away takes the hook along."""
+    try:
+        done, _ = await asyncio.wait({task}, timeout=left_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    return bool(done)
 
 
 _STRENGTH: dict[Behavior, int] = {"passthrough": -1, "allow": 0, "ask": 1, "deny": 2}

@@ -18,7 +18,7 @@ from interlock.core.bounds import MOST_VALUES
 from interlock.core.channels import Channel
 from interlock.core.documents import Malformed, read_json
 from interlock.core.errors import Failure
-from interlock.core.manifest import Approval, NetworkPolicy
+from interlock.core.manifest import Approval, BreakerRule, NetworkPolicy
 
 
 def _address(value: str) -> str:
@@ -166,6 +166,10 @@ class Settings(pydantic.BaseModel):
 
     upstream_probe_s: float = pydantic.Field(
         60.0, gt=0, le=300, description="how often upstreams are asked whether they are there"
+    )
+
+    breakers: tuple[BreakerRule, ...] = pydantic.Field(
+        (), description="when calls to failing services are held back, by service and tool; see limits"
     )
 
     watched_files: tuple[Path, ...] = pydantic.Field(

@@ -190,6 +190,11 @@ def test_a_part_that_says_one_number_keeps_the_other_defaults() -> None:
         "success_threshold": 3,
         "timeout_seconds": 60,
         "half_open_max_calls": 10,
+        "per": "service",
+        "window_seconds": 60,
+        "failure_rate": None,
+        "failure_rate_calls": 10,
+        "canary_share": None,
     }
 
 

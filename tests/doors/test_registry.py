@@ -331,7 +331,7 @@ async def bank(home: Path, **settings: Any) -> AsyncGenerator[tuple[Clients, Htt
         yield clients, server, lent
 
 
-@pytest.mark.part_of("RESIL-04", rest="every sentence asserted by a named test")
+@pytest.mark.proves("RESIL-04")
 async def test_a_service_that_failed_five_times_is_asked_by_no_door(tmp_path: Path) -> None:
     async with bank(tmp_path) as (clients, server, lent):
         server.otherwise = lambda _: Answer(500)

@@ -308,7 +308,7 @@ class Scripted:
         self.attempts = 0
         self.exhausted = 0
 
-    async def attempt(self) -> Result:
+    async def attempt(self, until: float) -> Result:
         error = self.outcomes[min(self.attempts, len(self.outcomes) - 1)]
         self.attempts += 1
         return Result(
@@ -370,7 +370,7 @@ async def test_a_code_that_is_not_retryable_is_attempted_once_under_the_most_gen
 
 
 @pytest.mark.proves("IDEM-10")
-@pytest.mark.part_of("IDEM-11", rest="proportional mode through the public API")
+@pytest.mark.proves("IDEM-11")
 async def test_nothing_sleeps_past_the_deadline_and_a_wanted_delay_is_honoured() -> None:
     script = Scripted([DOWN])
     result = await script.run(max_attempts=5, deadline=0.5)
@@ -394,9 +394,10 @@ async def test_nothing_sleeps_past_the_deadline_and_a_wanted_delay_is_honoured()
 def test_delays_stay_within_their_bounds(
     retry: int, multiplier: float, cap: int, base: float, seed: int, mode: Any
 ) -> None:
-    policy = RetryPolicy(backoff_multiplier=multiplier, backoff_max_seconds=cap)  # pyright: ignore[reportCallIssue]
+    said = {"backoff_multiplier": multiplier, "backoff_max_seconds": cap, "jitter": mode}
+    policy = RetryPolicy.model_validate(said)
     dice = random.Random(seed)
-    pacing = Pacing(monotonic=lambda: 0, sleep=asyncio.sleep, uniform=dice.uniform, base_s=base, mode=mode)
+    pacing = Pacing(monotonic=lambda: 0, sleep=asyncio.sleep, uniform=dice.uniform, base_s=base)
     capped = min(cap, base * multiplier ** (retry - 1))
     drawn = delay_s(policy, pacing, retry)
     low, high = (0, capped) if mode == "full" else (0.8 * capped, 1.2 * capped)
@@ -410,6 +411,35 @@ def test_a_thousand_clients_that_failed_together_do_not_come_back_together() -> 
     pacing = Pacing(monotonic=lambda: 0, sleep=asyncio.sleep, uniform=dice.uniform, base_s=10.0)
     buckets = Counter(int(delay_s(policy, pacing, 1)) for _ in range(1000))
     assert max(buckets.values()) <= 3 * 1000 / 10
+
+
+@pytest.mark.proves("IDEM-11")
+@pytest.mark.parametrize(("jitter", "least", "most"), [({}, 0.0, 0.1), ({"jitter": "proportional"}, 0.08, 0.12)])
+async def test_a_manifest_chooses_how_its_retries_are_paced(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch, jitter: Any, least: float, most: float
+) -> None:
+    drawn: list[tuple[float, float]] = []
+
+    def lowest(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return low
+
+    async def down() -> str:
+        """Fail for as long as anybody asks."""
+        raise Failure("E3502", "it is down")
+
+    from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
+
+    paced = tool(version="1.0.0", mutation_class="read_only", namespace="slow", retry={"max_attempts": 2, **jitter})(
+        down
+    )
+    await lock.journal.commit(_publish(paced))
+    lock.catalog.attach(paced)
+    monkeypatch.setattr(random, "uniform", lowest)
+    assert code(await lock.call_with_retries("slow.down")) == "E3415"
+    ((low, high),) = drawn
+    base = 0.0 if not jitter else 0.1
+    assert (base + low, base + high) == (pytest.approx(least), pytest.approx(most))
 
 
 @pytest.mark.proves("IDEM-10")

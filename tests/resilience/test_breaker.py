@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -13,16 +14,16 @@ from hypothesis import given, settings
 
 from interlock.core.errors import CODES, Failure
 from interlock.core.manifest import CircuitBreakerConfig
-from interlock.resilience.breaker import SLICES, Breaker, State, Tuning, answered, counts
+from interlock.resilience.breaker import SLICES, Breaker, State, answered, counts
 from interlock.testing import FakeClock
 
 
-def config(**numbers: int) -> CircuitBreakerConfig:
+def config(**numbers: float | None) -> CircuitBreakerConfig:
     return CircuitBreakerConfig.model_validate(numbers)
 
 
-def breaker(time: FakeClock, tuning: Tuning | None = None, **numbers: int) -> Breaker:
-    return Breaker(config(**numbers), monotonic=time.clock.monotonic, service="bank", tuning=tuning)
+def breaker(time: FakeClock, **numbers: float | None) -> Breaker:
+    return Breaker(config(**numbers), monotonic=time.clock.monotonic, service="bank")
 
 
 def refusal(of: Breaker) -> Failure | None:
@@ -39,9 +40,9 @@ def trip(of: Breaker) -> None:
         of.failed(of.admit())
 
 
-def half_open(time: FakeClock, **numbers: int) -> Breaker:
+def half_open(time: FakeClock, **numbers: float | None) -> Breaker:
     """A breaker that the next call makes half open."""
-    made = breaker(time, None, **numbers)
+    made = breaker(time, **numbers)
     trip(made)
     time.advance(made.config.timeout_seconds)
     return made
@@ -55,7 +56,7 @@ def time() -> FakeClock:
 # The five cases of the specification
 
 
-@pytest.mark.part_of("RESIL-01", rest="settings per tool")
+@pytest.mark.proves("RESIL-01")
 def test_it_stays_closed_while_calls_succeed(time: FakeClock) -> None:
     made = breaker(time)
     for _ in range(10):
@@ -90,7 +91,7 @@ def test_the_first_call_after_the_timeout_makes_it_half_open(time: FakeClock) ->
     assert made.state == "half_open"
 
 
-@pytest.mark.part_of("RESIL-02", rest="settings per tool")
+@pytest.mark.proves("RESIL-02")
 def test_half_open_lets_exactly_so_many_through(time: FakeClock) -> None:
     made = half_open(time, half_open_max_calls=5)
     for _ in range(5):
@@ -138,7 +139,7 @@ def test_failures_that_the_window_has_left_behind_do_not_open_it(time: FakeClock
 
 @pytest.mark.proves("RESIL-01")
 def test_a_share_of_failures_opens_it_where_one_is_set(time: FakeClock) -> None:
-    made = breaker(time, Tuning(failure_rate=0.5, rate_calls=10), failure_threshold=100)
+    made = breaker(time, failure_rate=0.5, failure_rate_calls=10, failure_threshold=100)
     for _ in range(6):
         made.succeeded(made.admit())
     for _ in range(5):
@@ -193,7 +194,7 @@ def test_more_successes_than_may_pass_are_not_waited_for(time: FakeClock) -> Non
 
 @pytest.mark.proves("RESIL-02")
 def test_a_share_of_the_calls_is_let_through_and_more_with_each_success(time: FakeClock) -> None:
-    made = breaker(time, Tuning(canary_share=0.1), success_threshold=3, half_open_max_calls=10)
+    made = breaker(time, canary_share=0.1, success_threshold=3, half_open_max_calls=10)
     trip(made)
     time.advance(60)
 
@@ -214,7 +215,7 @@ def test_a_share_of_the_calls_is_let_through_and_more_with_each_success(time: Fa
 
 @pytest.mark.proves("RESIL-02")
 def test_without_a_success_the_share_stays_what_it_is(time: FakeClock) -> None:
-    made = breaker(time, Tuning(canary_share=0.1), half_open_max_calls=5)
+    made = breaker(time, canary_share=0.1, half_open_max_calls=5)
     trip(made)
     time.advance(60)
     passed = [refusal(made) is None for _ in range(100)]
@@ -321,9 +322,8 @@ def test_an_answer_shows_that_the_service_is_there_even_if_it_is_no() -> None:
 class Reference:
     """The rules written down as plainly as possible: everything is remembered, nothing is clever."""
 
-    def __init__(self, config: CircuitBreakerConfig, tuning: Tuning) -> None:
+    def __init__(self, config: CircuitBreakerConfig) -> None:
         self.config = config
-        self.tuning = tuning
         self.state: State = "closed"
         self.round = object()
         self.since = 0.0
@@ -333,7 +333,7 @@ class Reference:
         self.saved = Fraction(0)
 
     def enter(self, state: State, now: float) -> None:
-        self.__init__(self.config, self.tuning)
+        self.__init__(self.config)
         self.state, self.since = state, now
 
     @property
@@ -356,9 +356,9 @@ class Reference:
         return True
 
     def draws(self) -> bool:
-        if self.tuning.canary_share is None:
+        if self.config.canary_share is None:
             return True
-        share = Fraction(self.tuning.canary_share).limit_denominator(100)
+        share = Fraction(self.config.canary_share).limit_denominator(100)
         self.saved += share + (1 - share) * Fraction(self.successes, self.needed)
         if self.saved < 1:
             return False
@@ -382,14 +382,14 @@ class Reference:
                 self.enter("open", now)
 
     def trips(self, now: float) -> bool:
-        window_s, rate = self.tuning.window_s, self.tuning.failure_rate
+        window_s, rate = self.config.window_seconds, self.config.failure_rate
         if sum(failed for at, failed in self.ended if now - at < window_s) >= self.config.failure_threshold:
             return True
         if rate is None:
             return False
         slice_s = window_s / SLICES
         recent = [failed for at, failed in self.ended if now // slice_s - at // slice_s < SLICES]
-        return len(recent) >= self.tuning.rate_calls and sum(recent) >= rate * len(recent)
+        return len(recent) >= self.config.failure_rate_calls and sum(recent) >= rate * len(recent)
 
 
 SMALL = st.integers(1, 3)
@@ -399,14 +399,11 @@ NUMBERS = st.fixed_dictionaries(
         "success_threshold": SMALL,
         "timeout_seconds": st.sampled_from([2, 20]),
         "half_open_max_calls": st.integers(1, 4),
+        "window_seconds": st.sampled_from([15, 60]),
+        "failure_rate": st.sampled_from([None, 0.5, 1.0]),
+        "failure_rate_calls": SMALL,
+        "canary_share": st.sampled_from([None, None, 0.1, 0.25]),
     }
-)
-TUNINGS = st.builds(
-    Tuning,
-    window_s=st.sampled_from([15.0, 60.0]),
-    failure_rate=st.sampled_from([None, 0.5, 1.0]),
-    rate_calls=SMALL,
-    canary_share=st.sampled_from([None, None, 0.1, 0.25]),
 )
 OUTCOMES = st.sampled_from(["succeeded", "succeeded", "failed", "failed", "abandoned"])
 STEPS = st.one_of(
@@ -423,16 +420,14 @@ STEPS = st.one_of(
 
 @pytest.mark.proves("RESIL-01", "RESIL-02")
 @settings(max_examples=150)
-@given(numbers=NUMBERS, tuning=TUNINGS, steps=st.lists(STEPS, min_size=10, max_size=60))
+@given(numbers=NUMBERS, steps=st.lists(STEPS, min_size=10, max_size=60))
 def test_whatever_happens_in_whatever_order_it_does_as_the_reference_does(
-    numbers: dict[str, int], tuning: Tuning, steps: list[float | int | tuple[int, str] | str]
+    numbers: dict[str, Any], steps: list[float | int | tuple[int, str] | str]
 ) -> None:
     time, chosen = FakeClock(), config(**numbers)
     moves: list[tuple[State, State]] = []
-    made = Breaker(
-        chosen, monotonic=time.clock.monotonic, tuning=tuning, moved=lambda old, new: moves.append((old, new))
-    )
-    reference = Reference(chosen, tuning)
+    made = Breaker(chosen, monotonic=time.clock.monotonic, moved=lambda old, new: moves.append((old, new)))
+    reference = Reference(chosen)
     out: list[tuple[int, object]] = []
 
     def call() -> None:

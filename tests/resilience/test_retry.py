@@ -27,8 +27,12 @@ class Upstream:
         self.asked = 0
         self.now = 0.0
         self.pauses: list[float] = []
+        self.deadlines: list[float] = []
+        self.takes_s = 0.0
 
-    async def attempt(self) -> str:
+    async def attempt(self, until: float) -> str:
+        self.deadlines.append(until)
+        self.now += self.takes_s
         outcome = self.outcomes[min(self.asked, len(self.outcomes) - 1)]
         self.asked += 1
         if isinstance(outcome, Failure):
@@ -136,7 +140,7 @@ async def test_a_protocol_with_other_statuses_says_what_they_mean() -> None:
 async def test_attempts_within_a_call_count_for_whoever_repeats_the_call() -> None:
     upstream, policy, exhausted = Upstream(DOWN), RetryPolicy.model_validate({"max_attempts": 4}), list[int]()
 
-    async def call() -> Result:
+    async def call(until: float) -> Result:
         within = RetryPolicy.model_validate({"max_attempts": 2})
         with pytest.raises(Failure) as caught:
             await sending(upstream.attempt, within, upstream.pacing, deadline=1e9, safe=True)
@@ -169,10 +173,58 @@ def test_a_thousand_clients_spread_evenly_over_the_window_of_every_retry(retry: 
 
 @pytest.mark.proves("IDEM-11")
 def test_proportional_delays_keep_to_their_factor() -> None:
-    dice, policy = random.Random(3), RetryPolicy.model_validate({"backoff_max_seconds": 2})
+    dice = random.Random(3)
+    pacing = Pacing(monotonic=lambda: 0.0, sleep=Upstream().sleep, uniform=dice.uniform)
     for factor, low, high in ((0.2, 1.6, 2.4), (0.0, 2.0, 2.0), (3.0, 0.0, 8.0)):
-        pacing = Pacing(
-            monotonic=lambda: 0.0, sleep=Upstream().sleep, uniform=dice.uniform, mode="proportional",
-            jitter_factor=factor,
-        )  # fmt: skip
+        said = {"backoff_max_seconds": 2, "jitter": "proportional", "jitter_factor": factor}
+        policy = RetryPolicy.model_validate(said)
         assert all(low <= delay_s(policy, pacing, 9) <= high for _ in range(200))
+
+
+@pytest.mark.proves("RESIL-11")
+@given(
+    takes_s=st.floats(0, 30), deadline=st.floats(0.1, 100), attempts=st.integers(1, 10), wanted_ms=st.integers(0, 5000)
+)
+async def test_deadlines_of_attempts_never_fall_and_never_exceed_the_calls(
+    takes_s: float, deadline: float, attempts: int, wanted_ms: int
+) -> None:
+    upstream = Upstream(Failure("E3503", retry_after_ms=wanted_ms))
+    upstream.takes_s = takes_s
+    await upstream.send(safe=True, deadline=deadline, max_attempts=attempts)
+    assert 1 <= len(upstream.deadlines) <= attempts
+    assert upstream.deadlines == sorted(upstream.deadlines)
+    assert all(until <= deadline for until in upstream.deadlines)
+    if len(upstream.deadlines) == attempts:
+        assert upstream.deadlines[-1] == deadline, "the last one leaves nothing to another"
+    if attempts > 1:
+        assert upstream.deadlines[0] == pytest.approx(0.8 * deadline)
+
+
+@pytest.mark.proves("RESIL-11")
+@pytest.mark.parametrize(("left_s", "asked"), [(0.9, 1), (1.1, 2)])
+async def test_an_attempt_with_too_little_time_left_is_not_begun(left_s: float, asked: int) -> None:
+    upstream = Upstream(Failure("E3503", retry_after_ms=1000), "yes")
+    upstream.takes_s = 99 - left_s
+    await upstream.send(safe=True, deadline=100.0)
+    assert upstream.asked == asked
+
+
+@pytest.mark.proves("RESIL-11")
+async def test_what_must_not_be_sent_twice_has_all_of_the_calls_time() -> None:
+    upstream = Upstream("yes")
+    await upstream.send(safe=False, deadline=100.0, max_attempts=5)
+    assert upstream.deadlines == [100.0]
+
+
+@pytest.mark.proves("RESIL-11")
+async def test_each_repeated_call_has_the_deadline_of_its_attempt() -> None:
+    upstream, given, policy = Upstream(), list[float](), RetryPolicy.model_validate({"max_attempts": 3})
+
+    async def call(until: float) -> Result:
+        given.append(until)
+        return Result(
+            invocation_id="1", tool="t@1.0.0", state="failed", created_ms=0, trace_id="t", metadata={}, error=DOWN
+        )
+
+    await call_with_retries(call, policy, upstream.pacing, deadline=100.0, on_exhausted=lambda _, attempts: None)
+    assert given == [pytest.approx(80.0), pytest.approx(90.1), 100.0]

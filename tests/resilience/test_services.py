@@ -16,9 +16,8 @@ import pytest
 import pytest_asyncio
 
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
+from interlock.core.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.resilience import limits
-from interlock.resilience.breaker import Tuning
 from interlock.resilience.services import LOOK_EVERY_S, Services
 from interlock.store.home import Home
 from interlock.store.journal import Journal
@@ -319,7 +318,8 @@ async def test_of_tools_that_are_configured_differently_the_most_careful_numbers
 
 
 async def test_an_operator_may_set_more_for_a_service(journal: Journal, time: FakeClock) -> None:
-    services = Services(journal, time.clock, tunings={"bank": Tuning(canary_share=0.5)})
+    rules = (BreakerRule.model_validate({"services": "ba*", "canary_share": 0.5}),)
+    services = Services(journal, time.clock, rules=rules)
     await trip(services)
     time.advance(60)
     entries = [call(services, Failure("E3703")) for _ in range(5)]
@@ -357,7 +357,7 @@ NODE = """
 import asyncio, sys
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
+from interlock.core.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.resilience.services import Services
 from interlock.store.home import Home
 from interlock.store.journal import Journal

@@ -68,9 +68,11 @@ class Scripted:
 
 @asynccontextmanager
 async def opened(
-    home: Path, server: Scripted, clock: FakeClock | None = None
+    home: Path, server: Scripted, clock: FakeClock | None = None, **settings: Any
 ) -> AsyncGenerator[tuple[Interlock, Upstreams]]:
-    async with Interlock.open(home, housekeeping=False, clock=None if clock is None else clock.clock) as lock:
+    async with Interlock.open(
+        home, housekeeping=False, clock=None if clock is None else clock.clock, **settings
+    ) as lock:
         upstreams = Upstreams(
             journal=lock.journal, catalog=lock.catalog, clock=lock.clock, make=server.make,
             lend=lambda names, s: open_lease(lock.secrets, names, lifetime_s=s, clock=lock.clock),
@@ -284,6 +286,69 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_tried_again(tmp_pa
         for _ in range(3):
             assert (await lock.call("far.look", text="a")).ok
         assert [one.state for one in lock.gateway.execution.services.snapshot()] == ["closed"]
+
+
+@pytest.mark.proves("RESIL-04")
+async def test_a_service_that_lets_calls_wait_in_vain_opens_its_breaker_too(tmp_path: Path) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        server.failure = Failure("E3503", "it did not answer in time")
+        codes = [code(await lock.call("far.look", text="a")) for _ in range(7)]
+        assert codes == ["E3503"] * 5 + ["E3501"] * 2
+        assert len(server.calls) == 5
+
+
+@pytest.mark.proves("RESIL-01")
+@pytest.mark.parametrize("per", ["service", "tool"])
+async def test_an_operator_sets_breakers_by_service_and_by_tool(tmp_path: Path, per: str) -> None:
+    server = Scripted()
+    server.offers.append(definition("find", hints={"readOnlyHint": True}))
+    rules: list[Json] = [
+        {"services": "far", "per": per, "failure_threshold": 4},
+        {"services": "elsewhere", "failure_threshold": 1},
+        {"tools": "far.find", "failure_threshold": 2, "timeout_seconds": 7},
+    ]
+    async with opened(tmp_path, server, FakeClock(), breakers=rules) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        server.failure = Failure("E3502", "it is down")
+        found = [await lock.call("far.find", text="a") for _ in range(3)]
+        assert [code(one) for one in found] == ["E3502", "E3502", "E3501"]
+        assert found[2].error is not None
+        assert found[2].error.retry_after_ms == 7000
+        looked = [code(await lock.call("far.look", text="a")) for _ in range(5)]
+        assert looked == (["E3501"] * 5 if per == "service" else ["E3502"] * 4 + ["E3501"])
+        health = {one.service: one.state for one in lock.gateway.execution.services.snapshot()}
+        own = {"far#far.find": "open", "far#far.look": "open"}
+        assert health == ({"far": "open"} if per == "service" else own)
+
+
+@pytest.mark.proves("RESIL-01")
+async def test_an_operator_sets_a_share_of_failures_that_opens_a_breaker(tmp_path: Path) -> None:
+    server = Scripted()
+    rule: Json = {"failure_rate": 0.5, "failure_rate_calls": 4, "failure_threshold": 100}
+    async with opened(tmp_path, server, breakers=[rule]) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        for _ in range(2):
+            assert (await lock.call("far.look", text="a")).ok
+        server.failure = Failure("E3502", "it is down")
+        codes = [code(await lock.call("far.look", text="a")) for _ in range(3)]
+        assert codes == ["E3502", "E3502", "E3501"]
+
+
+@pytest.mark.proves("RESIL-02")
+async def test_an_operator_sets_how_many_calls_and_which_share_try_a_service(tmp_path: Path) -> None:
+    server, clock = Scripted(), FakeClock()
+    rule: Json = {"services": "far", "half_open_max_calls": 2, "canary_share": 0.5, "success_threshold": 2}
+    async with opened(tmp_path, server, clock, breakers=[rule]) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        server.failure = Failure("E3502", "it is down")
+        for _ in range(5):
+            await lock.call("far.look", text="a")
+        server.failure = None
+        clock.advance(60)
+        codes = [code(await lock.call("far.look", text="a")) for _ in range(4)]
+        assert codes == [None, "E3501", None, None], "every second call, then three of four; then it is closed"
 
 
 async def test_a_new_overlay_is_told_apart_and_a_tool_that_it_renames_leaves_its_old_name(tmp_path: Path) -> None:

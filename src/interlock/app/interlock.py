@@ -352,10 +352,10 @@ class Interlock:
         observer, retried = self.gateway.observer, self.gateway.telemetry.metrics.retried
         tries = itertools.count()
 
-        def attempt() -> Awaitable[Result]:
+        def attempt(until: float) -> Awaitable[Result]:
             if next(tries):
                 retried(version.prepared)
-            return self.call(tool, arguments, deadline=Deadline(at=deadline), **options)
+            return self.call(tool, arguments, deadline=Deadline(at=until), **options)
 
         def exhausted(result: Result, attempts: int) -> None:
             observer.announce("RETRY_BUDGET_EXHAUSTED", result.invocation_id, result.tool, attempts=attempts)

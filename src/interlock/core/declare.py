@@ -229,12 +229,15 @@ def tool(
     estimated_cost: float | None = None,
     external_service: str | None = None,
     checkpoints: Sequence[str] | bool = False,
+    retry: Mapping[str, Any] | None = None,
+    breaker: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Declare a function as a tool.
 
     `version` and `mutation_class` are the two facts nobody can guess; everything else has a safe default. A write tool
     also lists its `effects`, a reversible one has a `@tool.compensate` handler, an irreversible one a `@tool.preview`.
-    One that saves `checkpoints` says so, or lists the labels that are milestones.
+    One that saves `checkpoints` says so, or lists the labels that are milestones. `retry` and `breaker` are the parts
+    `retry_policy` and `circuit_breaker_config` of the manifest.
     """
     return _declarer(locals(), [])
 
@@ -385,6 +388,9 @@ def _facts(
     if said["checkpoints"] is not False:
         events = [] if said["checkpoints"] is True else listed("checkpoints")
         facts["checkpoint_config"] = {"enabled": True, "macro_events": events}
+    for option, field in (("retry", "retry_policy"), ("breaker", "circuit_breaker_config")):
+        if said[option] is not None:
+            facts[field] = dict(said[option]) if isinstance(said[option], Mapping) else said[option]
     if said["timeout_s"] is not None:
         facts["timeout_default"] = said["timeout_s"]
     elif said["timeout_class"] is None:
@@ -414,7 +420,7 @@ _ITEMS = {"effects": "Effect(…)", "examples": "objects", "preconditions": "Pre
 _OPTION_OF = {
     "name": "title", "required_permissions": "permissions", "required_scopes": "scopes", "timeout_default": "timeout_s",
     "idempotency": "window_s", "resource_limits": "memory", "network_policy": "network",
-    "checkpoint_config": "checkpoints",
+    "checkpoint_config": "checkpoints", "retry_policy": "retry", "circuit_breaker_config": "breaker",
 }  # fmt: skip
 
 

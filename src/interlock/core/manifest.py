@@ -145,13 +145,40 @@ class RetryPolicy(Part):
     retry_on_status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = Field(
         (429, 500, 502, 503, 504), strict=False
     )
+    jitter: Literal["full", "proportional"] = Field(
+        "full",
+        description="full: a delay between 0 and the backoff; proportional: the backoff, more or less by jitter_factor",
+    )
+    jitter_factor: float = Field(0.2, ge=0.0, le=10.0)
 
 
 class CircuitBreakerConfig(Part):
+    per: Literal["service", "tool"] = Field(
+        "service", description="service: all tools of the service share a breaker; tool: this tool has its own"
+    )
     failure_threshold: int = Field(5, ge=1, le=100)
     success_threshold: int = Field(3, ge=1, le=100)
     timeout_seconds: int = Field(60, ge=1, le=3600)
     half_open_max_calls: int = Field(10, ge=1, le=100)
+    window_seconds: int = Field(60, ge=1, le=3600)
+    failure_rate: float | None = Field(
+        None, gt=0.0, le=1.0, description="opens from this share of failures on, besides failure_threshold"
+    )
+    failure_rate_calls: int = Field(10, ge=1, le=10_000, description="how many calls the share is taken of at least")
+    canary_share: float | None = Field(
+        None, gt=0.0, le=1.0, description="half open, only this share of the calls passes at first"
+    )
+
+
+class BreakerRule(CircuitBreakerConfig):
+    """What an operator sets for the breakers of some services and tools, in place of what manifests say."""
+
+    services: str = Field("*", description="the services that it is for, as a pattern")
+    tools: str = Field("*", description="the tools that it is for, as a pattern")
+
+    def applied(self, config: CircuitBreakerConfig) -> CircuitBreakerConfig:
+        said = {name: getattr(self, name) for name in self.model_fields_set - {"services", "tools"}}
+        return config.model_copy(update=said)
 
 
 class CheckpointConfig(Part):

@@ -80,7 +80,9 @@ class Execution:
         self._lend = lend
         self._locks = locks
         self._checkpoints = checkpoints
-        self.services = Services(journal, clock, listen=self._note_service, supervisor=supervisor)
+        self.services = Services(
+            journal, clock, listen=self._note_service, rules=settings.breakers, supervisor=supervisor
+        )
         self._watching = Watching(journal, settings, observer, quarantine)
         # Whether what calls change is watched, so that calls have to be kept apart from one another.
         self.watches = self._watching.active
@@ -115,7 +117,7 @@ class Execution:
         """Run what a service answers. One that keeps failing is left alone (E3501)."""
         requested = granted.checked.requested
         call, tool = requested.call, requested.tool
-        entry = self.services.enter(service, tool.contract.manifest.circuit_breaker_config)
+        entry = self.services.enter(service, tool.contract.manifest.circuit_breaker_config, str(tool.contract.id))
         try:
             ran = await self._run(granted)
             if ran.source == "compute":

@@ -32,7 +32,6 @@ from typing import Literal
 
 from interlock.core.errors import Failure
 from interlock.core.manifest import CircuitBreakerConfig
-from interlock.core.record import record
 from interlock.core.words import wait
 
 State = Literal["closed", "open", "half_open"]
@@ -68,16 +67,6 @@ def answered(failure: Failure) -> bool:
     return failure.code in _RESULTS or failure.native_error_ref is not None
 
 
-@record
-class Tuning:
-    """What an operator may set for a service besides what the tools' contracts say."""
-
-    window_s: float = 60.0
-    failure_rate: float | None = None  # opens from this share of failures on ...
-    rate_calls: int = 10  # ... once so many calls are in the window
-    canary_share: float | None = None
-
-
 def _unheard(old: State, new: State) -> None:
     """For a breaker that nobody listens to."""
 
@@ -91,13 +80,11 @@ class Breaker:
         *,
         monotonic: Callable[[], float],
         service: str = "service",
-        tuning: Tuning | None = None,
         moved: Callable[[State, State], None] = _unheard,
     ) -> None:
         self.config = config
         self.service = service
         self.state: State = "closed"
-        self._tuning = tuning or Tuning()
         self._monotonic = monotonic
         self._moved = moved
         # Listeners may ask the breaker something; hence not a plain lock.
@@ -105,7 +92,7 @@ class Breaker:
         self._round = 0
         self._until = 0.0
         self._failures: deque[float] = deque(maxlen=config.failure_threshold)
-        self._tally = None if self._tuning.failure_rate is None else _Tally(self._tuning.window_s)
+        self._tally = None if config.failure_rate is None else _Tally(config.window_seconds)
         self._passed = 0
         self._successes = 0
         self._credit = 0.0
@@ -176,6 +163,7 @@ class Breaker:
         with self._lock:
             self.config = config
             self._failures = deque(self._failures, maxlen=config.failure_threshold)
+            self._tally = None if config.failure_rate is None else _Tally(config.window_seconds)
 
     @property
     def wait_s(self) -> float:
@@ -185,7 +173,7 @@ class Breaker:
     @property
     def failures(self) -> int:
         """How many failures are in the window; no more than open the breaker are counted."""
-        since = self._monotonic() - self._tuning.window_s
+        since = self._monotonic() - self.config.window_seconds
         return sum(at > since for at in tuple(self._failures))
 
     # The machine
@@ -197,15 +185,15 @@ class Breaker:
 
     def _trips(self, now: float) -> bool:
         """Note a failure; whether it is the one that opens the breaker."""
-        failures, tuning = self._failures, self._tuning
+        failures, config = self._failures, self.config
         failures.append(now)
-        if len(failures) == failures.maxlen and now - failures[0] < tuning.window_s:
+        if len(failures) == failures.maxlen and now - failures[0] < config.window_seconds:
             return True
-        if self._tally is None or tuning.failure_rate is None:
+        if self._tally is None or config.failure_rate is None:
             return False
         self._tally.add(now, failures=1)
         calls, failed = self._tally.sums(now)
-        return calls >= tuning.rate_calls and failed >= tuning.failure_rate * calls
+        return calls >= config.failure_rate_calls and failed >= config.failure_rate * calls
 
     def _has_room(self, now: float) -> bool:
         """Whether a place is left to try the service; places of calls that are not heard of any more come back."""
@@ -232,7 +220,7 @@ class Breaker:
 
     def _drawn(self) -> bool:
         """Whether a call is among the share that passes: the share is saved up until it makes a whole call."""
-        share = self._tuning.canary_share
+        share = self.config.canary_share
         if share is None:
             return True
         if self._credit < _WHOLE:

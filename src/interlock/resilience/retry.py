@@ -1,8 +1,9 @@
 """Retries: the same call, under the same key, until it is clear how it ended.
 
 The `retryable` flag of a failure is the only judge: what is not retryable is never sent again. Delays are drawn with
-full jitter, so that clients that failed together do not come back together; a delay that the other side asks for
-overrides the draw. Nothing sleeps past the deadline.
+full jitter, so that clients that failed together do not come back together, or with proportional jitter where the
+policy says so; a delay that the other side asks for overrides the draw. Nothing sleeps past the deadline. Each attempt
+has a deadline of its own (`attempt_deadline`).
 
 There are two places to retry. `call_with_retries` repeats whole calls, which their key protects from being carried out
 twice. `sending` repeats one request to an upstream within a call, and an upstream knows nothing of our keys: what may
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from interlock.core.errors import Failure
 from interlock.core.manifest import RetryPolicy
@@ -24,6 +25,10 @@ from interlock.core.results import Result
 T = TypeVar("T")
 
 BASE_S = 0.1
+# The share of a call's time that its first attempt leaves to the others.
+KEPT = 0.2
+# An attempt for which less than this share of the call's time is left cannot finish and is not begun.
+LEAST = 0.01
 
 
 @record
@@ -34,16 +39,24 @@ class Pacing:
     sleep: Callable[[float], Awaitable[None]]
     uniform: Callable[[float, float], float]
     base_s: float = BASE_S
-    mode: Literal["full", "proportional"] = "full"
-    jitter_factor: float = 0.2
 
 
 def delay_s(policy: RetryPolicy, pacing: Pacing, retry: int) -> float:
     """The delay before retry number `retry` (the first is 1)."""
     capped = min(float(policy.backoff_max_seconds), pacing.base_s * policy.backoff_multiplier ** (retry - 1))
-    if pacing.mode == "full":
+    if policy.jitter == "full":
         return pacing.uniform(0.0, capped)
-    return max(0.0, capped + pacing.uniform(-pacing.jitter_factor * capped, pacing.jitter_factor * capped))
+    return max(0.0, capped + pacing.uniform(-policy.jitter_factor * capped, policy.jitter_factor * capped))
+
+
+def attempt_deadline(policy: RetryPolicy, attempt: int, now: float, deadline: float) -> float:
+    """The deadline of attempt number `attempt` (the first is 1) that begins now.
+
+    It lies within the call's deadline, which goes back to the timeout class. Up to a fifth of what is left is kept for
+    the attempts that the policy still allows, in equal parts, so that one that hangs leaves time for another.
+    """
+    later = max(0, policy.max_attempts - attempt)
+    return deadline if later == 0 else deadline - (deadline - now) * KEPT * later / (policy.max_attempts - 1)
 
 
 def http_status(failure: Failure) -> int | None:
@@ -68,17 +81,20 @@ def unsent(failure: Failure) -> bool:
 
 
 async def call_with_retries(
-    attempt: Callable[[], Awaitable[Result]],
+    attempt: Callable[[float], Awaitable[Result]],
     policy: RetryPolicy,
     pacing: Pacing,
     *,
     deadline: float,
     on_exhausted: Callable[[Result, int], None],
 ) -> Result:
-    """Attempt until success, a failure that must not be repeated, the attempt limit or the deadline."""
-    attempts = 0
+    """Attempt until success, a failure that must not be repeated, the attempt limit or the deadline.
+
+    `attempt` is given the deadline of each attempt.
+    """
+    attempts, began = 0, pacing.monotonic()
     while True:
-        result = await attempt()
+        result = await attempt(attempt_deadline(policy, attempts + 1, pacing.monotonic(), deadline))
         failure = result.error
         if failure is None or not may_retry(failure, policy):
             return result
@@ -86,12 +102,12 @@ async def call_with_retries(
         if attempts >= policy.max_attempts:
             on_exhausted(result, attempts)
             return _exhausted(result, failure, attempts)
-        if not await _paused(failure, policy, pacing, attempts, deadline):
+        if not await _paused(failure, policy, pacing, attempts, began, deadline):
             return result
 
 
 async def sending(
-    attempt: Callable[[], Awaitable[T]],
+    attempt: Callable[[float], Awaitable[T]],
     policy: RetryPolicy,
     pacing: Pacing,
     *,
@@ -102,29 +118,34 @@ async def sending(
     """One request to an upstream: what it answers, or the last failure, which says how many attempts there were.
 
     `safe`: doing it twice does no harm, because it is a read or because the upstream promised to do it once under its
-    key. A breaker's refusal is not waited out: it is there to fail fast.
+    key. A breaker's refusal is not waited out: it is there to fail fast. `attempt` is given the deadline of each
+    attempt; what must not be sent twice has the call's.
     """
-    attempts, reached = 0, False
+    attempts, reached, began = 0, False, pacing.monotonic()
     while True:
         attempts += 1
         try:
-            return await attempt()
+            until = attempt_deadline(policy, attempts, pacing.monotonic(), deadline) if safe else deadline
+            return await attempt(until)
         except Failure as failure:
             reached = reached or not unsent(failure)
             # INVARIANT: what may have been carried out and must not be twice is never sent again.
             again = (safe or not reached) and failure.code != "E3501" and may_retry(failure, policy, status_of)
-            if again and attempts < policy.max_attempts and await _paused(failure, policy, pacing, attempts, deadline):
+            more = again and attempts < policy.max_attempts
+            if more and await _paused(failure, policy, pacing, attempts, began, deadline):
                 continue
             if attempts == 1:
                 raise
             raise _after(failure, attempts, reached) from failure
 
 
-async def _paused(failure: Failure, policy: RetryPolicy, pacing: Pacing, retry: int, deadline: float) -> bool:
-    """Wait until the next attempt is due; False at once if that would only find the deadline passed."""
+async def _paused(
+    failure: Failure, policy: RetryPolicy, pacing: Pacing, retry: int, began: float, deadline: float
+) -> bool:
+    """Wait until the next attempt is due; False at once if it could not finish in what is left then."""
     asked_ms = failure.retry_after_ms
     pause = delay_s(policy, pacing, retry) if asked_ms is None else asked_ms / 1000
-    if pacing.monotonic() + pause >= deadline:
+    if pacing.monotonic() + pause >= deadline - LEAST * (deadline - began):
         return False
     await pacing.sleep(pause)
     return True

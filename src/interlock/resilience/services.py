@@ -12,6 +12,9 @@ that is not as it was known is somebody else's finding:
 
 A process that starts knows no rows, so it honours whatever stands in the table.
 
+A service has one breaker, which its tools share; a tool whose configuration says `per: tool` has one of its own, called
+SERVICE#TOOL. What the settings say (`breakers`) replaces what the manifest says, number by number, in their order.
+
 A journal that cannot be written costs the sharing, not the guarding.
 
 INVARIANT: of several processes whose breakers change at the same time, one writes the change and the others follow it.
@@ -22,16 +25,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
+from interlock.core.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.core.supervise import Supervisor
 from interlock.core.words import wait
 from interlock.resilience import limits
-from interlock.resilience.breaker import Breaker, State, Tuning, answered, counts
+from interlock.resilience.breaker import Breaker, State, answered, counts
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
@@ -89,7 +94,7 @@ class _Held:
 
     __slots__ = ("breaker", "known", "moves", "reason", "row", "suspend", "writer")
 
-    def __init__(self, breaker: Breaker, suspend: Callable[[str, int], None]) -> None:
+    def __init__(self, breaker: Breaker, suspend: Callable[[int], None]) -> None:
         self.breaker = breaker
         self.suspend = suspend
         self.known: dict[int, CircuitBreakerConfig] = {}
@@ -121,7 +126,7 @@ class Entry:
         else:
             held.breaker.abandoned(self._admitted)
             if failure.code == "E3504" and failure.retry_after_ms:
-                held.suspend(held.breaker.service, failure.retry_after_ms)
+                held.suspend(failure.retry_after_ms)
 
     def abandoned(self) -> None:
         """The call has ended without saying anything about the service."""
@@ -142,21 +147,22 @@ class Services:
         clock: Clock,
         *,
         listen: Callable[[str, str, str], None] | None = None,
-        tunings: Mapping[str, Tuning] | None = None,
+        rules: Sequence[BreakerRule] = (),
         supervisor: Supervisor | None = None,
     ) -> None:
         self._journal = journal
         self._clock = clock
         self._monotonic = clock.monotonic
         self._listen = listen
-        self._tunings = tunings or {}
+        self._rules = tuple(rules)
+        self._resolved: dict[tuple[str, str, CircuitBreakerConfig], tuple[str, CircuitBreakerConfig]] = {}
         self._supervisor = supervisor or Supervisor(clock)
         self._held: dict[str, _Held] = {}
         self._rows: dict[str, Row] = {}
         self._suspended: dict[str, int] = {}
         self._looked = float("-inf")
 
-    def enter(self, service: str, config: CircuitBreakerConfig) -> Entry:
+    def enter(self, service: str, config: CircuitBreakerConfig, tool: str = "") -> Entry:
         """Let a call through to a service; E3501 while its breaker refuses, E3504 while it asked to be left alone.
 
         Where the tools of a service are configured differently, the most careful number of each kind counts.
@@ -165,9 +171,10 @@ class Services:
             self.look()
         if self._suspended:
             self._check_suspended(service)
-        held = self._held.get(service)
+        name, config = self._resolved.get((service, tool, config)) or self._resolve(service, tool, config)
+        held = self._held.get(name)
         if held is None or id(config) not in held.known:
-            held = self._know(service, config)
+            held = self._know(name, config, service)
         return Entry(held, held.breaker.admit())
 
     def suspend(self, service: str, for_ms: int) -> None:
@@ -185,10 +192,12 @@ class Services:
         It is not closed, for that somebody answers does not say that calls succeed; the next one tries.
         """
         self.look()
-        row = self._rows.get(service)
-        if row is not None and row.state == "open" and row.until_ms > self._clock.now_ms():
-            await self._journal.commit(_hasten(service, row))
-            self.look()
+        own = f"{service}#"
+        for name, row in list(self._rows.items()):
+            named = name == service or name.startswith(own)
+            if named and row.state == "open" and row.until_ms > self._clock.now_ms():
+                await self._journal.commit(_hasten(name, row))
+        self.look()
 
     def look(self) -> None:
         """Look what others have found out."""
@@ -220,17 +229,29 @@ class Services:
 
     # Knowing
 
-    def _know(self, service: str, config: CircuitBreakerConfig) -> _Held:
+    def _resolve(self, service: str, tool: str, config: CircuitBreakerConfig) -> tuple[str, CircuitBreakerConfig]:
+        """The breaker that a tool goes by, and its numbers once the operator's rules are applied."""
+        resolved = config
+        for rule in self._rules:
+            if fnmatchcase(service, rule.services) and fnmatchcase(tool, rule.tools):
+                resolved = rule.applied(resolved)
+        name = f"{service}#{tool}" if tool and resolved.per == "tool" else service
+        if len(self._resolved) >= MAX_KNOWN:
+            self._resolved.clear()
+        self._resolved[service, tool, config] = name, resolved
+        return name, resolved
+
+    def _know(self, service: str, config: CircuitBreakerConfig, suspended: str) -> _Held:
+        """The breaker of a name. `suspended`: the service to leave alone when it asks for that."""
         held = self._held.get(service)
         if held is None:
             breaker = Breaker(
                 config,
                 monotonic=self._monotonic,
                 service=service,
-                tuning=self._tunings.get(service),
                 moved=lambda old, new: self._moved(service, old, new),
             )
-            held = self._held[service] = _Held(breaker, self.suspend)
+            held = self._held[service] = _Held(breaker, partial(self.suspend, suspended))
             self._follow(service, held)
         elif config != held.breaker.config:
             held.breaker.retune(_most_careful(held.breaker.config, config))
@@ -351,4 +372,14 @@ def _most_careful(one: CircuitBreakerConfig, other: CircuitBreakerConfig) -> Cir
         success_threshold=max(one.success_threshold, other.success_threshold),
         timeout_seconds=max(one.timeout_seconds, other.timeout_seconds),
         half_open_max_calls=min(one.half_open_max_calls, other.half_open_max_calls),
+        window_seconds=max(one.window_seconds, other.window_seconds),
+        failure_rate=_lower(one.failure_rate, other.failure_rate),
+        failure_rate_calls=min(one.failure_rate_calls, other.failure_rate_calls),
+        canary_share=_lower(one.canary_share, other.canary_share),
+        per=one.per,
     )
+
+
+def _lower(one: float | None, other: float | None) -> float | None:
+    """The lower of two shares, where at least one is set."""
+    return other if one is None else one if other is None else min(one, other)

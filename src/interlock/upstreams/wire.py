@@ -339,6 +339,16 @@ class Sender:
             except TimeoutError:
                 raise late(self._name) from None
 
+        async def timed(until: float) -> Any:
+            """One attempt within its own deadline. The last one has the call's, which is kept elsewhere."""
+            if until >= call.deadline:
+                return await once()
+            try:
+                async with asyncio.timeout(max(0.0, until - call.monotonic())):
+                    return await once()
+            except TimeoutError:
+                raise late(self._name) from None
+
         def once() -> Awaitable[Any]:
             # INVARIANT: a call that is still being tried does not connect anew to what was let go of.
             if self._closed:
@@ -349,7 +359,7 @@ class Sender:
                 return self._in_turn(bounded, safe=safe)
             return self._by_breakers(self._guarded, call, bounded, safe=safe)
 
-        sent = sending(once, call.retry, self.pacing, deadline=call.deadline, safe=safe)
+        sent = sending(timed, call.retry, self.pacing, deadline=call.deadline, safe=safe)
         return await (sent if self._guarded is not None else self._or_old(call, sent))
 
     def forget(self) -> None:

@@ -30,6 +30,30 @@ def _address(value: str) -> str:
     return value
 
 
+def _expression(value: str) -> str:
+    try:
+        found = re.compile(value)
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+    if found.match(""):
+        raise ValueError("it matches the empty text, so it would match everywhere")
+    return value
+
+
+class RedactionPattern(pydantic.BaseModel):
+    """A pattern of the operator's. Its matches are replaced by the marker; without one, by [NAME_REDACTED]."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, pydantic.Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    pattern: Annotated[str, pydantic.Field(max_length=1000), pydantic.AfterValidator(_expression)]
+    marker: Annotated[str, pydantic.Field(max_length=100)] = ""
+
+    @property
+    def rule(self) -> tuple[str, str, str]:
+        return self.name, self.pattern, self.marker or f"[{self.name.upper()}_REDACTED]"
+
+
 PostgresAddress = Annotated[str, pydantic.AfterValidator(_address)]
 
 
@@ -90,6 +114,11 @@ class Settings(pydantic.BaseModel):
     )
     strict_redaction: bool = pydantic.Field(False, description="redact whatever merely looks like a number or address")
     redact_names: tuple[str, ...] = pydantic.Field((), description="further field names whose values are never shown")
+    redact_patterns: tuple[RedactionPattern, ...] = pydantic.Field(
+        (),
+        description="further patterns whose matches are never shown: name, pattern (a regular expression) and, if the"
+        " name does not say enough, marker",
+    )
     no_pattern_redaction: tuple[str, ...] = pydantic.Field((), description="namespaces whose results keep their text")
 
     environment: str = pydantic.Field(

@@ -92,7 +92,9 @@ FACTS: list[tuple[Json, Json, str | None]] = [
     ({}, {"mutation_class": "read_only", "effects": []}, "asks"),
     ({}, {"network_policy": {"allowed_domains": ["service.example"]}}, "network"),
     ({}, {"external_io": False}, None),
-    (REVERSIBLE, {"concurrency_safe": True}, "alone"),
+    (REVERSIBLE, {"concurrency_safe": True}, None),  # writes and open-world calls must be isolated besides
+    (REVERSIBLE | {"isolated_calls": True}, {"concurrency_safe": True}, "alone"),
+    (REVERSIBLE | {"concurrency_safe": True}, {"isolated_calls": True}, "alone"),
     (REVERSIBLE, {"network_policy": {"allowed_domains": ["service.example"]}}, "network"),
     (REVERSIBLE, {"external_io": False}, None),
 ]

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from interlock import BatchPolicy, Context, Failure, Field, Interlock, Request, tool
+from interlock import BatchPolicy, Context, Effect, Failure, Field, Interlock, Request, tool
 from interlock.gateway.batch import Batch
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
@@ -33,7 +33,7 @@ async def _work(number: int, fail: bool) -> int:
         running.discard(number)
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
 async def safe(number: Number, fail: Annotated[bool, Field(description="fail as asked")] = False) -> int:
     """May overlap others."""
     return await _work(number, fail)
@@ -45,7 +45,7 @@ async def alone(number: Number) -> int:
     return await _work(number, False)
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
 async def depends(number: Number) -> int:
     """May overlap others for even numbers only."""
     return await _work(number, False)
@@ -56,7 +56,7 @@ def _(number: int) -> bool:
     return number % 2 == 0
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
 async def modifies(ctx: Context, text: Text) -> str:
     """Asks for a change of context."""
     ctx.modify_context(topic=text)
@@ -64,7 +64,47 @@ async def modifies(ctx: Context, text: Text) -> str:
     return text
 
 
-TOOLS = (safe, alone, depends, modifies)
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True)
+async def outside(number: Number) -> int:
+    """Reads something outside."""
+    return await _work(number, False)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, isolated_calls=True)
+async def outside_isolated(number: Number) -> int:
+    """Reads something outside that no other call changes."""
+    return await _work(number, False)
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="b", concurrency_safe=True, external_io=False,
+    effects=[Effect("place:{number}", "UPDATE")],
+)  # fmt: skip
+async def write(number: Number) -> int:
+    """Writes, and can be undone."""
+    return await _work(number, False)
+
+
+@write.compensate
+async def _unwrite(number: int) -> None: ...
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="b", concurrency_safe=True, external_io=False,
+    isolated_calls=True, effects=[Effect("place:{number}", "UPDATE")],
+)  # fmt: skip
+async def write_isolated(number: Number) -> int:
+    """Writes a place of its own."""
+    return await _work(number, False)
+
+
+@write_isolated.compensate
+async def _unwrite_isolated(number: int) -> None: ...
+
+
+TOOLS = (safe, alone, depends, modifies, outside, outside_isolated, write, write_isolated)
+OVERLAPPING = ("safe", "outside_isolated", "write_isolated")
+KINDS = (*OVERLAPPING, "alone", "depends", "outside", "write")
 
 
 @pytest.fixture
@@ -83,7 +123,8 @@ async def prepare(lock: Interlock) -> None:
 
 
 def requests(lock: Interlock, kinds: list[str]) -> list[Request]:
-    return [lock.request(f"b.{kind}", {"number": index}) for index, kind in enumerate(kinds)]
+    keys = [f"k{index}" if kind.startswith("write") else None for index, kind in enumerate(kinds)]
+    return [lock.request(f"b.{kind}", {"number": i}, key=keys[i]) for i, kind in enumerate(kinds)]
 
 
 async def release(numbers: list[int], until: Callable[[], bool]) -> None:
@@ -104,9 +145,9 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.part_of("LIFE-17", rest="reversible writes and open-world reads do not run beside one another")
+@pytest.mark.proves("LIFE-17")
 @settings(max_examples=25)
-@given(kinds=st.lists(st.sampled_from(["safe", "alone", "depends"]), min_size=1, max_size=7), data=st.data())
+@given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), data=st.data())
 def test_unsafe_calls_never_overlap_and_results_keep_the_order_of_requests(kinds: list[str], data: Any) -> None:
     order = data.draw(st.permutations(range(len(kinds))))
 
@@ -124,15 +165,16 @@ def test_unsafe_calls_never_overlap_and_results_keep_the_order_of_requests(kinds
     asyncio.run(scenario())
 
     def is_safe(number: int) -> bool:
-        return kinds[number] == "safe" or (kinds[number] == "depends" and number % 2 == 0)
+        return kinds[number] in OVERLAPPING or (kinds[number] == "depends" and number % 2 == 0)
 
     for others, number in overlaps:
         assert not others or (is_safe(number) and all(is_safe(other) for other in others))
 
 
 @pytest.mark.proves("LIFE-17")
-async def test_safe_calls_really_run_at_the_same_time(batches: Interlock) -> None:
-    task = asyncio.create_task(batches.batch(requests(batches, ["safe"] * 5)))
+@pytest.mark.parametrize("kind", OVERLAPPING)
+async def test_safe_calls_really_run_at_the_same_time(batches: Interlock, kind: str) -> None:
+    task = asyncio.create_task(batches.batch(requests(batches, [kind] * 5)))
     await until(lambda: len(running) == 5)
     for gate in gates.values():
         gate.set()

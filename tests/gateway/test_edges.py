@@ -26,7 +26,7 @@ class Account(TypedDict):
     word: Annotated[str, Field(json_schema_extra={"x-sensitivity": "secret", "x-disclose": "pii:read"})]
 
 
-@tool(version="1.0.0", mutation_class="read_only", namespace="edge", concurrency_safe=True)
+@tool(version="1.0.0", mutation_class="read_only", namespace="edge", concurrency_safe=True, external_io=False)
 async def hang(where: Text) -> str:
     """Wait for ever in one of several places."""
     if where in ("tool", "batch"):
@@ -287,7 +287,7 @@ async def test_a_call_that_cancels_itself_is_a_failure_in_its_batch(lock: Interl
 
 
 async def test_a_tool_that_cannot_say_whether_it_may_overlap_runs_alone(lock: Interlock) -> None:
-    @tool(version="1.0.0", mutation_class="read_only", namespace="edge")
+    @tool(version="1.0.0", mutation_class="read_only", namespace="edge", external_io=False)
     async def picky(number: Number) -> int:
         """Overlap by input, badly."""
         return number
@@ -320,7 +320,7 @@ async def test_only_a_plain_yes_lets_a_call_overlap_others_however_it_is_said(
     here: list[int] = []
     seen: list[int] = []
 
-    @tool(version="1.0.0", mutation_class="read_only", namespace="edge")
+    @tool(version="1.0.0", mutation_class="read_only", namespace="edge", external_io=False)
     async def picky(number: Number) -> int:
         """Overlap by input."""
         here.append(number)
@@ -488,7 +488,7 @@ async def test_the_journal_can_be_closed_by_two_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=repr)
 async def test_whatever_a_check_raises_is_only_its_calls_failure(lock: Interlock, error: BaseException) -> None:
-    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", concurrency_safe=True)
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", concurrency_safe=True, external_io=False)
     async def guarded(text: sample.Text) -> str:
         """Never reached."""
         return text

@@ -17,7 +17,7 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
 
     @tool(
         version="1.0.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("x:{name}", "UPDATE")],
-        concurrency_safe=True,
+        concurrency_safe=True, isolated_calls=True,
     )  # fmt: skip
     async def strand(name: sample.Name) -> str:
         """Change something, or not, and never come back."""
@@ -38,7 +38,7 @@ async def test_a_write_that_was_stopped_on_its_way_is_never_called_retryable(loc
         """Make a write below that does not come back."""
         await ctx.call("demo.strand", {"name": "below"}, key="below", timeout_s=1)
 
-    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", concurrency_safe=True)
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", concurrency_safe=True, external_io=False)
     async def fall() -> int:
         """Fail once others run."""
         await begun.wait()

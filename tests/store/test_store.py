@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import sqlalchemy as sa
 
-from interlock import Interlock
+from interlock import Failure, Field, Interlock, tool
 from interlock.store.home import run_migrations
 from interlock.store.tables import metadata
-from tests.gateway.test_lifecycle import records
+from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 
 
 def _shape(path: Path) -> dict[str, Any]:
@@ -90,3 +90,39 @@ async def test_list_settings_can_come_from_the_environment(tmp_path: Path, monke
     monkeypatch.setenv("INTERLOCK_REDACT_NAMES", "iban,passport")
     async with Interlock.open(tmp_path) as opened:
         assert opened.settings.redact_names == ("iban", "passport")
+
+
+@pytest.mark.proves("AUDIT-05")
+async def test_patterns_and_names_of_the_settings_are_redacted_in_results_and_records(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text(
+        'redact_names = ["badge"]\n'
+        "[[redact_patterns]]\nname = 'staff'\npattern = 'EMP-[0-9]+'\n"
+        "[[redact_patterns]]\nname = 'case'\npattern = 'CASE/[A-Z]+'\nmarker = '[CASE]'\n"
+    )
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="note")
+    async def repeat(text: Annotated[str, Field(description="what to say", examples=["hello"])]) -> dict[str, str]:
+        """Say a text again, beside a badge."""
+        return {"said": text, "badge": "blue"}
+
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        await lock.journal.commit(_publish(repeat))
+        lock.catalog.attach(repeat)
+        said = (await lock.call("note.repeat", {"text": "EMP-77 opened CASE/XY"})).unwrap()
+        assert said == {"said": "[STAFF_REDACTED] opened [CASE]", "badge": "[REDACTED]"}
+        bodies = b"".join(bytes(body) for (body,) in lock.journal.read("SELECT body FROM journal"))
+        assert b"EMP-77" not in bodies
+        assert b"CASE/XY" not in bodies
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [("pattern = '('", "no regular expression"), ("pattern = 'x*'", "matches the empty text")]
+)
+async def test_a_pattern_that_cannot_be_used_is_refused_with_its_place(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "settings.toml").write_text(f"[[redact_patterns]]\nname = 'staff'\n{line}\n")
+    with pytest.raises(Failure) as caught:
+        async with Interlock.open(tmp_path, housekeeping=False):
+            pass
+    assert caught.value.code == "E3108"
+    assert words in caught.value.message
+    assert "settings.toml, line 3" in caught.value.message

@@ -112,7 +112,13 @@ class Interlock:
         self.elsewhere = Elsewhere(self.journal, self.instance)
         self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
         self.engine = engine(settings, self.policy, clock)
-        self.redactor = Redactor(RedactionRules(strict=settings.strict_redaction, extra_names=settings.redact_names))
+        self.redactor = Redactor(
+            RedactionRules(
+                strict=settings.strict_redaction,
+                extra_patterns=tuple(one.rule for one in settings.redact_patterns),
+                extra_names=settings.redact_names,
+            )
+        )
         self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
         self.identities = LocalIdentities(self.journal)
         self.tokens = Tokens(

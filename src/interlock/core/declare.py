@@ -208,6 +208,7 @@ def tool(
     provider: str = "local",
     tool_kind: ToolKind = "function",
     concurrency_safe: bool = False,
+    isolated_calls: bool = False,
     restart_safe: bool = False,
     external_io: bool = True,
     cancellable: bool = True,
@@ -459,8 +460,8 @@ def _instead(option: str, given: Any) -> str:
 _CHOICES = ("mutation_class", "timeout_class")
 
 _PLAIN_FACTS = (
-    "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "restart_safe", "external_io",
-    "cancellable", "paged", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change",
+    "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "isolated_calls", "restart_safe",
+    "external_io", "cancellable", "paged", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change",
     "redact_results", "max_inline_chars", "max_result_bytes", "persist_output", "priority", "estimated_cost",
     "external_service",
 )  # fmt: skip

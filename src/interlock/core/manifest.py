@@ -495,6 +495,11 @@ class Manifest(Part):
     versioned: bool = False
     has_fixture: bool = False
     concurrency_safe: bool = False
+    isolated_calls: bool = Field(
+        False,
+        description="no call of this tool sees or disturbs what another call does; needed for writes and tools with"
+        " external_io to run beside others",
+    )
     restart_safe: bool = False
     external_io: bool = True
     cancellable: bool = True

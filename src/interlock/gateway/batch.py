@@ -1,8 +1,10 @@
 """Batches: several calls at once, in parallel only where each says that it may.
 
 A call may overlap others only if its tool is declared concurrency-safe, for that very input where the tool decides by
-input; reading alone is not enough. Everything else runs alone. Results come in the order of the requests, whatever
-order the calls end in, and a call that is cut short for a sibling's sake still gets a result, labelled synthetic.
+input; reading alone is not enough. Reversible writes and calls that reach outside (`external_io`) must declare besides
+that their calls are isolated from one another (`isolated_calls`). Everything else runs alone. Results come in the order
+of the requests, whatever order the calls end in, and a call that is cut short for a sibling's sake still gets a result,
+labelled synthetic.
 """
 
 from __future__ import annotations
@@ -100,11 +102,15 @@ class Batch:
         try:
             capability = None if request.caller is None else request.caller.capability
             tool = self._catalog.resolve(request.tool, request.version, capability).prepared
+            manifest = tool.contract.manifest
             if tool.contract.mutation.mutation_class == "write_irreversible":
+                return False
+            # INVARIANT: a write and a call that reaches outside run alone unless their tool declares isolation.
+            if (tool.writes or manifest.external_io) and not manifest.isolated_calls:
                 return False
             decide = tool.handler("concurrent")
             if decide is None:
-                return tool.contract.manifest.concurrency_safe
+                return manifest.concurrency_safe
             # The tool decides by input, so the input is checked before it is asked.
             if await self._gateway.check(request) is not None:
                 return False

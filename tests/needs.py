@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,6 +16,11 @@ def need(program: str, package: str, *, below: str = "") -> Path:
     places = [Path(found)] if found else sorted(Path("/").glob(f"{below.lstrip('/')}/{program}") if below else ())
     if places:
         return places[-1]
+    return missing(f"{program} is not installed: apt-get install {package}")
+
+
+def missing(words: str) -> NoReturn:
+    """Skip the test because the machine lacks something; fail it where CI=true."""
     if os.environ.get("CI") == "true":
-        pytest.fail(f"{program} is not installed: apt-get install {package}")
-    pytest.skip(f"{program} is not installed: apt-get install {package}")
+        pytest.fail(words)
+    pytest.skip(words)

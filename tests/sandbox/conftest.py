@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from interlock.executors.sandbox.allowance import Allowance
-from interlock.executors.sandbox.cgroups import PREFIX
+from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
 from interlock.executors.sandbox.job import GIB
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests import processes
@@ -26,6 +26,15 @@ def require(backend: str) -> None:
     """The back end's program must be there."""
     if backend in PROGRAMS:
         need(*PROGRAMS[backend])
+
+
+def has_cgroups() -> bool:
+    """Whether this host lets us make groups. Where it does not, tests assert what bounds a call instead."""
+    try:
+        Cgroups.open().close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from interlock.executors.sandbox.supervisor import Sandbox
+from tests.needs import missing
 from tests.sandbox.attacks import ATTACKS, Attack
 from tests.sandbox.conftest import require
 
@@ -61,7 +62,7 @@ def _python(user: int) -> str:
         )
         if tried is not None and tried.returncode == 0:
             return python
-    pytest.skip(f"no interpreter of this version can be started by user {user}")
+    return missing(f"no interpreter of this version can be started by user {user}")
 
 
 def _there(python: str, user: int) -> bool:

@@ -19,8 +19,10 @@ from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, root, syscalls
 from interlock.executors.sandbox.cgroups import Cgroups, Counted
 from interlock.executors.sandbox.child import Ended
-from interlock.executors.sandbox.job import Limits, Outcome, Status, failure_of
+from interlock.executors.sandbox.job import MIB, Limits, Outcome, PythonJob, Status, failure_of
+from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.executors.sandbox.watch import Evidence, judge
+from tests.sandbox.conftest import has_cgroups
 
 CODES: dict[Status, str] = {
     "error": "E3401", "timeout": "E3402", "memory": "E3403", "crashed": "E3404", "no_result": "E3404",
@@ -184,15 +186,20 @@ def test_where_isolation_is_denied_nothing_runs(denied: str, backends: str, tmp_
     assert (done.stdout, done.stderr) == ("None isolation E3405 True\n", "")
 
 
-def test_a_group_is_not_used_again_while_anything_of_its_last_call_lives() -> None:
-    try:
-        groups = Cgroups.open()
-    except OSError as refused:
-        pytest.skip(f"this host gives us no groups, so no call has one: {refused}")
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_group_is_not_used_again_while_anything_of_its_last_call_lives(sandbox: Sandbox) -> None:
+    if not has_cgroups():
+        # Then no call has a group, and its memory is bounded all the same.
+        hoard = PythonJob(
+            source="def main(): return len(bytearray(1 << 30))", entry="main", limits=Limits(memory_bytes=64 * MIB)
+        )
+        assert (await sandbox.run(hoard)).status == "memory"
+        return
+    groups = Cgroups.open()
     limits = Limits(pids=4)
     try:
         slot = groups.take()
-        with subprocess.Popen(["sleep", "60"]) as left:
+        with subprocess.Popen(["sleep", "60"]) as left:  # noqa: ASYNC220 - ends here
             slot.take(left.pid, limits)
             groups.give(slot)
             another = groups.take()

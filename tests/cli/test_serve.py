@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,6 +73,31 @@ def running(cli: Cli, *words: str, until: str = "}\n") -> Generator[Running]:
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
+
+
+SANDBOXED = """
+from interlock import tool
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
+def one() -> int:
+    "Give one."
+    return 1
+"""
+
+
+def test_it_opens_the_sandbox_before_any_call_where_a_tool_needs_it(cli: Cli) -> None:
+    (cli.path / "cell.py").write_text(SANDBOXED)
+    assert cli("tools", "add", "cell.py").code == 0
+    with running(cli, "--no-grpc", "--json") as server:
+        ready = server.json["rest"].removesuffix("/v1") + "/ready"
+        with httpx.Client(timeout=PATIENCE_S) as client:
+            for _ in range(10 * PATIENCE_S):
+                parts = client.get(ready).json()["dependencies"]
+                if parts.get("sandbox") == "healthy":
+                    break
+                time.sleep(0.1)
+            assert parts["sandbox"] == "healthy"
+        assert server.end() == (0, "")
 
 
 def test_it_says_where_it_is_answers_there_and_ends_on_sigterm(cli: Cli) -> None:

@@ -7,6 +7,7 @@ import itertools
 import os
 import pwd
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -66,6 +67,9 @@ if TYPE_CHECKING:
     from interlock.registry.retirement import Milestone
     from interlock.trials import Trial
     from interlock.upstreams.manager import Upstreams
+
+# A process that stays so long is worth opening the sandbox in, before any call needs it. Most commands are shorter.
+WARM_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,8 @@ class Interlock:
             condition=Condition(home, self.gateway.telemetry.alerts, self.gateway.observer.announce),
             supervisor=self.supervisor,
         )
+        if settings.housekeeping:
+            self.warm_up(WARM_AFTER_S)
         self._end_demonstration = demonstration.keep_in(home.path)
 
     @cached_property
@@ -481,6 +487,19 @@ class Interlock:
         """Let go of what has expired and retire versions whose time has come. Runs by itself once an hour."""
         return await self._chores.maintain()
 
+    def warm_up(self, after_s: float = 0.0) -> asyncio.Task[None]:
+        """Open the sandbox in the background where the home has tools that need it.
+
+        Otherwise the first call would wait for it, out of its own time. Runs by itself in a process that stays.
+        """
+
+        async def open_sandbox() -> None:
+            await asyncio.sleep(after_s)
+            if await self.readers.read(_needs_sandbox):
+                await self.gateway.execution.warm_up()
+
+        return self.supervisor.keep("opening of the sandbox", open_sandbox)
+
     def _alert_upstream(self, name: str, words: str) -> None:
         self.gateway.observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", upstream=name, reason=words)
 
@@ -655,6 +674,12 @@ def _with_options(result: Result, named: Mapping[str, Any]) -> Result:
     if error is None or not hints or not any(f"/{name}" in strange for name in named if name in _OPTIONS):
         return result
     return replace(result, error=error.saying("; ".join([error.message, *hints]), error.details))
+
+
+def _needs_sandbox(connection: sqlite3.Connection) -> bool:
+    """Whether the home has sandboxed tools, from the text of the manifests: all of them are read."""
+    query = "SELECT 1 FROM tool_version WHERE instr(manifest, '\"sandbox\":{') LIMIT 1"
+    return connection.execute(query).fetchone() is not None
 
 
 def local_user() -> str:

@@ -120,6 +120,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     async with Interlock.open(out.session.path, resume_approved=True) as lock:
         configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
         await _prepare(lock, given)
+        lock.warm_up()
         async with serving(Service(lock), listening) as server:
             token = None if given["no_token"] else await _token(lock)
             _tell(out, lock, listening, server, token)
@@ -173,6 +174,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
         # Stdout is the client's from the first byte, also while modules with tools are loaded.
         with Output(as_json=True, session=out.session).reserved():
             await _prepare(lock, given)
+        lock.warm_up()
         service = Service(lock)
         door = McpDoor(service)
         serving, asked = asyncio.ensure_future(door.run_stdio()), asyncio.ensure_future(ended.wait())

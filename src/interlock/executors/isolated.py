@@ -14,7 +14,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from interlock.core.bounds import MOST_VALUES, TooManyValues, parse, plain_text
 from interlock.core.checkpoints import Bounds
@@ -44,6 +44,7 @@ LAST_LINES, LINE_LENGTH = 5, 200
 # And how much to a log that hears everything.
 LOGGED_LINES = 20
 Note = Callable[[Call, Outcome], None]
+State = Literal["closed", "opening", "open", "refusing"]
 
 
 # What the sandbox and its way out are made of is loaded with them: most processes never need either.
@@ -115,10 +116,26 @@ class IsolatedExecutor:
         return outcome.value
 
     async def _sandbox(self) -> Sandbox:
-        """Opened when it is first needed: most processes never need it."""
-        if self._opening is None:
+        """The one sandbox of this process. Opened when it is first needed: most processes never need it."""
+        if self._opening is None or _broke(self._opening):
             self._opening = asyncio.ensure_future(self._opener())
         return await asyncio.shield(self._opening)
+
+    async def warm_up(self) -> None:
+        """Open the sandbox before a call needs it, with the modules that every declared tool imports.
+
+        Isolation is found out by trying, which on a busy machine can take as long as a call may.
+        """
+        await (await self._sandbox()).run(PythonJob(source="import interlock\ndef main(): pass", entry="main"))
+
+    @property
+    def state(self) -> State:
+        """Whether the sandbox is open, and whether anything isolates in it."""
+        if self._opening is None:
+            return "closed"
+        if not self._opening.done():
+            return "opening"
+        return "refusing" if _broke(self._opening) or self._opening.result().backend is None else "open"
 
     def _job(self, granted: Granted, context: Context | None, refused: list[Refusal]) -> Job:
         requested = granted.checked.requested
@@ -201,7 +218,14 @@ class IsolatedExecutor:
 
     async def close(self) -> None:
         if self._opening is not None:
-            await (await asyncio.shield(self._opening)).close()
+            await asyncio.wait({self._opening})
+            if not _broke(self._opening):
+                await self._opening.result().close()
+
+
+def _broke(opening: asyncio.Future[Sandbox]) -> bool:
+    """Whether an opening has failed. That nothing isolates here is no failure: the sandbox says so to every call."""
+    return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
 def source_of(tool: Tool[..., Any]) -> str:

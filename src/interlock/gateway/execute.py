@@ -26,7 +26,7 @@ from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Claim, Locks, check_preconditions
 from interlock.effects.session import SessionState
 from interlock.executors.function import MOST_HUNG, Begun, FunctionExecutor
-from interlock.executors.isolated import IsolatedExecutor
+from interlock.executors.isolated import IsolatedExecutor, State
 from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
 from interlock.gateway import keys, reconcile, running
@@ -95,6 +95,7 @@ class Execution:
         self._remote_executor = RemoteExecutor(
             seal, clock=clock, connect=connect, network=settings.egress, network_of=settings.egress_of
         )
+        self.warm_up = self._isolated_executor.warm_up
         self._floor = Floor(clock.monotonic, self._note_start)
         # Calls that can be stopped by their id before they run, those that were, and by whom they are made.
         self._entered: dict[str, tuple[Call, asyncio.Task[Any]]] = {}
@@ -531,6 +532,11 @@ class Execution:
         """A sync function goes on in its thread although its call was cut off."""
         reason = f"it goes on in a thread after its call was cut off; {hung} such threads, at most {MOST_HUNG}"
         self._observer.alert("TOOL_THREAD_HUNG", call, reason=reason, hung=hung)
+
+    @property
+    def sandbox(self) -> State:
+        """Whether the sandbox is open."""
+        return self._isolated_executor.state
 
     def hung_share(self) -> float:
         """The share of the threads that may hang which do."""

@@ -80,7 +80,7 @@ from interlock import tool
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True)
 def one() -> int:
-    "Give one."
+    "Give the number one."
     return 1
 """
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Generator
 from pathlib import Path
+
+import pytest
 
 from interlock import Interlock
 from interlock.core.contract import contract_of
+from interlock.core.declare import implementation_digest
 from interlock.registry.source import load
 from tests.gateway.test_interleavings import admit
 
@@ -34,3 +40,122 @@ async def test_an_edited_file_is_not_what_runs_and_is_another_version(home: Path
         assert (await lock.call("pinned.say")).unwrap() == "as admitted"
     (edited,) = load(str(file))[1]
     assert contract_of(edited.manifest).digest != contract_of(say.manifest).digest
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """A directory that modules are imported from. None of its modules stays loaded."""
+    directory = tmp_path / "place"
+    directory.mkdir()
+    monkeypatch.syspath_prepend(directory)
+    before = set(sys.modules)
+    yield directory
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def _forget(place: Path) -> None:
+    """Forget the modules of a place, as a new process would not know them."""
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(place)):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+_TOOL = """
+from interlock import tool
+{imports}
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="pinned", sandbox=True, timeout_s=20)
+def say() -> str:
+    "Say what the helper says."
+    {lazily}
+    return word()
+"""
+# The files of a place, where the tool is, and which helper is edited.
+_PLACES = {
+    "a module beside it": (
+        {"beside_tool.py": _TOOL.format(imports="from beside_helper import word", lazily=""),
+         "beside_helper.py": "from beside_words import WORD\ndef word(): return WORD",
+         "beside_words.py": "WORD = 'as admitted'"},
+        "beside_tool.py", "beside_words.py",
+    ),
+    "imported when it runs": (
+        {"lazy_tool.py": _TOOL.format(imports="", lazily="from lazy_helper import word"),
+         "lazy_helper.py": "def word(): return 'as admitted'"},
+        "lazy_tool.py", "lazy_helper.py",
+    ),
+    "a package, by relative names": (
+        {"kin/__init__.py": "", "kin/tools.py": _TOOL.format(imports="from .deep import word", lazily=""),
+         "kin/deep/__init__.py": "from ..words import word", "kin/words.py": "def word(): return 'as admitted'"},
+        "kin.tools", "kin/words.py",
+    ),
+    "a package, by whole names": (
+        {"kith/__init__.py": "WORD = 'as admitted'", "kith/words.py": "from kith import WORD\ndef word(): return WORD",
+         "kith/tools.py": _TOOL.format(imports="from kith.words import word", lazily="")},
+        "kith.tools", "kith/__init__.py",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("which", _PLACES)
+async def test_an_edited_helper_is_not_what_runs_and_is_another_version(home: Path, place: Path, which: str) -> None:
+    files, target, helper = _PLACES[which]
+    for name, text in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    target = str(place / target) if target.endswith(".py") else target
+    async with Interlock.open(home, housekeeping=False) as lock:
+        (added,) = await lock.add_from(target)
+        assert added.admitted, added.verdict
+        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+        (place / helper).write_text(files[helper].replace("as admitted", "as edited"))
+        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+    _forget(place)
+    async with Interlock.open(home, housekeeping=False) as lock:
+        error = (await lock.call("pinned.say")).error
+        assert error is not None
+        assert (error.code, "has changed since it was admitted" in error.message) == ("E3108", True)
+        (place / helper).write_text(files[helper])
+    _forget(place)
+    async with Interlock.open(home, housekeeping=False) as lock:
+        assert (await lock.call("pinned.say")).unwrap() == "as admitted"
+
+
+async def test_of_the_package_of_a_tool_nothing_is_loaded_that_was_not_pinned(home: Path, place: Path) -> None:
+    (place / "closed").mkdir()
+    (place / "closed/__init__.py").write_text("")
+    (place / "closed/words.py").write_text("def word(): return 'as found'")
+    lazily = """import importlib
+    try:
+        word = importlib.import_module("closed.wor" + "ds").word
+    except ModuleNotFoundError as error:
+        return str(error)"""
+    (place / "closed/tools.py").write_text(_TOOL.format(imports="", lazily=lazily))
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, *load("closed.tools")[1])
+        assert (await lock.call("pinned.say")).unwrap() == "`closed` did not come with this tool"
+
+
+@pytest.mark.parametrize("comment", ["# A word.\n{}", "{}\n# A word.\n", "{}  # A word."])
+def test_the_text_of_a_sandboxed_tool_is_covered_to_the_letter_and_of_another_without_comments(
+    place: Path, comment: str
+) -> None:
+    def digests(text: str) -> tuple[str | None, str | None]:
+        (place / "letter.py").write_text(text)
+        (say,) = load(str(place / "letter.py"))[1]
+        assert say.manifest.execution is not None
+        return say.manifest.execution.implementation, implementation_digest(say.function)
+
+    before, after = digests(SOURCE), digests(comment.format(SOURCE.rstrip()))
+    assert before[0] != after[0]
+    assert before[1] == after[1]
+
+
+def test_a_comment_at_the_end_of_a_function_is_no_change(place: Path) -> None:
+    def digest(text: str) -> str | None:
+        (place / "ending.py").write_text(text)
+        (say,) = load(str(place / "ending.py"))[1]
+        return implementation_digest(say.function)
+
+    assert digest(SOURCE) == digest(SOURCE + "    # Nothing follows.\n")

@@ -16,7 +16,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Generic, ParamSpec, TypeVar, cast, get_args
 
 from pydantic import BaseModel
@@ -37,6 +37,7 @@ from interlock.core.manifest import (
     ToolKind,
     parse_manifest,
 )
+from interlock.core.pinned import LOADED, Pinned, pin
 from interlock.core.schema import Fault, Json
 
 P = ParamSpec("P")
@@ -66,7 +67,7 @@ class Tool(Generic[P, R]):
         self._facts = facts
         self._manifest: Manifest | None = manifest
         # The text that runs in the sandbox: read once, when the manifest with its digest is made.
-        self.module_text: str | None = None
+        self.pinned: Pinned | None = None
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", "tool")
         self.__wrapped__ = function
@@ -82,7 +83,7 @@ class Tool(Generic[P, R]):
         """The declaration in full. Handlers added later are part of it, so it is made when first asked for."""
         if self._manifest is None:
             if "sandbox" in self._facts:
-                self.module_text = module_text(self.function)
+                self.pinned = pin(self.function)
             self._manifest = parse_manifest(
                 {
                     **self._facts,
@@ -94,7 +95,7 @@ class Tool(Generic[P, R]):
                         "kind": "function",
                         "target": target_of(self.function),
                         "implementation": implementation_digest(
-                            self.function, *self.handlers.values(), module=self.module_text
+                            self.function, *self.handlers.values(), pinned=self.pinned
                         ),
                     },
                 }
@@ -523,10 +524,6 @@ def target_of(function: Callable[..., Any]) -> str:
     return f"{name}:{function.__qualname__}"
 
 
-# Modules that were loaded from a file, rather than imported, live below this name.
-LOADED = "interlock_tools."
-
-
 def namespace_of(function: Callable[..., Any]) -> str:
     """The namespace a function gets when none is given: the name of its module, or of the file that is being run."""
     module = function.__module__
@@ -538,31 +535,25 @@ def namespace_of(function: Callable[..., Any]) -> str:
 _NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
 
 
-def module_text(function: Callable[..., Any]) -> str | None:
-    """The text of the module that a function was declared in; None where there is none."""
-    try:
-        path = inspect.getsourcefile(function)
-        return None if path is None else Path(path).read_text()
-    except (OSError, TypeError, ValueError):
-        return None
-
-
-def implementation_digest(*functions: Callable[..., Any], module: str | None = None) -> str | None:
+def implementation_digest(*functions: Callable[..., Any], pinned: Pinned | None = None) -> str | None:
     """SHA-256 over the functions' source without comments and blank lines; None where there is no source.
 
-    `module`: the text of the whole module, for code of which all of it runs in the sandbox.
+    `pinned`: the whole text of a tool that runs in the sandbox, covered to the letter.
     """
     hasher = hashlib.sha256()
-    for function in (*functions, *(() if module is None else (module,))):
+    for function in functions:
         try:
-            text = function if isinstance(function, str) else "\n" + inspect.getsource(function)
-            source = inspect.cleandoc(text)
+            source = inspect.cleandoc("\n" + inspect.getsource(function))
             tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
         except (OSError, TypeError, tokenize.TokenError, IndentationError):
             return None
-        for token in tokens:
-            if token.type not in _NOISE:
-                hasher.update(f"{token.type}:{token.string}\n".encode())
+        kept = [token for token in tokens if token.type not in _NOISE]
+        # The end of the last line is there or not, depending on whether a comment follows it.
+        last = max((at for at, token in enumerate(kept) if token.type == tokenize.NEWLINE), default=-1)
+        for at, token in enumerate(kept):
+            hasher.update(f"{token.type}:{'' if at == last else token.string}\n".encode())
+    if pinned is not None:
+        hasher.update(pinned.digest.encode())
     return hasher.hexdigest()
 
 

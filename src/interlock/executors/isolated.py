@@ -27,6 +27,7 @@ from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.manifest import Execution, NetworkPolicy, Sandboxing
 from interlock.core.phases import Call, Granted
+from interlock.core.pinned import Pinned
 from interlock.core.schema import Json
 from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
 from interlock.telemetry.w3c import unrecorded
@@ -166,8 +167,11 @@ class IsolatedExecutor:
                 **confined,
             )
         bound = requested.tool.bound
+        pinned = source_of(bound)
         return PythonJob(
-            source=source_of(bound),
+            source=pinned.text,
+            package=pinned.package,
+            modules=pinned.modules,
             entry=bound.function.__name__ if operation == "invoke" else f"{bound.function.__name__}:{operation}",
             filename=f"{contract.id.name}.py",
             arguments=given,
@@ -228,15 +232,15 @@ def _broke(opening: asyncio.Future[Sandbox]) -> bool:
     return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
-def source_of(tool: Tool[..., Any]) -> str:
-    """The text of the module that a tool was declared in; E3405 when it has none that could be sent inside.
+def source_of(tool: Tool[..., Any]) -> Pinned:
+    """The text of a tool's module and of its helpers; E3405 when it has none that could be sent inside.
 
     INVARIANT: what runs is the text that the tool's digest covers, whatever has become of the file since.
     """
-    text = tool.module_text
-    if text is None or "." in tool.function.__qualname__:
+    pinned = tool.pinned
+    if pinned is None or "." in tool.function.__qualname__:
         raise Failure("E3405", "a sandboxed tool is a function at the top of a module that is a file")
-    return text
+    return pinned
 
 
 def _program_of(contract: Contract) -> Execution | None:

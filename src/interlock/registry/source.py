@@ -11,17 +11,16 @@ from types import ModuleType
 from typing import Any, cast
 
 from interlock.core.declare import (
-    LOADED,
     Tool,
     from_manifest,
     from_program,
     implementation_digest,
-    module_text,
     tools_in,
 )
 from interlock.core.documents import Malformed, read_json, read_yaml
 from interlock.core.errors import Failure
 from interlock.core.manifest import Execution, Manifest, Sandboxing, parse_manifest
+from interlock.core.pinned import LOADED, pin
 from interlock.core.schema import Fault, Json
 
 _MANIFESTS = {".yaml", ".yml", ".json"}
@@ -142,11 +141,11 @@ def _bind(document: Json, base: Path, modules: dict[Path, ModuleType]) -> Tool[.
         if getattr(manifest, fact) != (name in handlers):
             raise Failure("E3105", f"{manifest.address} must say {fact} exactly where execution.handlers has `{name}`")
     # The digest covers the code, whatever the manifest says of it.
-    text = None if manifest.sandbox is None else module_text(target)
-    implementation = implementation_digest(target, *handlers.values(), module=text)
+    pinned = None if manifest.sandbox is None else pin(target)
+    implementation = implementation_digest(target, *handlers.values(), pinned=pinned)
     execution = manifest.execution.model_copy(update={"implementation": implementation})
     bound = from_manifest(manifest.model_copy(update={"execution": execution}), target, handlers)
-    bound.module_text = text
+    bound.pinned = pinned
     return bound
 
 

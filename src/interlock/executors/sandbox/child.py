@@ -30,7 +30,8 @@ class Shape:
 
     @classmethod
     def of(cls, job: Job) -> Shape:
-        heavy = isinstance(job, PythonJob) and any(word in job.source for word in _HEAVY)
+        texts = [job.source, *(text for text, _ in job.modules.values())] if isinstance(job, PythonJob) else []
+        heavy = any(word in text for text in texts for word in _HEAVY)
         return cls(job.tier, job.mounts, job.limits, heavy)
 
     @property

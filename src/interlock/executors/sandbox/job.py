@@ -98,6 +98,9 @@ class PythonJob(_Job):
     entry: str
     arguments: Json = field(default_factory=dict[str, Any])
     filename: str = "tool.py"
+    # The package that the source is of, and modules that it may import, by name: their text, and whether a package.
+    package: str = ""
+    modules: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, tuple[str, bool]])
     imports: frozenset[str] = frozenset()
     call: Json = field(default_factory=dict[str, Any])
     checkpoints: Bounds | None = None

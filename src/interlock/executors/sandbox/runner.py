@@ -157,8 +157,9 @@ def _program(request: Json) -> Json:
 
 def _python(request: Json, say: Say, ask: Ask) -> Json:
     name = os.path.basename(request["filename"]).removesuffix(".py")
-    sys.meta_path.insert(0, _Imports(name, request["imports"]))
+    sys.meta_path.insert(0, _Imports(name, request["imports"], request["modules"], request["package"]))
     module = types.ModuleType(name)
+    module.__package__ = request["package"]
     module.__file__ = request["filename"]
     sys.modules[name] = module
     exec(compile(request["source"], request["filename"], "exec", dont_inherit=True), module.__dict__)  # noqa: S102
@@ -186,7 +187,15 @@ def _previewed(answer: Any) -> Json:
 def warm() -> None:
     """Go the way of a request with nothing in it, so that memory and caches have been that way before."""
     source = "def main(x):\n  try:\n    return {'a': [x + 1, 's%d' % x]}\n  except Exception:\n    raise\n"
-    document: Json = {"filename": "warm.py", "imports": [], "source": source, "entry": "main", "arguments": {"x": 1}}
+    document: Json = {
+        "filename": "warm.py",
+        "imports": [],
+        "modules": {},
+        "package": "",
+        "source": source,
+        "entry": "main",
+        "arguments": {"x": 1},
+    }
     request = json.loads(json.dumps(document))
     answer = _python(request, lambda _kind, _body: None, lambda _kind, _body: {})
     frames.head(frames.frame(frames.RESULT, json.dumps(answer).encode())[: frames.HEAD_SIZE])
@@ -337,20 +346,44 @@ def _cost_parts() -> Sequence[str]:
     return CALL_PARTS
 
 
-class _Imports(importlib.abc.MetaPathFinder):
-    """Refuses the tool modules that are neither Python's own, nor vetted, nor among its dependencies.
+class _Text(importlib.abc.InspectLoader):
+    """Loads the modules that came with the request."""
 
-    A rule about dependencies, so that a tool's list is true; what a module could do is bounded elsewhere. What a
-    dependency needs in turn is its own affair.
+    def __init__(self, modules: dict[str, tuple[str, bool]]) -> None:
+        self._modules = modules
+
+    def get_source(self, fullname: str) -> str:
+        return self._modules[fullname][0]
+
+    def is_package(self, fullname: str) -> bool:
+        return self._modules[fullname][1]
+
+
+class _Imports(importlib.abc.MetaPathFinder):
+    """Finds the modules that came with the tool, and refuses it others that are not among its dependencies.
+
+    Refused are modules that are neither Python's own, nor vetted, nor named by the tool: a rule about dependencies, so
+    that a tool's list is true; what a module could do is bounded elsewhere. What a dependency needs in turn is its own
+    affair. Of the tool's own package nothing is loaded that did not come with it: that was not admitted.
     """
 
-    def __init__(self, tool: str, allowed: Sequence[str]) -> None:
-        self._tool = tool
+    def __init__(self, tool: str, allowed: Sequence[str], modules: dict[str, tuple[str, bool]], package: str) -> None:
+        self._tools = {tool, *modules}
         self._allowed = {*allowed, "interlock", "pydantic"}
+        self._modules = modules
+        own = {name for name, (_, is_package) in modules.items() if is_package} | {package.partition(".")[0]}
+        self._own = tuple(f"{name}." for name in own - {"", "interlock"})
+        self._loader = _Text(modules)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if fullname in self._modules:
+            return importlib.machinery.ModuleSpec(
+                fullname, self._loader, is_package=self._modules[fullname][1], origin=f"{fullname}.py"
+            )
+        if f"{fullname}.".startswith(self._own):
+            raise ModuleNotFoundError(f"`{fullname}` did not come with this tool", name=fullname)
         top = fullname.partition(".")[0]
         known = top in self._allowed or top in sys.stdlib_module_names or top in sys.modules
         if not known and self._asked_by_tool():
@@ -361,7 +394,7 @@ class _Imports(importlib.abc.MetaPathFinder):
         frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
         while frame.f_globals.get("__name__", "").startswith("importlib") and frame.f_back is not None:
             frame = frame.f_back
-        return frame.f_globals.get("__name__") == self._tool
+        return frame.f_globals.get("__name__") in self._tools
 
 
 # Files

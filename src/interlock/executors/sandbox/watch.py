@@ -65,6 +65,8 @@ def request_of(job: Job) -> bytes:
         document |= {
             "source": job.source,
             "filename": job.filename,
+            "package": job.package,
+            "modules": dict(job.modules),
             "entry": job.entry,
             "arguments": job.arguments,
             "imports": sorted(job.imports),

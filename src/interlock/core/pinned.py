@@ -1,0 +1,121 @@
+"""The text that a sandboxed tool runs: its module, and the modules from its own place that it imports.
+
+A tool's own place is the package that its module belongs to or, for a module outside packages, the directory of its
+file. Python's own modules and installed distributions are not part of it: they are there inside the sandbox as they are
+outside, and are pinned by whoever installs them. The text is read once, and all of it is part of the tool's digest.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from interlock.core.record import record
+
+# Modules that were loaded from a file, rather than imported, live below this name.
+LOADED = "interlock_tools."
+
+
+@record
+class Pinned:
+    """The text of a module; its package, if it is in one; and the modules beside it: text, and whether a package."""
+
+    text: str
+    package: str = ""
+    modules: dict[str, tuple[str, bool]]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over every character: a changed comment is a changed module."""
+        content = json.dumps([self.text, sorted(self.modules.items())])
+        return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+
+
+def pin(function: Callable[..., Any]) -> Pinned | None:
+    """The text of the module that a function was declared in and of what it imports; None where there is none."""
+    try:
+        path = inspect.getsourcefile(function)
+        if path is None:
+            return None
+        file = Path(path).resolve()
+        text = file.read_text()
+    except (OSError, TypeError, ValueError):
+        return None
+    package = _package_of(function)
+    return Pinned(text=text, package=package, modules=_beside(file, text, package))
+
+
+def _package_of(function: Callable[..., Any]) -> str:
+    name = function.__module__
+    if name.startswith(LOADED):
+        return ""
+    return getattr(sys.modules.get(name), "__package__", None) or ""
+
+
+def _beside(file: Path, text: str, package: str) -> dict[str, tuple[str, bool]]:
+    """The modules of a file's own place that its text imports, and those that they import in turn."""
+    top = package.partition(".")[0]
+    base = file.parents[len(package.split("."))] if package else file.parent
+    if top == "interlock" or (not package and base in _installed()):
+        return {}
+    found: dict[str, tuple[str, bool]] = {}
+    waiting = [(text, package)]
+    while waiting:
+        for name in _imported(*waiting.pop()):
+            one = None if name in found or (top and name.partition(".")[0] != top) else _read(base, name)
+            if one is not None:
+                found[name] = one
+                waiting.append((one[0], name if one[1] else name.rpartition(".")[0]))
+    return found
+
+
+def _installed() -> set[Path]:
+    return {Path(os.path.realpath(sysconfig.get_path(name))) for name in ("platlib", "purelib", "stdlib", "platstdlib")}
+
+
+def _imported(text: str, package: str) -> Iterator[str]:
+    """The names of all modules that a text may import, each after the packages that it is in."""
+    for node in ast.walk(_parsed(text)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = ".".join([*filter(None, above), *filter(None, [node.module])])
+            # What is taken from a package may be a module of it.
+            names = [start, *(f"{start}.{one.name}" for one in node.names)] if start else []
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _parsed(text: str) -> ast.AST:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])  # importing it will say what is wrong
+
+
+def _read(base: Path, name: str) -> tuple[str, bool] | None:
+    """The text of a module below a directory, and whether it is a package; None for those from elsewhere."""
+    top = name.partition(".")[0]
+    if top == "interlock" or top in sys.stdlib_module_names:
+        return None
+    place, loaded = base.joinpath(*name.split(".")), sys.modules.get(name)
+    origin = getattr(loaded, "__file__", None)
+    for file, is_package in ((place / "__init__.py", True), (place.with_suffix(".py"), False)):
+        if file.is_file() and (origin is None or Path(origin).resolve() == file.resolve()):
+            try:
+                return file.read_text(), is_package
+            except (OSError, ValueError):
+                return None
+    # A directory without __init__.py is a package too, without a text.
+    return ("", True) if place.is_dir() and str(place) in getattr(loaded, "__path__", [str(place)]) else None

@@ -46,7 +46,7 @@ def test_every_attack_fails_on_every_back_end_for_every_user(backend: str, user:
         env={"SECRET_TOKEN": "hunter2", "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "every attack failed\n", "")

@@ -2,8 +2,9 @@
 
 Under the server's own groups we make one directory, and in it a slot per running child, used again and again. A slot
 bounds memory, processes and processor share, and counts what the kernel did about them: that a process was killed for
-memory, or a fork refused, is read here and nowhere else. A slot whose call takes long runs when those of quick calls do
-not want to, so that burning what one can get slows nobody who needs little. Without the right to make groups,
+memory, or a fork refused, is read here and nowhere else. Slots whose calls take long share a quarter of what one new
+call gets, however many they are, so that burning what one can get slows others little. They are never put behind all
+others: a stream of new calls would keep them from running until their time is up. Without the right to make groups,
 `Cgroups.open` says why and the sandbox goes on with limits per process.
 
 Directories carry the server's pid and start time: those of a server that was killed are swept by the next one.
@@ -24,6 +25,9 @@ from interlock.executors.sandbox.job import Limits
 
 PREFIX = "interlock-sandbox-"
 _PERIOD_US = 100_000
+# Share of the processor while others want it too, in the units of version 1 and 2: the kernel's default, and the least.
+_SHARES, _WEIGHT = (1024, 2), (100, 1)
+_SHARE_OF_LONG = 4  # what all long calls have together: the default by this
 _NEEDED, _WANTED = ("memory", "pids"), ("memory", "pids", "cpu")
 _serial = itertools.count()
 
@@ -40,11 +44,12 @@ class Counted:
 class Slot:
     """The limits of one child."""
 
-    def __init__(self, directories: Mapping[str, Path], unified: bool) -> None:
+    def __init__(self, directories: Mapping[str, Path], unified: bool, yielding: set[Slot]) -> None:
         self._of = directories
         self._unified = unified
         self._kills_before = self._refused_before = 0
-        self._yields = False
+        self._yielding = yielding
+        self._weight = self._whole = (_WEIGHT if unified else _SHARES)[0]
 
     def take(self, pid: int, limits: Limits) -> None:
         """Set the limits and put a process under them."""
@@ -78,7 +83,7 @@ class Slot:
         self._kills_before, self._refused_before = self._kills(), self._refused()
 
     def _share(self, quota_us: int | None) -> None:
-        """So much of the processor in every period, or whatever there is; and no longer after everybody else."""
+        """So much of the processor in every period, or whatever there is; and a whole share again."""
         if "cpu" not in self._of:
             return
         cpu = self._of["cpu"]
@@ -87,16 +92,22 @@ class Slot:
         else:
             _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
             _write(cpu / "cpu.cfs_quota_us", quota_us or -1)
-        if self._yields:
-            _write(cpu / "cpu.idle", 0)
-            self._yields = False
+        self._yielding.discard(self)
+        self._weigh(self._whole)
+
+    def _weigh(self, weight: int) -> None:
+        if weight != self._weight:
+            name = "cpu.weight" if self._unified else "cpu.shares"
+            _write(self._of["cpu"] / name, weight)
+            self._weight = weight
 
     def yield_to_others(self) -> None:
-        """From now on run only when no call that has just begun wants to, on kernels that know of that."""
+        """From now on leave most of the processor to calls that have just begun. Called again, it counts anew."""
         if "cpu" in self._of:
+            self._yielding.add(self)
+            least = (_WEIGHT if self._unified else _SHARES)[1]
             with contextlib.suppress(OSError):
-                _write(self._of["cpu"] / "cpu.idle", 1)
-                self._yields = True
+                self._weigh(max(least, self._whole // (_SHARE_OF_LONG * len(self._yielding))))
 
     def hurry(self) -> None:
         """Let processes that were killed end at once: until they have, they hold locks that others wait for."""
@@ -145,6 +156,7 @@ class Cgroups:
         self._roots = {controller: parent / name for controller, parent in parents.items()}
         self._free: list[Slot] = []
         self._made = 0
+        self._yielding: set[Slot] = set()
         self._lock = threading.Lock()
         try:
             for directory in dict.fromkeys(self._roots.values()):
@@ -167,9 +179,10 @@ class Cgroups:
         directories = {controller: root / name for controller, root in self._roots.items()}
         for directory in dict.fromkeys(directories.values()):
             directory.mkdir()
-        return Slot(directories, self._unified)
+        return Slot(directories, self._unified, self._yielding)
 
     def give(self, slot: Slot) -> None:
+        self._yielding.discard(slot)
         with self._lock:
             self._free.append(slot)
 

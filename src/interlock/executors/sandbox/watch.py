@@ -453,16 +453,15 @@ class Watch:
             timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look, timers)]
 
     def _settle_down(self, slot: Slot, timers: list[asyncio.TimerHandle]) -> None:
-        """It is not one of the quick ones: those need not wait for it from now on."""
-        slot.yield_to_others()
-        self._look_at_forks(slot, timers)
+        """It is not one of the quick ones: those need not wait for it from now on.
 
-    def _look_at_forks(self, slot: Slot, timers: list[asyncio.TimerHandle]) -> None:
-        """Who goes on forking where it is refused would hold the kernel's locks against every other fork."""
+        Who goes on forking where it is refused would hold the kernel's locks against every other fork.
+        """
+        slot.yield_to_others()
         if slot.forks_refused >= _MOST_REFUSED_FORKS:
             self._end("limit", "processes")
         elif not self._over.done():
-            timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._look_at_forks, slot, timers)]
+            timers[1:] = [self._loop.call_later(_LOOK_EVERY_S, self._settle_down, slot, timers)]
 
     def _judged(self, wall_ns: int) -> Outcome:
         slot, told = self._child.slot, self._said or {}

@@ -47,7 +47,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     """A directory that modules are imported from. None of its modules stays loaded."""
     directory = tmp_path / "place"
     directory.mkdir()
-    monkeypatch.syspath_prepend(directory)
+    monkeypatch.setattr(sys, "path", [str(directory), *sys.path])
+    importlib.invalidate_caches()
     before = set(sys.modules)
     yield directory
     for name in set(sys.modules) - before:

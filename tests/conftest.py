@@ -17,7 +17,8 @@ import pytest_asyncio
 
 from interlock import Interlock
 from interlock.core import canonical
-from tests import leaks, sample
+from interlock.store.journal import Journal
+from tests import leaks, rehearsal, sample
 
 LEDGER = Path(__file__).parents[1] / "ledger"
 
@@ -86,6 +87,18 @@ async def leaves_no_task(leaves_nothing_behind: None, request: pytest.FixtureReq
     yield
     if not leaks.exempt(request.node):
         leaks.fail(await leaks.tasks_left(before))
+
+
+# Every unit of every test runs twice: see the contract at the head of store/journal.py.
+Journal.perform = staticmethod(rehearsal.rehearse)
+
+
+@pytest.fixture(autouse=True)
+def units_keep_their_contract() -> Iterator[None]:
+    """No unit of the journal differs between two runs, not even where nobody waits for its answer."""
+    rehearsal.broken.clear()
+    yield
+    assert not rehearsal.broken
 
 
 @pytest.fixture(scope="module", params=["compiled", "interpreted"])

@@ -29,6 +29,9 @@ async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
         yield opened
 
 
+_BOOTS = itertools.count(1)
+
+
 class FakeClock:
     """Time that stands still until `advance`d; ids and randomness that repeat from run to run."""
 
@@ -37,6 +40,7 @@ class FakeClock:
         self._seed = seed
         self.monotonic_s = 1000.0
         self._numbers = itertools.count(1)
+        self._boot = f"fake {next(_BOOTS)}"
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -53,4 +57,6 @@ class FakeClock:
             now_ms=lambda: self.now_ms,
             monotonic=lambda: self.monotonic_s,
             random_bytes=self._random_bytes,
+            uptime=lambda: self.monotonic_s,
+            boot=self._boot,
         )

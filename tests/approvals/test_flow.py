@@ -758,15 +758,16 @@ async def test_what_an_agent_asked_for_on_behalf_of_a_local_user_goes_on(lock: I
     assert (await lock.approvals.resume(ticket_of(pending))).ok
 
 
-async def test_a_call_that_was_cut_off_is_closed_under_its_approval(lock: Interlock) -> None:
-    ticket = await ask(lock)
-    await lock.approvals.approve(ticket, by=BEN)
-    assert (await lock.approvals.resume(ticket)).ok
-    await lock.journal.commit(  # as a process leaves it that dies while the tool runs
-        lambda transaction: transaction.execute("UPDATE reservation SET state = 'executing', owner = 'dead'")
-    )
-    await lock.journal.commit(keys.find_orphans(lock.instance.alive))
-    assert records(lock, "closed")[-1].get("approvalTicketId") == ticket
+async def test_a_call_that_was_cut_off_is_closed_under_its_approval(tmp_path: Path, clock: FakeClock) -> None:
+    async with opened(tmp_path / "home", clock) as lock:
+        ticket = await ask(lock)
+        await lock.approvals.approve(ticket, by=BEN)
+        assert (await lock.approvals.resume(ticket)).ok
+        await lock.journal.commit(  # as a process leaves it that dies while the tool runs
+            lambda transaction: transaction.execute("UPDATE reservation SET state = 'executing', owner = 'dead'")
+        )
+        await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+        assert records(lock, "closed")[-1].get("approvalTicketId") == ticket
 
 
 async def test_an_approval_is_spent_though_the_key_is_free_again(lock: Interlock, clock: FakeClock) -> None:

@@ -195,6 +195,21 @@ def test_a_way_of_isolating_that_failed_is_a_warning_with_what_is_lost(
     assert (gvisor.status, gvisor.advice) == ("good", "")
 
 
+async def test_a_clock_that_was_set_forward_is_told_with_what_to_do(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    now_ms = Clock().now_ms()
+    clock = FakeClock(now_ms - 10 * 86_400_000)
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+        await lock.journal.commit(lambda transaction: None)
+        clock.now_ms = now_ms
+        await lock.journal.commit(lambda transaction: None)
+    (told,) = [one for one in examine(Home(home), machine=False) if one.name == "clock"]
+    assert told.status == "attention"
+    assert "the clock was set forward by 10 d" in told.what
+    assert "let a time server set it slowly" in told.advice
+    assert "block (E3411) until" in told.advice
+
+
 async def test_a_clock_that_is_behind_what_was_written_is_told(cli: Cli) -> None:
     assert of(cli, "clock", "good").advice == ""
     ahead = FakeClock(Clock().now_ms() + 7_200_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from interlock.audit.decisions import decision_of
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
-from interlock.authority.questions import REMEMBER_S
+from interlock.authority.questions import REMEMBER_S, Question
 from interlock.core.errors import Failure
 from interlock.core.objects.calls import ToolPermissionDecision
+from interlock.core.phases import Decision
 from interlock.core.results import Result
 from interlock.testing import FakeClock
 from tests.authority.test_remote import FakeEngine, fake
@@ -174,3 +175,39 @@ async def test_a_rule_can_match_a_native_operation(home: Path) -> None:
         purged = await lock.call("demo.add", {"a": 1}, native={"operation_id": "purge"})
         assert purged.error is not None
         assert (purged.error.code, purged.error.policy_refs) == ("E3206", ("no-purge",))
+
+
+class _OneDecision:
+    """An engine that hands out one and the same object whatever it is asked."""
+
+    def __init__(self) -> None:
+        self.decision = Decision(behavior="allow", reason="all of it", rules=("all",), policy="one")
+
+    def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
+        return self.decision
+
+    def cached(self, question: Question) -> Decision | None:
+        return self.decision
+
+    async def decide(self, question: Question) -> Decision:
+        return self.decision
+
+    def forget(self, subjects: Collection[str] | None) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_an_engine_may_share_a_decision_between_tools_and_callers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_decision(*_: object) -> _OneDecision:
+        return _OneDecision()
+
+    monkeypatch.setattr("interlock.app.interlock.engine", one_decision)
+    async with opened(home) as lock:
+        for _ in range(3):  # the first call of a kind goes the long way, those after it the short one
+            for tool, arguments in (("demo.add", {"a": 1}), ("demo.shout", {"text": "a"}), ("demo.echo", {"value": 1})):
+                for caller in (Caller(id="user:ann"), Caller(id="user:ben", agent="agent:x")):
+                    result = await lock.call(tool, arguments, caller=caller)
+                    (record,) = records(lock, result.invocation_id)
+                    assert (record["toolId"], record["callerId"]) == (tool, caller.id)

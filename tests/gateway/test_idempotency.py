@@ -224,12 +224,13 @@ class Idempotency(RuleBasedStateMachine):
         self.unknown.add(key)
 
     def _leave_intent(self, key: str, owner: str) -> None:
-        from interlock.core.canonical import digest
+        from interlock.core.canonical import digest, sealed_digest
         from interlock.gateway import keys
 
         caller = self.lock.caller
         claim = keys.Claim(
-            scope=keys.scope_of(caller, "", "demo.increment#invoke", key), tool="demo.increment", version="1.0.0",
+            scope=sealed_digest(caller.tenant, caller.id, "", "demo.increment#invoke", key), tool="demo.increment",
+            version="1.0.0",
             key=key, caller=caller.id, input_hash=digest({"name": "x", "by": 1}), call=f"dead-{key}", owner=owner,
             window_s=3600, intent=b'{"call":"dead-%s","kind":"intent"}' % key.encode(),
         )  # fmt: skip

@@ -31,14 +31,12 @@ async def crowd(journal: Journal) -> None:
 
 async def one_to_a_turn(journal: Journal, count: int) -> int:
     """Commit units that come in one after the other; in how many writes they went to disk."""
-    writes: list[Transaction] = []
-    coming: list[asyncio.Task[None]] = []
+    coming: list[asyncio.Task[Transaction]] = []
     for _ in range(count):
-        coming.append(asyncio.create_task(journal.commit(writes.append)))
+        coming.append(asyncio.create_task(journal.commit(lambda transaction: transaction)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    await asyncio.gather(*coming)
-    assert len(writes) == count
+    writes = await asyncio.gather(*coming)
     return len({id(write) for write in writes})
 
 

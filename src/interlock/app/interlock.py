@@ -158,6 +158,8 @@ class Interlock:
         )
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.execution.hung_share)
+        announce = self.gateway.observer.announce
+        self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))
         self.approvals = Desk(
             gateway=self.gateway,
             asking=self.gateway.asking,

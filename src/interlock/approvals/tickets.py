@@ -261,7 +261,7 @@ def resolve(
 ) -> Unit[Ticket | Refused]:
     """A unit in which a person says yes or no.
 
-    `claims` use up what saying so takes; one that raises has not written.
+    `claims` use up what saying so takes: all of it, or nothing when one of them is refused.
     """
 
     def unit(transaction: Transaction) -> Ticket | Refused:
@@ -269,8 +269,7 @@ def resolve(
         if isinstance(ticket, Refused):
             return ticket
         try:
-            for claim in claims:
-                claim(transaction)
+            transaction.apart(_claim_all, transaction, claims)
         except Failure as failure:
             return _refused(transaction, ticket, by, failure)
         state: TicketState = "APPROVED" if approve else "DENIED"
@@ -291,6 +290,11 @@ def resolve(
         return load(transaction.all, ticket.id)
 
     return unit
+
+
+def _claim_all(transaction: Transaction, claims: Sequence[Callable[[Transaction], None]]) -> None:
+    for claim in claims:
+        claim(transaction)
 
 
 def _refused(transaction: Transaction, ticket: Ticket, by: Caller, failure: Failure) -> Refused:

@@ -108,8 +108,8 @@ def disagreements(connection: sqlite3.Connection, purged_through: int) -> Iterat
     """Where tables and records part: the place of the newest record about it, or 0, and what it is."""
     ledger = _Ledger()
     for seq, kind, call, body in connection.execute(_RECORDS):
-        if isinstance(record := _json(body), dict):
-            ledger.play(seq, str(_plain(kind)), str(_plain(call)), cast("Json", record))
+        if isinstance(record := parsed(body), dict):
+            ledger.play(seq, str(plain(kind)), str(plain(call)), cast("Json", record))
     complete = purged_through == 0
     for ticket, seq in ledger.unapproved.items():
         if complete or ledger.tickets[ticket].whole:
@@ -148,7 +148,7 @@ def _compare(
 
 def _compare_revocations(ledger: _Ledger, connection: sqlite3.Connection, complete: bool) -> Iterator[tuple[int, str]]:
     present: set[tuple[Any, Any]] = set()
-    for seq, kind, ref in _rows(connection, "revocation", "seq, kind, ref"):
+    for seq, kind, ref in rows(connection, "revocation", "seq, kind, ref"):
         # The program reads on from the last number it saw, so one that has none is never read.
         if type(seq) is int and seq > 0:
             present.add((kind, ref))
@@ -159,8 +159,10 @@ def _compare_revocations(ledger: _Ledger, connection: sqlite3.Connection, comple
 
 
 def _compare_segments(ledger: _Ledger, connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
-    rows = _rows(connection, "segment", "first_seq, last_seq, hash")
-    present = {(f"{first} to {last}", hash_.hex() if isinstance(hash_, bytes) else "") for first, last, hash_ in rows}
+    segments = rows(connection, "segment", "first_seq, last_seq, hash")
+    present = {
+        (f"{first} to {last}", hash_.hex() if isinstance(hash_, bytes) else "") for first, last, hash_ in segments
+    }
     for purge in sorted(ledger.purges.keys() - present):
         yield ledger.purges[purge], f"the segment that stands for records {purge[0]} is missing or another"
 
@@ -169,21 +171,21 @@ def _compare_segments(ledger: _Ledger, connection: sqlite3.Connection) -> Iterat
 
 
 def _identities(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
-    for did, kind, name, tenant, trust, groups, state in _rows(
+    for did, kind, name, tenant, trust, groups, state in rows(
         connection, "identity", "did, kind, name, tenant, trust, groups, state"
     ):
         facts = {"kind": kind, "name": name, "tenant": tenant, "trust": trust, "state": state}
-        yield did, {**facts, "groups": _json(groups)}
+        yield did, {**facts, "groups": parsed(groups)}
 
 
 def _tickets(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
-    for ref, state, digest, resolved_by in _rows(connection, "ticket", "id, state, digest, resolved_by"):
+    for ref, state, digest, resolved_by in rows(connection, "ticket", "id, state, digest, resolved_by"):
         yield ref, {"state": state, "digest": digest, "resolved_by": resolved_by}
 
 
 def _standings(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
     columns = "id, tool, versions, caller, uses, used, expires_ms, granted_by, revoked_ms"
-    for ref, tool, versions, caller, uses, used, expires_ms, granted_by, revoked_ms in _rows(
+    for ref, tool, versions, caller, uses, used, expires_ms, granted_by, revoked_ms in rows(
         connection, "standing", columns
     ):
         facts = {"tool": tool, "versions": versions, "caller": caller, "uses": uses, "used": used}
@@ -191,20 +193,20 @@ def _standings(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
         yield ref, {**facts, "expiresAt": expires, "grantedBy": granted_by, "revoked": revoked_ms is not None}
 
 
-def _rows(connection: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
+def rows(connection: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
     """All rows of a table, by the table itself; none where an older schema has no such table."""
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is None:
         return
     for row in connection.execute(f"SELECT {columns} FROM {table} NOT INDEXED"):  # noqa: S608 - constants
-        yield tuple(map(_plain, row))
+        yield tuple(map(plain, row))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A text as a text; it comes as bytearray, which tells it from a blob."""
     return value.decode("utf-8", "replace") if type(value) is bytearray else value
 
 
-def _json(value: Any) -> Any:
+def parsed(value: Any) -> Any:
     try:
         return orjson.loads(value)
     except (orjson.JSONDecodeError, TypeError):

@@ -6,8 +6,9 @@ the signed heads show: anchors in the database, the same anchors in a file besid
 away earlier. What retention removed is stood for by signed segments, and the chain goes on from the last of them.
 
 Three things besides: that the ledger is laid out as it was made, so that everybody reads the rows that were followed
-here (`layout`); that the tables beside it, which authority is read from, say what is on record (`agreement`); and that
-the anchors file is where it belongs. An auditor who was given the database alone says so, and the verdict repeats it.
+here (`layout`); that the tables beside it, which authority is read from and which calls leave behind, say what is on
+record (`agreement`, `outcomes`); and that the anchors file is where it belongs. An auditor who was given the database
+alone says so, and the verdict repeats it.
 
 The file is opened for reading only and read in one transaction, so a copy will do, and so will the file of a running
 program. Nothing stored is believed: a row may hold any type, any bytes, any number.
@@ -34,7 +35,7 @@ from urllib.parse import quote
 
 import orjson
 
-from interlock.audit import agreement, layout
+from interlock.audit import agreement, layout, outcomes
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -231,9 +232,11 @@ def _examine(
                 _check_unsigned(connection, last, found)
             if known_head is not None:
                 _check_known_head(connection, known_head, found)
-            for what in layout.contradictions(connection, (*layout.LEDGER, *agreement.TABLES)):
+            for what in layout.contradictions(connection, (*layout.LEDGER, *agreement.TABLES, *outcomes.TABLES)):
                 note(0, what)
             for seq, what in agreement.disagreements(connection, found.purged_through):
+                note(seq, what)
+            for seq, what in outcomes.disagreements(connection, found.purged_through, time.time_ns() // 1_000_000):
                 note(seq, what)
     except _UNREADABLE as error:
         full = no_room(error) if isinstance(error, sqlite3.Error) else None

@@ -39,7 +39,11 @@ class Question:
 
 
 class Engine(Protocol):
-    """Answers questions. Raises E3205 when it cannot, and remembers nothing of that."""
+    """Answers questions. Raises E3205 when it cannot, and remembers nothing of that.
+
+    An engine may hand out one decision object for many questions, callers and tools, and should where the answer is the
+    same. A decision is never changed once it was handed out: another answer is another object.
+    """
 
     def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
         """The decision that is remembered for a caller and a tool whatever the call, if there is such a one."""

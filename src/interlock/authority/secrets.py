@@ -337,14 +337,22 @@ class Secrets:
             after: int | None = -1
             while after is not None:
                 after = await self._journal.commit(seal_again(self._box, place, after))
-        await self._journal.commit(lambda transaction: self._box.retire(keys_in_use(transaction)))
+
+        def drop_old_keys(transaction: Transaction) -> None:
+            # The key file is no part of the transaction. Within it nothing can come into use, and to drop the keys
+            # that are not in use is right however often it is done and whatever becomes of the transaction.
+            self._box.retire(keys_in_use(transaction))
+
+        await self._journal.commit(drop_old_keys)
         return left
 
     async def reseal_all(self, *, by: str) -> list[Kept]:
         """Seal everything that is under an older key under the current one. Returns what could not be opened."""
 
+        # Looked up here: others may add a key at any moment, and a unit does the same whenever it runs.
+        current = self._box.current
+
         def unit(transaction: Transaction) -> list[Kept]:
-            current = self._box.current
             left: list[Kept] = []
             sealed_anew: list[tuple[str, bytes, str, str]] = []
             for name, slot, sealed, created_ms, expires_ms, resting in transaction.execute(_OUTDATED, (current,)):

@@ -31,6 +31,8 @@ NO_DISK = 10 * 2**20
 UNSIGNED_MS = 60_000
 # Clocks of processes and machines differ by moments.
 BEHIND_MS = 60_000
+# How long doctor goes on telling that the clock was set.
+STEPS_SHOWN_MS = 30 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,16 +283,26 @@ def _clock(connection: sqlite3.Connection) -> Finding:
     from interlock.audit.chain import END_MS
     from interlock.core.clock import Clock, iso
     from interlock.core.words import span
+    from interlock.store.timekeeping import steps
 
     now = Clock().now_ms()
     (signed,) = connection.execute("SELECT MAX(at_ms) FROM anchor WHERE at_ms < ?", (END_MS,)).fetchone()
     (body,) = connection.execute("SELECT body FROM journal ORDER BY seq DESC LIMIT 1").fetchone() or (b"",)
     newest, what = max((signed or 0, "signed head"), (_made_ms(body), "record"))
-    if newest - now <= BEHIND_MS:
+    stepped = [step for step in steps(connection.execute) if step.after_ms > now - STEPS_SHOWN_MS]
+    if newest - now <= BEHIND_MS and not stepped:
         return Finding("clock", "good", iso(now))
+    if newest - now <= BEHIND_MS:
+        before_ms, after_ms = stepped[-1]
+        advice = (
+            "find out what set it, and let a time server set it slowly. Keys that were in use then block (E3411) until"
+            " their window has passed for certain"
+        )
+        what = f"the clock was set forward by {span(after_ms - before_ms)}, from {iso(before_ms)} to {iso(after_ms)}"
+        return Finding("clock", "attention", what, advice)
     advice = (
-        "set the clock of this machine: while it is behind, tokens and approvals are good for longer than they should"
-        " be. If it is right, it was ahead before, and nothing is to be done"
+        "set the clock of this machine: while it is behind, tokens are good for longer than they should be. If it is"
+        " right, it was ahead before: until it has caught up, keys, tickets and limits go by the store's own time"
     )
     return Finding("clock", "attention", f"{span(newest - now)} behind the newest {what}, of {iso(newest)}", advice)
 

@@ -229,6 +229,32 @@ def sealed_digest(*parts: str) -> bytes:
     return hashlib.sha256(_delimited(parts)).digest()
 
 
+def key_scope(
+    *,
+    tenant: str,
+    caller: str,
+    session: str,
+    tool: str,
+    operation: str,
+    key: str | None,
+    parent: str | None,
+    given: str,
+) -> bytes:
+    """The row of a call: under its caller's key; an undo under what it undoes; without a key, under its input.
+
+    Nobody can reach another caller's row, whatever key they guess.
+    """
+    name = f"{tool}#{operation}"
+    if operation == "compensate":
+        # One undo per call that is undone, whatever key and session it is asked for with, as long as it can be.
+        return sealed_digest(tenant, caller, "", name, f"{parent}")
+    return (
+        sealed_digest(tenant, caller, session, name, key)
+        if key
+        else (sealed_digest(tenant, caller, session, f"{name}#input", given))
+    )
+
+
 def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, params: Any) -> str:
     """The idempotency key of one step, the same after a restart.
 

@@ -36,16 +36,37 @@ class _Random:
         self._bytes, self._used = b"", 0
 
 
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def _uptime() -> float:
+    return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    """A name for this start of the machine; empty where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return "" if _BOOT_CLOCK is None else file.read().strip()
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
     """Where time and randomness come from.
 
-    `now_ms` is wall time since 1970, `monotonic` never goes back and measures durations.
+    `now_ms` is wall time since 1970, `monotonic` never goes back and measures durations. `uptime` is like it, but goes
+    on while the machine sleeps; within one start of the machine, which `boot` names, all processes have the same. Where
+    `boot` is empty, it cannot be compared.
     """
 
     now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
     monotonic: Callable[[], float] = time.monotonic
     random_bytes: Callable[[int], bytes] = field(default_factory=_Random)
+    uptime: Callable[[], float] = field(default=_uptime)
+    boot: str = field(default_factory=_boot)
 
 
 def new_id(now_ms: int, random: bytes) -> str:

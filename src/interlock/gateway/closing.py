@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -25,6 +24,7 @@ from interlock.core.cost import FREE, Cost
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Granted, Ran, Source, Verified
 from interlock.core.prepared import Prepared
+from interlock.core.record import record
 from interlock.core.redact import Redactor, SchemaRedactor
 from interlock.core.results import INLINE, Persistence, Result
 from interlock.core.schema import Json
@@ -43,7 +43,6 @@ from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import Box
 
 T = TypeVar("T")
-
 _log = logging.getLogger("interlock.gateway")
 
 _EVENT_OF_STATE: dict[State, str] = {
@@ -165,6 +164,8 @@ class Closer:
         if verified.artifacts:
             outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.artifacts]
         cost = self._cost(call, metadata, extra)
+        if session is not None and session.changed:
+            extra["sessionVersion"] = session.version + 1
         if "previewDifferences" in metadata:
             extra["previewDifferences"] = metadata["previewDifferences"]
         if undo is not None:
@@ -188,7 +189,7 @@ class Closer:
         # A write is not left waiting between its effect and its record: what it leaves is sealed as it is stored.
         ahead = await self.kept.sealed_ahead(bodies if call.scope is None else {})
 
-        def unit(transaction: Transaction) -> str:
+        def unit(transaction: Transaction) -> tuple[str, tuple[Overrun, ...]]:
             withheld = ""
             if bodies and call.scope is None:
                 self.kept.check_room(transaction, caller, sum(map(len, bodies.values())))
@@ -203,16 +204,14 @@ class Closer:
             self.kept.store_payloads(transaction, call.id, caller, bodies, withheld, ahead)
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
-            if cost is not None:
-                overrun.extend(self._allowances.settle(transaction, call, cost))
+            overrun = () if cost is None else self._allowances.settle(transaction, call, cost)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, record(withheld=withheld) if withheld else body)
-            return withheld
+            return withheld, overrun
 
-        overrun: list[Overrun] = []
         call.recorded = True
-        withheld = await self._close_write(call, unit)
+        withheld, overrun = await self._close_write(call, unit)
         self._allowances.tell(call, overrun)
         return withheld
 
@@ -257,15 +256,16 @@ class Closer:
         )
 
     async def _close_write(self, call: Call, unit: Unit[T]) -> T:
-        """Commit the closing of a call that may have changed something.
+        """Commit the closing of a call that may have changed something. Returns what its unit returned.
 
         If it cannot be written now, the effect stands and its record is owed: it is kept and goes first next time, and
-        the caller is told that the outcome is not on record, not that all is well.
+        the caller is told that the outcome is not on record, not that all is well. An error that the store did not
+        raise is raised again when a second attempt meets it too: what the tool reported cannot be written at all.
         """
         try:
             if self._owed:
                 await asyncio.shield(self.pay())
-            return await asyncio.shield(self._journal.commit(unit))
+            return await asyncio.shield(self._twice(call, unit))
         except Failure as failure:
             if failure.code == "E3410" or call.scope is None:
                 raise
@@ -276,6 +276,25 @@ class Closer:
                 f"the call was carried out, but the journal could not record how it ended: {failure.message}",
                 details={"invocation_id": call.id, "executed": True},
             ) from failure
+
+    async def _twice(self, call: Call, unit: Unit[T]) -> T:
+        """Commit a unit, after an error that nobody foresaw once more."""
+        try:
+            return await self._journal.commit(unit)
+        except Failure:
+            raise
+        except Exception as error:  # noqa: BLE001 - a second error is raised
+            _log.error("the closing of call %s failed", call.id, exc_info=error)
+            return await self._journal.commit(unit)
+
+    def commit_or_owe(self, call: Call, unit: Unit[Any]) -> None:
+        """Commit a unit without waiting for it. If it cannot be written now, it is owed like a closing."""
+
+        def note(written: asyncio.Future[Any]) -> None:
+            if not written.cancelled() and written.exception() is not None:
+                self._owed.append((call, unit))
+
+        asyncio.ensure_future(self._journal.commit(unit)).add_done_callback(note)
 
     @property
     def owes(self) -> bool:
@@ -288,12 +307,13 @@ class Closer:
             while self._owed:
                 call, unit = self._owed[0]
                 try:
-                    await self._journal.commit(unit)
-                except Failure as failure:
-                    if failure.code != "E3410":
+                    await self._twice(call, unit)
+                except Exception as error:  # noqa: BLE001 - one closing that cannot be written must not keep the rest
+                    if isinstance(error, Failure) and error.code != "E3410":
                         return
-                    # Its session has moved on; what else it did stands, and a person must look.
-                    if await self._journal.commit(_as_unknown(call)):
+                    # Its session has moved on, or its closing cannot be written at all. What it did stands, and a
+                    # person must look.
+                    if await self._journal.commit(_as_unknown(call, self._clock.now_ms())):
                         self._tell_unknown(call)
                 del self._owed[0]
 
@@ -382,10 +402,8 @@ class Closer:
         redact = None if call.tool is None or not changes else self._sink_redactor(call, call.tool)
         mutations = [] if redact is None else [records.mutation(call, now_ms, change, redact) for change in changes]
 
-        ended_before = False
-
-        def unit(transaction: Transaction) -> None:
-            nonlocal ended_before
+        def unit(transaction: Transaction) -> _Written:
+            ended_before = False
             if call.scope is not None and settlement is not None:
                 # INVARIANT: a success that is on record, or a late outcome, is never overwritten by how the wait ended.
                 ended_before = not keys.is_open(transaction, call.scope, call.id)
@@ -394,23 +412,22 @@ class Closer:
                     result = self.kept.sealed_outcome(call.id, stored(failure)) if done else None
                     keys.settle(transaction, call.scope, call.id, settlement, result)
                 elif call.recorded:
-                    return
+                    return _Written(ended_before=True)
             elif call.recorded and transaction.has("closed", call.id):
-                return
+                return _Written(ended_before=False)
             elif call.noted:
                 reconcile.end(transaction, call.id)
-            if cost is not None:
-                overrun.extend(self._allowances.settle(transaction, call, cost))
+            overrun = () if cost is None else self._allowances.settle(transaction, call, cost)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, body)
+            return _Written(ended_before=ended_before, overrun=overrun)
 
-        overrun: list[Overrun] = []
-        failure = await self._record_failure(call, failure, unit)
-        self._allowances.tell(call, overrun)
+        written, failure = await self._record_failure(call, failure, unit)
+        self._allowances.tell(call, written.overrun)
         self._allowances.note_limit(call, failure)
         call.move(state)
-        if settlement == "unknown" and not ended_before:
+        if settlement == "unknown" and not written.ended_before:
             self._tell_unknown(call)
         self._observer.closed(call, metadata, source, failure)
         if self._observer.heard(call):
@@ -441,9 +458,9 @@ class Closer:
             failure = unsettled(call, failure)
         body = records.ended(call, now_ms, failure, settlement)
 
-        def unit(transaction: Transaction) -> None:
+        def unit(transaction: Transaction) -> _Written:
             if transaction.has("closed", call.id):
-                return
+                return _Written(ended_before=True)
             if call.scope is not None and settlement is not None:
                 if keys.is_open(transaction, call.scope, call.id):
                     keys.settle(transaction, call.scope, call.id, settlement, None)
@@ -452,11 +469,12 @@ class Closer:
             if call.tool is not None and call.request.caller is not None:
                 self._allowances.keep(transaction, call)
             transaction.append("closed", call.id, body)
+            return _Written(ended_before=False)
 
-        failure = await self._record_failure(call, failure, unit)
+        written, failure = await self._record_failure(call, failure, unit)
         if "failed" in MOVES[call.state]:
             call.move("failed")
-        if settlement == "unknown":
+        if settlement == "unknown" and not written.ended_before:
             self._tell_unknown(call)
         metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}
         return Result(
@@ -472,19 +490,21 @@ class Closer:
     def _tell_unknown(self, call: Call) -> None:
         self._observer.alert("OUTCOME_UNKNOWN", call, reason=reconcile.advice(call.id))
 
-    async def _record_failure(self, call: Call, failure: Failure, unit: Callable[[Transaction], None]) -> Failure:
-        """Write a failure down. The failure to tell: this one, or that it could not be written."""
+    async def _record_failure(self, call: Call, failure: Failure, unit: Unit[_Written]) -> tuple[_Written, Failure]:
+        """Write a failure down. Returns the failure to tell: this one, or that it could not be written."""
         if failure.code == "E3409" and call.scope is not None:
-            return failure  # the closing that failed is owed already, and will say how the call really ended
+            # The closing that failed is owed already, and will say how the call really ended.
+            return _Written(ended_before=False), failure
         try:
             if call.scope is not None:
-                await self._close_write(call, unit)
+                written = await self._close_write(call, unit)
             else:
-                await self._journal.commit(unit)
+                written = await self._journal.commit(unit)
         except Failure as unwritten:
             # A failure about the journal says it all; any other gives way to the fact that nothing is on record.
-            return failure if failure.code in ("E3801", "E3803") else unwritten
-        return failure
+            told = failure if failure.code in ("E3801", "E3803") else unwritten
+            return _Written(ended_before=False), told
+        return written, failure
 
     def settle_late(self, granted: Granted, done: Future[Any]) -> None:
         """A write that was cut off has ended after all: its outcome is no longer unknown."""
@@ -632,6 +652,14 @@ class Closer:
         return metadata
 
 
+@record
+class _Written:
+    """What the write that closes a failed call came to: whether the call had ended before, and budgets it overran."""
+
+    ended_before: bool
+    overrun: tuple[Overrun, ...] = ()
+
+
 def _persistence(call_id: str, size: int, *, fits: bool) -> Persistence:
     """What becomes of a result that is not told as it is: it is kept and referred to, or was redacted."""
     if not fits:
@@ -640,13 +668,16 @@ def _persistence(call_id: str, size: int, *, fits: bool) -> Persistence:
     return Persistence(decision="redact", size=size, reason="private fields were removed")
 
 
-def _as_unknown(call: Call) -> Unit[bool]:
-    """A unit that blocks the key of a call that is still open; whether it was."""
+def _as_unknown(call: Call, now_ms: int) -> Unit[bool]:
+    """A unit that blocks the key of a call that is still open and closes the call; whether it was open."""
+    body = records.ended(call, now_ms, Failure("E3409", "how the call ended could not be recorded"), "unknown")
 
     def unit(transaction: Transaction) -> bool:
         if call.scope is None or not keys.is_open(transaction, call.scope, call.id):
             return False
         keys.settle(transaction, call.scope, call.id, "unknown", None)
+        if not transaction.has("closed", call.id):
+            transaction.append("closed", call.id, body)
         return True
 
     return unit

@@ -290,7 +290,7 @@ class Execution:
             call=call.id,
             owner=self._instance.id,
             window_s=window_s,
-            intent=records.intent(call, self._clock.now_ms(), self._closer.told(call, predicted)),
+            intent=records.intent(call, self._clock.now_ms(), self._closer.told(call, predicted), window_s),
         )
         # INVARIANT: nothing is begun whose outcome could not be sealed for its key.
         self._closer.kept.check_key()
@@ -347,7 +347,7 @@ class Execution:
                 keys.settle(transaction, claim.scope, claim.call, "released", None)
             self._closer.give_back(transaction, call)
 
-        self._journal.post(unit)
+        self._closer.commit_or_owe(call, unit)
 
     async def _wait_for(self, other: str, requested: Requested) -> None:
         """Wait for the call that holds the key, within this call's own time."""

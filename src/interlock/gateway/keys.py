@@ -15,36 +15,25 @@ from typing import Any, Literal
 import orjson
 
 from interlock.approvals import tickets
-from interlock.core.canonical import sealed_digest
-from interlock.core.context import Caller
+from interlock.core.canonical import key_scope
 from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.phases import Request
 from interlock.core.schema import Json
-from interlock.store import records
+from interlock.store import records, timekeeping
 from interlock.store.journal import Transaction, Unit
 
 Settlement = Literal["done", "released", "unknown"]
 
 
-def scope_of(caller: Caller, session: str, tool: str, key: str) -> bytes:
-    """The row a key names. Nobody can reach another caller's row, whatever key they guess."""
-    return sealed_digest(caller.tenant, caller.id, session, tool, key)
-
-
 def scope_for(request: Request, contract: Contract, input_hash: str) -> bytes:
-    """The row of a call: under its caller's key; an undo under what it undoes; without a key, under its input."""
-    assert request.caller is not None
-    key, session = request.key, request.session
-    if request.operation == "compensate":
-        # One undo per call that is undone, whatever key and session it is asked for with, as long as it can be.
-        key, session = f"{request.parent}", ""
-    name = f"{contract.id}#{request.operation}"
-    return (
-        scope_of(request.caller, session, name, key)
-        if key
-        else scope_of(request.caller, session, f"{name}#input", input_hash)
-    )
+    """The row of a call."""
+    caller = request.caller
+    assert caller is not None
+    return key_scope(
+        tenant=caller.tenant, caller=caller.id, session=request.session, tool=str(contract.id),
+        operation=request.operation, key=request.key, parent=request.parent, given=input_hash,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +97,7 @@ def reserve(
                 return found
         if check is not None:
             check(transaction)
-        if claims:
-            claim_all(transaction, claims)
+        claim_all(transaction, claims)
         tickets.pass_over(transaction, claim.scope, claim.call)
         now = transaction.now_ms
         transaction.execute(
@@ -125,32 +113,40 @@ def reserve(
 
 
 def claim_all(transaction: Transaction, claims: Sequence[Callable[[Transaction], None]]) -> None:
-    """Make several claims: if one is refused, none of them was made."""
-    transaction.execute("SAVEPOINT claims")
-    try:
-        for claim in claims:
-            claim(transaction)
-    except BaseException:
-        transaction.execute("ROLLBACK TO claims")
-        raise
-    finally:
-        transaction.execute("RELEASE claims")
+    """Make several claims. If one is refused, none of them was made: the refusal undoes the whole unit."""
+    for claim in claims:
+        claim(transaction)
 
 
 def _existing(tx: Transaction, claim: Claim, row: Any, alive: Callable[[str], bool]) -> Replay | Busy | None:
     version, input_hash, state, call, owner, reserved_ms, expires_ms, result = row
-    if state == "done" and tx.now_ms >= expires_ms:
+    passed = state == "done" and tx.now_ms >= expires_ms
+    if passed and tx.now_ms >= timekeeping.in_doubt_until(timekeeping.steps(tx.all), reserved_ms, expires_ms):
         return None
     if input_hash != claim.input_hash or version != claim.version:
         raise Failure(
             "E3306",
             f"the key `{claim.key}` was used with other arguments or another version; a new action needs a new key",
         )
+    if passed:
+        raise _window_in_doubt(claim.key, call)
     if state == "done":
         return Replay(call, reserved_ms, result)
     if state == "executing" and alive(owner):
         return Busy(call)
     raise unknown_outcome(claim.key, call)
+
+
+def _window_in_doubt(key: str, call: str) -> Failure:
+    """INVARIANT: a clock that was set makes no call run twice."""
+    return Failure(
+        "E3411",
+        f"the key `{key}` was used by call {call}, and the machine's clock was set since then:"
+        " whether the key's window has passed cannot be told, so the call does not run again",
+        details={"invocation_id": call},
+        evidence_refs=(f"journal:{call}",),
+        resolution=f"see what came of it with: interlock calls show {call}; for a new action use a new key",
+    )
 
 
 def unknown_outcome(key: str, call: str) -> Failure:
@@ -225,9 +221,20 @@ EVICT_AT_ONCE = 1000
 
 
 def evict(transaction: Transaction) -> int:
-    """Remove outcomes whose window has passed, a bounded number at a time."""
-    return transaction.execute(
-        "DELETE FROM reservation WHERE scope IN (SELECT scope FROM reservation WHERE state = 'done' AND expires_ms <= ?"
-        " LIMIT ?)",
-        (transaction.now_ms, EVICT_AT_ONCE),
+    """Remove outcomes whose window has passed for certain, a bounded number at a time."""
+    now_ms, steps = transaction.now_ms, timekeeping.steps(transaction.all)
+    # Of what was reserved before the last step, only what has passed however often the clock was set.
+    last_ms = max((step.before_ms for step in steps), default=-1)
+    surely_ms = now_ms - sum(step.after_ms - step.before_ms for step in steps)
+    timekeeping.forget(transaction.execute, now_ms)
+    evicted = transaction.execute(
+        "DELETE FROM reservation WHERE scope IN (SELECT scope FROM reservation WHERE state = 'done'"
+        " AND expires_ms <= ? AND (reserved_ms > ? OR expires_ms <= ?) LIMIT ?)",
+        (now_ms, last_ms, surely_ms, EVICT_AT_ONCE),
     ).rowcount
+    if evicted:
+        # The verifier must not miss what went by the store's time, which can be ahead of the machine's.
+        transaction.execute(
+            "INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (timekeeping.EVICTED, str(now_ms))
+        )
+    return evicted

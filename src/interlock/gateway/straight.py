@@ -114,7 +114,7 @@ class Straight:
             decision = self._authorizer.clear(read)
             if decision is None:
                 return None
-            rest = records.rest_of_read(decision, caller, request.door, request.native)
+            rest = records.rest_of_read(decision, tool, caller, request.door, request.native)
             if rest is None:
                 return None
             read.model_input, read.own = taken

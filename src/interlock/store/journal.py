@@ -16,6 +16,16 @@ beside the keys. Removing records from the end then contradicts an anchor. The k
 a journal that nobody can vouch for is not begun. What a killed process left unsigned, the next one signs before it
 writes; more than a killed process can leave is refused (`lasthead`).
 
+The contract of a unit. It is handed a transaction, and:
+- All that it changes, it changes through the transaction: tables and records, nothing else. When it raises anything at
+  all, its savepoint (or its transaction, where it is alone) is rolled back. It may refuse after it has written.
+- It may run more than once: where a whole batch cannot be written, its units are written one by one. So it changes
+  nothing outside: no flag, no list, no file. What the caller needs to know it returns. Two runs on the same database
+  return the same value and append the same records.
+- It does not begin, commit or roll back the transaction, and it does not wait.
+Its error is the answer to whoever handed it over, and to nobody else in the batch. The test suite puts a rehearsal in
+the place of `Journal.perform`: every unit of every test runs twice there, and a difference is an error.
+
 INVARIANT: when `commit` returns, what the unit wrote is on disk; when it raises, nothing of it is.
 """
 
@@ -31,7 +41,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 import orjson
 
@@ -41,6 +51,7 @@ from interlock.store import lasthead, records
 from interlock.store.home import Home, connect, no_room, store_failure
 from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
 from interlock.store.signing import Signer, signed_by
+from interlock.store.timekeeping import StoreTime
 
 T = TypeVar("T")
 _log = logging.getLogger("interlock.journal")
@@ -66,13 +77,14 @@ _HEAD = "SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1"
 _PURGED = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
 
 
-_UNIT_BROKE = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)
+# Errors of a statement. All others of the database are the store's: a full disk, a lock, a damaged file.
+_OF_A_STATEMENT = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
 
 
 class Transaction:
     """What a unit sees: the store's time, the tables, and the end of the chain."""
 
-    __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows")
+    __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows", "torn")
 
     def __init__(self, connection: sqlite3.Connection, seq: int, head: bytes, now_ms: int) -> None:
         self._connection = connection
@@ -80,6 +92,8 @@ class Transaction:
         self._head = head
         self.now_ms = now_ms
         self.rows: list[tuple[int, str, str, bytes, bytes]] = []
+        # Whether a piece of work failed and could not be undone by itself: then nothing of the transaction may stay.
+        self.torn = False
 
     @property
     def head(self) -> tuple[int, bytes]:
@@ -95,10 +109,10 @@ class Transaction:
         return self._connection.execute(statement, parameters)
 
     def one(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        return self._connection.execute(statement, parameters).fetchone()
+        return self.execute(statement, parameters).fetchone()
 
     def all(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        return self._connection.execute(statement, parameters).fetchall()
+        return self.execute(statement, parameters).fetchall()
 
     def has(self, kind: str, call: str) -> bool:
         """Whether the journal holds such a record of a call, or is about to with this transaction."""
@@ -112,8 +126,25 @@ class Transaction:
             if row[1] == kind and row[2] == call:
                 yield orjson.loads(row[3])
         statement = "SELECT body FROM journal WHERE call = ? AND kind = ? ORDER BY seq DESC"
-        for (body,) in self._connection.execute(statement, (call, kind)):
+        for (body,) in self.execute(statement, (call, kind)):
             yield orjson.loads(body)
+
+    def apart(self, work: Callable[..., T], *given: Any) -> T:
+        """Do a piece of work. When it raises, nothing of it is left, in the tables or the chain."""
+        execute, mark = self._connection.execute, self.mark()
+        execute("SAVEPOINT piece")
+        try:
+            done = work(*given)
+        except BaseException:
+            self.torn = True
+            if self._connection.in_transaction:  # a full disk makes SQLite give up all of it
+                execute("ROLLBACK TO piece")
+                execute("RELEASE piece")
+                self.rewind(mark)
+                self.torn = False
+            raise
+        execute("RELEASE piece")
+        return done
 
     def mark(self) -> tuple[int, int, bytes]:
         return len(self.rows), self._seq, self._head
@@ -143,6 +174,11 @@ class _Waiting(Generic[T]):
 
 class Journal:
     """The writer. One per process and home; belongs to the event loop that opened it."""
+
+    @staticmethod
+    def perform(unit: Unit[Any], transaction: Transaction) -> Any:
+        """Run a unit. Tests put a rehearsal in this place, which holds every unit to its contract."""
+        return unit(transaction)
 
     def __init__(self, home: Home, *, clock: Clock, signer: Signer) -> None:
         self._home = home
@@ -199,6 +235,10 @@ class Journal:
     def post(self, unit: Unit[Any]) -> None:
         """Run a unit with the next batch, without waiting for the disk."""
         self._enqueue(_Waiting(unit, None))
+
+    def watch_clock(self, told: Callable[[dict[str, Any]], None]) -> None:
+        """Tell, on the loop, of every time that the machine's clock was found to have been set."""
+        self._time.on_step = lambda facts: _on_loop(self._loop, told, facts)
 
     @property
     def crowded(self) -> bool:
@@ -286,14 +326,20 @@ class Journal:
 
     def _settle(self, batch: list[_Waiting[Any]]) -> None:
         self._committing = False
+        lost: BaseException | None = None
         for waiting in batch:
             future = waiting.future
-            if future is None or future.done():
+            if future is None:
+                lost = lost or waiting.error
+                continue
+            if future.done():
                 continue
             if waiting.error is not None:
                 future.set_exception(waiting.error)
             else:
                 future.set_result(waiting.value)
+        if lost is not None:
+            _log.error("what nobody waited for could not be written to the journal: %s", lost)
         # The writer's thread has the list until its next one comes, and what is in it may hold much.
         batch.clear()
         if self._pending:
@@ -322,15 +368,15 @@ class Journal:
                 _fail(batch, Failure("E3803", "another process holds the journal", retry_after_ms=100))
                 return True
             self._apply(batch)
-        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+        except Exception as error:  # noqa: BLE001 - of a unit that is alone, of a record that cannot be stored, of the disk
             self._roll_back()
-            if isinstance(error, _UNIT_BROKE):
-                self._write_singly(batch, error, patience_s)
-            else:
+            if _of_the_store(error):
                 _fail(batch, store_failure(error))
-        except Exception as error:  # noqa: BLE001 - a unit that broke: find which, and let the others through
+            else:
+                self._write_singly(batch, error, patience_s)
+        except BaseException:  # Ctrl-C: a transaction that stayed open would stop every later one
             self._roll_back()
-            self._write_singly(batch, error, patience_s)
+            raise
         self._commit_s = 0.8 * self._commit_s + 0.2 * (time.monotonic() - began)
         return True
 
@@ -352,19 +398,25 @@ class Journal:
     def _apply(self, batch: list[_Waiting[Any]]) -> None:
         cursor = self._cursor
         row = cursor.execute(_HEAD).fetchone() or cursor.execute(_PURGED).fetchone() or (0, GENESIS)
-        transaction = Transaction(self._connection, row[0], row[1], self._clock.now_ms())
+        transaction = Transaction(self._connection, row[0], row[1], self._time.read())
+        timed = self._time.due
+        if timed:
+            self._time.write(cursor.execute, self._connection)
         for waiting in batch:
             unit = waiting.work
             if not callable(unit):
                 transaction.append(*unit)
                 continue
-            mark = transaction.mark()
+            if len(batch) == 1:
+                # What it raises ends the transaction, which undoes as much as a savepoint and costs nothing.
+                waiting.value, waiting.error = self.perform(unit, transaction), None
+                continue
             try:
-                waiting.value = unit(transaction)
-                waiting.error = None
-            except Failure as failure:  # an answer, not an accident: units fail before they write
-                transaction.rewind(mark)
-                waiting.error = failure
+                waiting.value, waiting.error = transaction.apart(self.perform, unit, transaction), None
+            except Exception as error:
+                if transaction.torn:
+                    raise
+                waiting.value, waiting.error = None, _answer(error)
         rows = transaction.rows
         whole = len(rows) - len(rows) % _ROWS_AT_ONCE
         for start in range(0, whole, _ROWS_AT_ONCE):
@@ -375,12 +427,14 @@ class Journal:
             cursor.executemany(_INSERT, rows[whole:])
         anchor = self._anchor_if_due(transaction)
         cursor.execute("COMMIT")
+        if timed:
+            self._time.written()
         if anchor is not None:
             self._note_anchor(*anchor)
 
     def _write_singly(self, batch: list[_Waiting[Any]], error: Exception, patience_s: float) -> None:
         if len(batch) == 1:
-            batch[0].error = error
+            batch[0].value, batch[0].error = None, _answer(error)
             return
         for waiting in batch:
             self._write([waiting], patience_s=patience_s or LOCK_PATIENCE_S)
@@ -406,6 +460,7 @@ class Journal:
         try:
             # While others open the same home, one of them may hold the whole of it for a moment, even against readers.
             connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
+            self._time = StoreTime(self._clock, connection)
             # The file first: what it names is in the database before.
             found = lasthead.ends(connection, lasthead.read(self._home))
             if found.anchor is None:
@@ -443,7 +498,7 @@ class Journal:
         connection = self._connection
         if found.last is not None and lasthead.expected(connection):
             return
-        now_ms = self._clock.now_ms()
+        now_ms = self._time.read()
         if found.last is None:
             first = found.anchor
             if first is None:
@@ -487,6 +542,7 @@ class Journal:
         aged = not 0 <= transaction.now_ms - self._anchored_ms < ANCHOR_AFTER_S * 1000
         if not self._unanchored or not (now or self._unanchored >= ANCHOR_EVERY or waited >= ANCHOR_AFTER_S or aged):
             return None
+        self._time.write(transaction.execute, self._connection)
         signature = self._signer.sign("head", seq, head, transaction.now_ms)
         added = transaction.execute(
             "INSERT OR IGNORE INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
@@ -518,7 +574,7 @@ class Journal:
                 made = None
                 if row is not None and self._unanchored:
                     made = self._anchor_if_due(
-                        Transaction(self._connection, row[0], row[1], self._clock.now_ms()), now=True
+                        Transaction(self._connection, row[0], row[1], self._time.read()), now=True
                     )
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
@@ -559,4 +615,22 @@ class Journal:
 
 def _fail(batch: list[_Waiting[Any]], failure: Failure) -> None:
     for waiting in batch:
-        waiting.error = failure
+        waiting.value, waiting.error = None, failure
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, told: Callable[[dict[str, Any]], None], facts: dict[str, Any]) -> None:
+    try:
+        loop.call_soon_threadsafe(told, facts)
+    except RuntimeError:
+        pass  # the loop is gone; it is in the log
+
+
+def _of_the_store(error: Exception) -> TypeGuard[sqlite3.Error]:
+    return isinstance(error, sqlite3.Error) and not isinstance(error, _OF_A_STATEMENT)
+
+
+def _answer(error: Exception) -> Exception:
+    """The error as the answer to a unit: what the store says in its own words, and nothing that a future refuses."""
+    if _of_the_store(error):
+        return store_failure(error)
+    return RuntimeError("a unit ran out of what it went through") if isinstance(error, StopIteration) else error

@@ -17,6 +17,7 @@ from interlock.core.clock import iso
 from interlock.core.context import Caller, Change
 from interlock.core.errors import Failure
 from interlock.core.phases import PLAINLY, Call, Decision, Verified
+from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
@@ -69,7 +70,7 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
     return record
 
 
-def intent(call: Call, at_ms: int, predicted: tuple[Change, ...]) -> bytes:
+def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int) -> bytes:
     """What is about to happen, durable before it does."""
     record = head("intent", call, at_ms)
     if call.decision is not None:
@@ -79,6 +80,8 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...]) -> bytes:
         record["approvalTicketId"] = call.approval
     record["predicted"] = [{"resource": change.resource, "operation": change.operation} for change in predicted]
     record["authDecision"] = _decision(call)
+    # How long the key answers with what comes of it, so that the verifier knows until when its row must be there.
+    record["keyWindowS"] = window_s
     return encode(record)
 
 
@@ -161,10 +164,10 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
 
     Nearly all calls end here. What is the same for every such call of one caller, tool and decision is encoded once.
     """
-    request, decision = call.request, call.decision
+    request, decision, tool = call.request, call.decision, call.tool
     caller = request.caller
     if (
-        caller is None or decision is None or call.mutations or call.warnings or call.mappings
+        caller is None or decision is None or tool is None or call.mutations or call.warnings or call.mappings
         or request.key is not None
         or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.approval is not None or request.task is not None
@@ -172,7 +175,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     ):  # fmt: skip
         # Facts that only some records hold.
         return _closed_at_length(call, at_ms, latency_ms, source, verified)
-    key = (decision, caller.id, caller.agent, caller.tenant, request.door)
+    key = (decision, tool.digest, caller.id, caller.agent, caller.tenant, request.door)
     always = _ALWAYS.get(key) or _always(call, key)
     states = _PLAIN if call.states == _PLAIN_STATES else _states(tuple(call.states))
     try:
@@ -183,9 +186,11 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     return read(call.id, at_ms, call.trace_id, call.input_hash, latency_ms, value, size, rest, source, states)
 
 
-def rest_of_read(decision: Decision, caller: Caller, door: str, native: Mapping[str, Any] | None) -> str | None:
+def rest_of_read(
+    decision: Decision, tool: Prepared, caller: Caller, door: str, native: Mapping[str, Any] | None
+) -> str | None:
     """What the record of a plain read says beside its own facts; None before `closed_read` has written one like it."""
-    always = _ALWAYS.get((decision, caller.id, caller.agent, caller.tenant, door))
+    always = _ALWAYS.get((decision, tool.digest, caller.id, caller.agent, caller.tenant, door))
     return always if always is None or native is None else _native(native) + always
 
 

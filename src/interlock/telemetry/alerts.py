@@ -50,6 +50,8 @@ SIGNALS: Mapping[str, Severity] = {
     "BUDGET_OVERRUN": "warning",
     "POLICY_ALERT": "warning",
     "LIMIT_NEAR": "critical",
+    # The machine's clock was set, by more than clocks drift.
+    "CLOCK_STEPPED": "critical",
     # What people decided on, and what time decided for them.
     "approval.approved": "info",
     "approval.denied": "info",

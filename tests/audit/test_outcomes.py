@@ -1,0 +1,192 @@
+"""Keys, holds and sessions: after any honest history they agree with the journal, and an edit of a row is found."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock.audit.chain import Verdict, verify
+from interlock.audit.retention import purge
+from interlock.gateway import reconcile
+from interlock.settings import Settings
+from interlock.store.home import Home
+from interlock.testing import FakeClock
+from tests.audit.test_chain import unguarded
+
+Text = Annotated[str, Field(description="any text", examples=["a"])]
+BUDGETS = [{"per": "tenant", "limit": 1_000_000}, {"per": "session", "limit": 1_000_000}]
+DAY_S = 86_400
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="out",
+    effects=[Effect("thing:{name}", "UPDATE"), Effect("session:last", "UPDATE")], estimated_cost=1.0,
+)  # fmt: skip
+async def work(ctx: Context, name: Text, how: Text) -> str:
+    """Do something, and end as asked."""
+    if how == "again":
+        raise Failure("E3501", "not now")
+    ctx.effect(f"thing:{name}", "UPDATE", before=0, after=1)
+    if how == "refused":
+        raise Failure("E3411", "never")
+    if how == "unclear":
+        raise Failure("E3501", "perhaps")
+    ctx.session["last"] = name
+    ctx.cost(external_api=0.25)
+    ctx.compensate_with(name=name)
+    return name
+
+
+@work.preview
+def _(name: str, how: str) -> Preview:
+    return Preview(impact=name + how)
+
+
+@work.compensate
+async def _(name: str) -> None:
+    return None
+
+
+async def live(path: Path, acts: list[str], clock: FakeClock) -> None:
+    """An honest history, each act with a key of its own."""
+    async with Interlock.open(path, clock=clock.clock, budgets=BUDGETS, housekeeping=False) as lock:
+        lock.catalog.attach(work)
+        await lock.add(work)
+        for number, act in enumerate(acts):
+            name = f"{act}-{number}"
+            if act == "passing":
+                clock.advance(40 * DAY_S)
+                await lock.maintain()
+                continue
+            how = {"undone": "fine", "happened": "unclear", "never": "unclear"}.get(act, act)
+            result = await lock.call("out.work", name=name, how=how, key=name, session=f"s{number % 2}")
+            if act == "undone":
+                assert (await lock.undo(result.invocation_id, key=f"undo-{name}")).ok
+            elif act in ("happened", "never"):
+                seal = lock.gateway.kept.sealed_outcome
+                await reconcile.reconcile(
+                    lock.journal, lock.caller, result.invocation_id, seal=seal, happened=act == "happened"
+                )
+            assert verify(Home(path)).faults == ()
+
+
+ACTS = ("fine", "refused", "again", "unclear", "undone", "happened", "never")
+
+
+def edited(home: Path, *statements: str) -> Verdict:
+    """What the verification says of a copy after an edit."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Home(shutil.copytree(home, Path(directory) / "home"))
+        with closing(sqlite3.connect(copy.database, isolation_level=None)) as db, unguarded(db):
+            for statement in statements:
+                assert db.execute(statement).rowcount > 0
+        return verify(copy)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=st.lists(st.sampled_from([*ACTS, "passing"]), min_size=1, max_size=6))
+def test_after_any_honest_history_the_tables_agree_with_the_journal(acts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory) / "home"
+        asyncio.run(live(home, acts, FakeClock()))
+        assert verify(Home(home)).faults == ()
+        whole = verify(Home(home)).head[0]
+        later = FakeClock().now_ms + 9 * 366 * DAY_S * 1000
+        for through in (whole // 2, whole):
+            purge(Home(home), Settings.model_validate({}), now_ms=later, by="local:auditor", through=max(through, 1))
+            assert verify(Home(home)).faults == ()
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("lived") / "home"
+    asyncio.run(live(home, list(ACTS), FakeClock()))
+    return home
+
+
+FINE, UNCLEAR = "key = 'fine-0'", "key = 'unclear-3'"
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        (f"DELETE FROM reservation WHERE {FINE}", "is missing in the tables, on record it is 'done'"),
+        (f"DELETE FROM reservation WHERE {UNCLEAR}", "is missing in the tables, on record it is 'unknown'"),
+        ("DELETE FROM reservation WHERE key = 'happened-5'", "is missing in the tables, on record it is 'done'"),
+        ("DELETE FROM reservation WHERE key = 'undo-undone-4'", "is missing in the tables, on record it is 'done'"),
+        (f"UPDATE reservation SET state = 'executing' WHERE {FINE}", "'executing' in the tables, on record 'done'"),
+        (f"UPDATE reservation SET state = 'done' WHERE {UNCLEAR}", "is 'done' in the tables, on record 'unknown'"),
+        (f"UPDATE reservation SET call = 'another' WHERE {FINE}", "call another is in the tables and on no record"),
+        (f"UPDATE reservation SET call = CAST(call AS BLOB) WHERE {FINE}", "is in the tables and on no record"),
+        (f"UPDATE reservation SET input_hash = 'x' WHERE {FINE}", "input_hash is 'x', on record"),
+        (f"UPDATE reservation SET version = '9.9.9' WHERE {FINE}", "version is '9.9.9', on record '1.0.0'"),
+        (f"UPDATE reservation SET caller = 'local:eve' WHERE {FINE}", "caller is 'local:eve'"),
+        (f"UPDATE reservation SET scope = zeroblob(32) WHERE {FINE}", "is filed under another name"),
+        (f"UPDATE reservation SET expires_ms = reserved_ms WHERE {FINE}", "before its window does"),
+        (f"UPDATE reservation SET expires_ms = 'never' WHERE {FINE}", "before its window does"),
+        ("UPDATE session SET version = version - 1", "the state of a session has version"),
+        ("DELETE FROM session", "the state of a session is missing in the tables"),
+        ("UPDATE spend SET held = held - 1", "millionths aside, and calls hold 0"),
+        ("UPDATE spend SET spent = -5", "which cannot be"),
+        ("INSERT INTO hold VALUES ('a', 'b', 5, 'c')", "a call holds room in the budget b"),
+    ],
+)
+def test_a_row_that_says_something_else_than_the_record_is_found(lived: Path, statement: str, found: str) -> None:
+    verdict = edited(lived, statement)
+    assert not verdict.intact
+    assert any(found in fault.what for fault in verdict.faults), verdict.faults
+
+
+def test_a_key_that_was_given_back_and_is_in_the_tables_again_is_found(lived: Path) -> None:
+    with closing(sqlite3.connect(Home(lived).database)) as db:
+        query = "SELECT call FROM journal WHERE kind = 'closed' AND instr(body, CAST('\"again-2\"' AS BLOB))"
+        (call,) = db.execute(query).fetchone()
+    verdict = edited(lived, f"UPDATE reservation SET call = '{call}' WHERE {FINE}")
+    assert any(f"the key of call {call} is 'done' in the tables, on record it was" in f.what for f in verdict.faults)
+
+
+async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @tool(
+        version="1.0.0", mutation_class="write_reversible", namespace="out", effects=[Effect("thing:x", "UPDATE")],
+        estimated_cost=1.0,
+    )  # fmt: skip
+    async def waits(name: Text) -> str:
+        """Wait until it may go on."""
+        began.set()
+        await go.wait()
+        return name
+
+    @waits.preview
+    def _(name: str) -> Preview:
+        return Preview(impact=name)
+
+    @waits.compensate
+    async def _(name: str) -> None:
+        return None
+
+    home = tmp_path / "home"
+    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as lock:
+        lock.catalog.attach(waits)
+        await lock.add(waits)
+        running = asyncio.create_task(lock.call("out.waits", name="a", key="a"))
+        await began.wait()
+        assert (await asyncio.to_thread(verify, Home(home))).faults == ()
+        forged = await asyncio.to_thread(edited, home, "UPDATE hold SET amount = 1")
+        assert any("millionths aside" in fault.what for fault in forged.faults)
+        ended = await asyncio.to_thread(edited, home, "UPDATE reservation SET state = 'done'")
+        assert any("on record 'executing'" in fault.what for fault in ended.faults)
+        go.set()
+        assert (await running).ok
+    assert verify(Home(home)).faults == ()

@@ -1,0 +1,163 @@
+"""The contract of a unit: what raises leaves nothing behind, and nobody else in the batch hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+
+from interlock.audit.chain import verify
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.store import records
+from interlock.store.home import Home
+from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.signing import Signer
+from tests import rehearsal
+
+
+@pytest_asyncio.fixture
+async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
+    home = Home(tmp_path)
+    home.prepare()
+    made = Journal(home, clock=Clock(), signer=Signer(home.keys))
+    yield made
+    await made.close()
+    assert verify(home).intact
+
+
+def noting(name: str, fail: Callable[[Transaction], Any] | None = None) -> Unit[str]:
+    """A unit that writes to a table and to the chain, and then fails in some way."""
+
+    def unit(transaction: Transaction) -> str:
+        transaction.execute("INSERT INTO fact (name, value) VALUES (?, 'x')", (name,))
+        body = records.plain("authority", name, transaction.now_ms, act="noted")
+        transaction.append("authority", name, body)
+        if fail is not None:
+            fail(transaction)
+        return name
+
+    return unit
+
+
+def _raise(error: Exception) -> Callable[[Transaction], Any]:
+    def fail(_: Transaction) -> None:
+        raise error
+
+    return fail
+
+
+def _again(transaction: Transaction) -> None:
+    transaction.execute("INSERT INTO fact (name, value) SELECT name, value FROM fact LIMIT 1")
+
+
+WAYS: dict[str, Callable[[Transaction], Any]] = {
+    "a refusal": _raise(Failure("E3604", "the key cannot be read")),
+    "an accident": _raise(KeyError("missing")),
+    "an iteration that ended": _raise(StopIteration()),
+    "a statement that cannot be": lambda transaction: transaction.execute("SELECT FROM WHERE"),
+    "a row that is there already": _again,
+    "a disk that fails": _raise(sqlite3.OperationalError("disk I/O error")),
+}
+
+
+def present(journal: Journal, name: str) -> tuple[int, int]:
+    ((facts,),) = journal.read("SELECT COUNT(*) FROM fact WHERE name = ?", (name,))
+    ((rows,),) = journal.read("SELECT COUNT(*) FROM journal WHERE call = ?", (name,))
+    return facts, rows
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_unit_that_raises_leaves_nothing_in_the_tables_or_the_chain(journal: Journal, way: str) -> None:
+    with pytest.raises(Exception) as raised:  # each way has its own, and none is a success
+        await journal.commit(noting("alone", WAYS[way]))
+    assert not isinstance(raised.value, sqlite3.OperationalError), "the store's errors are told in its own words"
+    assert present(journal, "alone") == (0, 0)
+    assert await journal.commit(noting("alone")) == "alone"
+    assert present(journal, "alone") == (1, 1)
+
+
+@given(st.lists(st.sampled_from(["", *WAYS]), min_size=2, max_size=12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+async def test_in_a_batch_each_unit_gets_its_own_answer_and_nothing_of_another(
+    journal: Journal, ways: list[str]
+) -> None:
+    batch = f"{await journal.commit(lambda transaction: transaction.head[0])}"
+    names = [f"{batch}.{number}" for number in range(len(ways))]
+    units = [noting(name, WAYS.get(way)) for name, way in zip(names, ways, strict=True)]
+    answers = await asyncio.gather(*map(journal.commit, units), return_exceptions=True)
+    for name, way, answer in zip(names, ways, answers, strict=True):
+        assert isinstance(answer, Exception) if way else answer == name
+        assert present(journal, name) == ((0, 0) if way else (1, 1))
+        await journal.commit(
+            lambda transaction: transaction.append("authority", "n", records.plain("authority", "n", 0))
+        )
+
+
+async def test_a_record_that_cannot_be_stored_fails_alone(journal: Journal) -> None:
+    broken: Any = None
+    answers = await asyncio.gather(
+        journal.commit(noting("first")),
+        journal.append(broken, "second", b"{}"),
+        journal.commit(noting("third")),
+        return_exceptions=True,
+    )
+    assert (answers[0], answers[2]) == ("first", "third")
+    assert isinstance(answers[1], sqlite3.IntegrityError)
+    assert present(journal, "first") == present(journal, "third") == (1, 1)
+
+
+async def test_what_nobody_waits_for_is_logged_when_it_fails(
+    journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.post(noting("posted", WAYS["an accident"]))
+    await journal.drain()
+    assert "nobody waited for" in caplog.text
+    assert present(journal, "posted") == (0, 0)
+
+
+async def test_a_piece_of_a_unit_can_fail_while_the_unit_goes_on(journal: Journal) -> None:
+    def unit(transaction: Transaction) -> str:
+        try:
+            transaction.apart(noting("piece", WAYS["a refusal"]), transaction)
+        except Failure:
+            return noting("rest")(transaction)
+        return ""
+
+    assert await journal.commit(unit) == "rest"
+    assert (present(journal, "piece"), present(journal, "rest")) == ((0, 0), (1, 1))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_unit_with_side_effects_is_found_by_the_rehearsal(journal: Journal, alone: bool) -> None:
+    seen: list[int] = []
+    count = 0
+
+    def counts(_: Transaction) -> None:
+        nonlocal count
+        count += 1
+
+    def differs(_: Transaction) -> int:
+        return next(numbers)
+
+    def writes(transaction: Transaction) -> None:
+        transaction.append("authority", "n", records.plain("authority", "n", next(numbers)))
+
+    numbers = iter(range(100))
+    units: list[Unit[Any]] = [lambda _: seen.append(1), counts, differs, writes]
+    if alone:
+        for unit in units:
+            with pytest.raises(AssertionError, match="contract"):
+                await journal.commit(unit)
+    else:
+        answers = await asyncio.gather(*map(journal.commit, units), return_exceptions=True)
+        assert all(isinstance(answer, AssertionError) for answer in answers)
+    assert len(rehearsal.broken) == 4
+    rehearsal.broken.clear()

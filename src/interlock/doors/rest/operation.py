@@ -53,6 +53,7 @@ _REFUSALS: dict[int | str, Json] = {
     401: _refused("no token, or one that does not hold"),
     403: _refused("not allowed"),
     404: _refused("there is no such thing, or not for you"),
+    413: _refused("the request is larger than the server accepts (E3309)"),
     "4XX": _refused("refused; the error table in the reference has every code"),
     "5XX": _refused("failed; `retryable` says whether to try again"),
 }

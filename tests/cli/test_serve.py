@@ -257,6 +257,22 @@ def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_ser
         process.communicate()
 
 
+def test_a_line_of_too_many_values_is_refused_and_the_next_one_is_served(cli: Cli) -> None:
+    process = _stdio(cli)
+    assert process.stdout is not None
+    try:
+        _said(process, HELLO)
+        assert json.loads(process.stdout.readline())["id"] == 0
+        _said(process, {"id": 7, "method": "ping", "params": {"x": [1] * 300_000}}, {"id": 8, "method": "ping"})
+        refused, served = (json.loads(process.stdout.readline()) for _ in range(2))
+        assert (refused["id"], refused["error"]["data"]["error_code"]) == (7, "E3004")
+        assert (served["id"], served["result"]) == (8, {})
+        process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_client_that_does_not_read_neither_fills_the_memory_nor_keeps_the_server_from_ending(cli: Cli) -> None:
     process = _stdio(cli)
     assert process.stdin is not None

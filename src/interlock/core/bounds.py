@@ -4,7 +4,7 @@ Parsing, checking, redacting and encoding cost time in proportion to what they a
 calls share. So the bounds come first:
 
     documents   the values of a JSON text are counted in its bytes, before a parser makes objects of them
-    requests    values are counted; a body of N bytes cannot hold more than N / 2 values, so small ones are free
+    requests    the same; a body of N bytes cannot hold more than N / 2 values, so small ones are free
     results     the size in JSON is estimated before anything else looks at a result
     texts       are cut before patterns are searched in them or control characters are removed
 """
@@ -22,6 +22,7 @@ from interlock.core.canonical import compiled
 from interlock.core.errors import Failure
 
 MARGIN: Final = 1024
+LONGEST_NAME: Final = 600
 # About the most that is parsed in 50 ms, whatever the values are.
 MOST_VALUES: Final = 100_000
 # Control characters, and characters that change direction or cannot be seen. Tabs and line ends stay.
@@ -36,6 +37,8 @@ _WINDOW = 65_536
 _DEEPEST = 1024
 # Results above this size are checked, redacted and encoded on another thread than the event loop's.
 LARGE: Final = 1 << 18
+# The same for inputs. Checking one against its schema costs more per byte, where each value has to be converted.
+LARGE_INPUT: Final = 1 << 16
 
 
 # Documents of others
@@ -68,10 +71,10 @@ def parse(body: bytes, most: int = MOST_VALUES) -> Any:
     return value
 
 
-def more_values(data: bytes, limit: int) -> bool:
+def more_values(data: bytes | bytearray, limit: int) -> bool:
     """Whether a JSON text may hold more than `limit` values. Takes time in proportion to the text, and no memory."""
-    if not may_exceed(data, limit):
-        return False
+    if len(data) < 2 * limit or data.count(b",") + data.count(b"[") + data.count(b"{") < limit:
+        return False  # each value but the first takes two bytes and a mark of punctuation at least
     # Texts may hold any number of commas and brackets. Without escapes, every second part between quotes is a text.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, inside = 1, 0
@@ -88,34 +91,9 @@ def more_values(data: bytes, limit: int) -> bool:
 # Requests
 
 
-def may_exceed(body: bytes, most: int) -> bool:
-    """Whether a JSON text may hold more values than `most`, judged by its length and its punctuation.
-
-    Punctuation inside texts counts too, so True is only a reason to count exactly.
-    """
-    return len(body) >= 2 * most and body.count(b",") + body.count(b"[") + body.count(b"{") >= most
-
-
-def exceeds(value: Any, most: int) -> bool:
-    """Whether JSON data holds more values than `most`. Stops counting there."""
-    count = 1
-    waiting: list[Any] = [value]
-    while waiting:
-        one = waiting.pop()
-        if one.__class__ is dict:
-            count += len(one)
-            waiting += one.values()
-        elif one.__class__ is list or one.__class__ is tuple:
-            count += len(one)
-            waiting += one
-        if count > most:
-            return True
-    return False
-
-
-def check_values(value: Any, size: int, most: int) -> None:
-    """Refuse (E3004) data with more values than `most`. `size` is the length of its JSON text in bytes."""
-    if size > 2 * most and exceeds(value, most):
+def check_values(text: bytes, most: int) -> None:
+    """Refuse (E3004) a JSON text of more values than `most`. Nothing is parsed; small texts cost nothing."""
+    if more_values(text, most):
         raise too_many(most)
 
 
@@ -216,15 +194,16 @@ class Shortener:
     For data that a person or a log reads. The copy of data within the bounds is equal to it, down to 100 levels.
     """
 
-    def __init__(self, *, characters: int = 1 << 16, values: int = 2000) -> None:
+    def __init__(self, *, characters: int = 1 << 16, values: int = 2000, longest: int = 1 << 16) -> None:
         self._characters = characters
+        self._longest = longest
         self._values = values
 
     def shorten(self, value: Any, level: int = 0) -> Any:
         """The data, as much of it as there is room left for."""
         self._values -= 1
         if isinstance(value, str):
-            most = max(self._characters, 64)
+            most = min(max(self._characters, 64), self._longest)
             self._characters -= min(len(value), most)
             return value if len(value) <= most else f"{value[:most]}… [{len(value) - most:,} more characters]"
         if isinstance(value, dict | list | tuple) and level >= 100:

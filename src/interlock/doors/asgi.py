@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from interlock.core.bounds import MOST_VALUES, check_values, may_exceed
+from interlock.core.bounds import MOST_VALUES, check_values
 from interlock.core.canonical import encode, may_hold_long_number
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -98,7 +98,7 @@ def document(body: bytes, most_values: int = MOST_VALUES) -> Any:
     E3004 also for a body of more values than `most_values`.
     """
     try:
-        bounded(body, most_values)
+        check_values(body, most_values)
         return _exact(body) if may_hold_long_number(body) else orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Failure("E3004", f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
@@ -106,18 +106,6 @@ def document(body: bytes, most_values: int = MOST_VALUES) -> Any:
         raise Failure(
             "E3004", "the body is not valid JSON, or nested too deep, or a number in it is too long"
         ) from None
-
-
-def bounded(body: bytes, most_values: int) -> None:
-    """Refuse (E3004) a body that is JSON of more values than `most_values`. Small bodies cost nothing."""
-    if not may_exceed(body, most_values):
-        return
-    try:
-        # This parser is quick, and what it builds is counted before anything slow looks at it.
-        sent = orjson.loads(body)
-    except ValueError:
-        return  # what is not JSON is refused by whoever parses it
-    check_values(sent, len(body), most_values)
 
 
 def _exact(body: bytes) -> Any:

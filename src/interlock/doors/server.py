@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from interlock.core.bounds import MOST_VALUES
+from interlock.core.bounds import MOST_VALUES, check_values
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -39,7 +39,6 @@ from interlock.doors.asgi import (
     Scope,
     Send,
     answer,
-    bounded,
     header,
     read_body,
     refusal,
@@ -173,7 +172,7 @@ class Gate:
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(receive)
-            bounded(body, self._most_values)
+            check_values(body, self._most_values)
         except Failure as failure:
             await refuse(send, failure)
             return

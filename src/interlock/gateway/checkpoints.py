@@ -89,8 +89,9 @@ class Checkpoints:
             if self._observer.without(call, label) != label:
                 raise Failure("E3308", "the label of a checkpoint holds something that the call was given in private")
             bare = self._observer.without(call, state)
-            redacted = list(scrubbed_at(state, bare))
-            text, sha256 = written(bare, self.bounds.size)
+            if bare is not state:
+                redacted = list(scrubbed_at(state, bare))
+                text, sha256 = written(bare, self.bounds.size)
         packed = _packed(text) if len(text) < _LARGE else await asyncio.to_thread(_packed, text)
         # INVARIANT: what is saved of a call is in the journal before its closing record. From here to the queue of the
         # journal nothing else happens, and who closes a call queues behind.

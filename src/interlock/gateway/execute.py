@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from interlock.core.bounds import LARGE_INPUT
 from interlock.core.clock import Clock, Deadline
 from interlock.core.connector import Aged, secret_of
 from interlock.core.context import Caller, Change, Context, previewed
@@ -256,7 +257,7 @@ class Execution:
                 # The service has had enough of these credentials; the next call gets others, if there are any.
                 for name in (secret_of(name, call.request.caller) for name in tool.credentials):
                     await call.lease.rate_limited(name, failure.retry_after_ms or REST_MS)
-            raise self._observer.clean(call, failure) from failure
+            raise await self._cleaned(requested, failure) from failure
         except asyncio.CancelledError:
             if call.scope is not None:
                 await self._watch_late(granted)
@@ -264,7 +265,13 @@ class Execution:
         except Exception as error:  # an executor's edge: whatever the tool raised becomes a failure
             self._observer.log_failure(call, f"{tool.ref} failed", error)
             # The name of an exception's class is the tool's own words too.
-            raise self._observer.clean(call, tool_failure(tool.writes, tool.ref, error)) from error
+            raise await self._cleaned(requested, tool_failure(tool.writes, tool.ref, error)) from error
+
+    async def _cleaned(self, requested: Requested, failure: Failure) -> Failure:
+        """A tool's failure, fit to be shown. A large input is searched for what is private in it in a thread."""
+        if len(requested.model_input) <= LARGE_INPUT and len(failure.message) <= LARGE_INPUT:
+            return self._observer.clean(requested.call, failure)
+        return await asyncio.to_thread(self._observer.clean, requested.call, failure)
 
     # Once
 

@@ -14,7 +14,8 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 
@@ -22,7 +23,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
-from interlock.core.bounds import LARGE, check_values
+from interlock.core.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, check_values
 from interlock.core.canonical import canonical, decode, private_copy
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock, new_id, new_ids
@@ -59,6 +60,10 @@ from interlock.telemetry import w3c
 from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording
 
+T = TypeVar("T")
+
+# Bytes of JSON that cannot hold very many private values.
+_FEW_PRIVATE = 1 << 14
 _TRACE = re.compile(r"[0-9A-Za-z_.:-]{1,128}\Z")
 # What shows that an effect is not what its contract promises; a hook's no, or a check that could not be made, does not.
 _DISPROVED = frozenset(("E3303", "E3417"))
@@ -152,7 +157,7 @@ class Gateway:
         self._straight = Straight(
             # What has to be told of every call, or reckoned with it, has to be made at its pace.
             barred=self._tracer is not None or allowances.active or self.execution.watches,
-            small=self._small,
+            small=min(LARGE_INPUT, self._small),
             large=min(LARGE, settings.max_result_bytes),
             catalog=catalog,
             quarantine=self.quarantine,
@@ -261,7 +266,15 @@ class Gateway:
         if not isinstance(request.arguments, dict):
             raise Failure("E3004", "arguments must be an object")
         names = (request.tool, request.session, request.key or "", request.version or "", request.task or "")
-        if not "".join(names).isascii():
+        joint = "".join(names)
+        if len(joint) > LONGEST_NAME and max(map(len, names)) > LONGEST_NAME:
+            call.request = _with_short_names(request)
+            raise Failure(
+                "E3004",
+                f"the names of tools, versions, sessions, tasks and keys have at most {LONGEST_NAME} characters",
+                details={"mostCharacters": LONGEST_NAME},
+            )
+        if not joint.isascii():
             _refuse_unwritable(names)
         if request.operation == "compensate":
             # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
@@ -274,7 +287,7 @@ class Gateway:
         else:
             model_input = canonical(request.arguments)
             if len(model_input) > self._small:
-                check_values(request.arguments, len(model_input), self._most_values)
+                check_values(model_input, self._most_values)
             call.input_hash = hashlib.sha256(model_input).hexdigest()
             try:
                 tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)
@@ -319,17 +332,14 @@ class Gateway:
         else:
             assert isinstance(call.request.arguments, dict)
             given = call.request.arguments
-            if tool.writes or tool.has_checks or self.hooks.registered:
+            large = len(requested.model_input) > LARGE_INPUT
+            if tool.writes or tool.has_checks or self.hooks.registered or large:
                 # INVARIANT: nobody outside can reach what is checked from here on. A plain read runs at once, so there
                 # is no step in between at which its caller could.
                 given = private_copy(given)
             if tool.paged:
                 given = self._cursors.restore(requested, given)
-            try:
-                arguments = validate.check_input(requested, given)
-            except Failure as failure:
-                raise self.observer.bare(call, failure) from None
-            call.input = arguments
+            arguments = call.input = await _apart(large, partial(self._check_input, requested, given))
             if tool.has_checks:
                 await self._check_meaning(requested, arguments)
         call.move("arguments_ready")
@@ -339,6 +349,16 @@ class Gateway:
             if tool.has_checks and arguments != before:
                 await self._check_meaning(requested, arguments)
         return Checked(requested, arguments, arguments)
+
+    def _check_input(self, requested: Requested, given: Json) -> Json:
+        """The arguments as the contract takes them."""
+        call = requested.call
+        if len(requested.model_input) > _FEW_PRIVATE and self.observer.hides(call):
+            self.observer.check_private(call)
+        try:
+            return validate.check_input(requested, given)
+        except Failure as failure:
+            raise self.observer.bare(call, failure) from None
 
     async def _check_meaning(self, requested: Requested, arguments: Json) -> None:
         left_s = requested.deadline - self._clock.monotonic()
@@ -357,9 +377,10 @@ class Gateway:
         if ran.source == "preview" or call.request.operation == "compensate":
             value = self.observer.shown(call, ran.output) if ran.source == "preview" else None
             return Verified(ran, value, orjson.dumps(value))
-        small = verify.is_small(ran.output)
+        # What is private in the input is searched for in the result, so a large input counts as well.
+        large = len(requested.model_input) > LARGE_INPUT or not verify.is_small(ran.output)
         try:
-            value, removed = self._mapped(ran) if small else await asyncio.to_thread(self._mapped, ran)
+            value, removed = await _apart(large, partial(self._mapped, ran))
         except Failure as failure:
             if failure.code != "E3303":
                 raise
@@ -372,10 +393,7 @@ class Gateway:
                 await verify.confirm_effects(tool, ran, value, requested.deadline - self._clock.monotonic())
             except Failure as failure:
                 raise self.observer.clean(call, failure) from failure
-        if small:
-            verified = self._closer.redact(ran, value)
-        else:
-            verified = await asyncio.to_thread(self._closer.redact, ran, value)
+        verified = await _apart(large, partial(self._closer.redact, ran, value))
         if removed:
             verified = replace(verified, redacted=tuple(dict.fromkeys((*removed, *verified.redacted))))
         if tool.paged:
@@ -395,7 +413,7 @@ class Gateway:
             return value, ()
         # INVARIANT: a credential that was lent or sent never leaves with the result.
         bare = self.observer.without(call, value, keep=tool.members)
-        return bare, tuple(scrubbed_at(value, bare))
+        return bare, () if bare is value else tuple(scrubbed_at(value, bare))
 
     async def _roll_back(self, ran: Ran, failure: Failure) -> Failure:
         """A write that does not verify is undone, by a call like any other, if its tool has said how.
@@ -541,6 +559,25 @@ def _recorded(read: Read) -> Call:
 
 async def _raise(error: BaseException) -> Result:
     raise error
+
+
+async def _apart(large: bool, walk: Callable[[], T]) -> T:
+    """Walk over data: at once if it is small, in a thread if it is large."""
+    return await asyncio.to_thread(walk) if large else walk()
+
+
+def _with_short_names(request: Request) -> Request:
+    """A request that is refused for the length of its names, as it is recorded."""
+
+    def short(name: str) -> str:
+        return name if len(name) <= LONGEST_NAME else f"{name[:100]}…"
+
+    key, version, task = (
+        None if name is None else short(name) for name in (request.key, request.version, request.task)
+    )
+    return replace(
+        request, tool=short(request.tool), session=short(request.session), key=key, version=version, task=task
+    )
 
 
 def _refuse_unwritable(names: Sequence[str]) -> None:

@@ -41,6 +41,8 @@ FAILING_AFTER = 30
 # The same failure is logged with its traceback, and the same trouble of the store alerted, once in this time.
 TELL_EVERY_S = 60.0
 _STORE = frozenset(("E3801", "E3803"))
+_LONGEST_SHOWN = 30_000
+MOST_PRIVATE = 500
 
 
 class Observer:
@@ -128,9 +130,14 @@ class Observer:
 
     def hide(self, call: Call, text: str) -> str:
         """A text of a call's making without credentials and personal data, above all those it was called with."""
+        return self._hider(call)(text)
+
+    def _hider(self, call: Call) -> Callable[[str], str]:
+        """The same for several texts. What is private in a call is looked for once."""
         if call.lease is not None and call.lease.closed:
-            return REDACTED  # nobody can say any more whether a credential is in it
-        return self._hide_text(text, self.hidden(call), self._private(call))
+            return lambda _: REDACTED  # nobody can say any more whether a credential is in it
+        hidden, private = self.hidden(call), self._private(call)
+        return lambda text: self._hide_text(text, hidden, private)
 
     def _hide_text(self, text: str, hidden: list[str], private: list[str]) -> str:
         text = scrub(text[:_LONGEST_TEXT], hidden)[0]
@@ -151,6 +158,16 @@ class Observer:
             for given in _given(call):
                 found.extend(self._private_in(call, given, for_people=True))
         return found
+
+    def check_private(self, call: Call) -> None:
+        """Refuse (E3004) a call with very many private values: each is searched for in all that the call says."""
+        if len(set(self.hidden(call))) > MOST_PRIVATE:
+            raise Failure(
+                "E3004",
+                f"the call holds more than {MOST_PRIVATE:,} private values",
+                details={"mostPrivateValues": MOST_PRIVATE},
+                resolution="send fewer passwords, tokens and the like per call",
+            )
 
     def without(self, call: Call, value: Any, keep: Collection[str] = ()) -> Any:
         """Data of a call's making without what must not get out of it; names in `keep` are known anyway."""
@@ -181,13 +198,14 @@ class Observer:
 
     def clean(self, call: Call, failure: Failure) -> Failure:
         """A failure of other people's making, fit to be shown: no path, no secret, no stack. The log has the rest."""
-        message = safe_message(self._redactor, self.hide(call, failure.message))
+        hide = self._hider(call)
+        message = safe_message(self._redactor, hide(failure.message))
         details = None if failure.details is None else self.shown(call, dict(failure.details))
         if isinstance(failure.__cause__, Exception) and not isinstance(failure.__cause__, Failure):
             self.log_failure(call, f"{call.ref} failed", failure.__cause__)
         elif message != failure.message or details != failure.details:
             extra = {"trace_id": call.trace_id, "invocation_id": call.id}
-            told = self.hide(call, f"{failure.message} {'' if failure.details is None else dict(failure.details)}")
+            told = hide(f"{failure.message[:_LONGEST_TEXT]} {'' if failure.details is None else dict(failure.details)}")
             _log.warning("%s failed in call %s: %s", call.ref, call.id, told, extra=extra)
         if _log.isEnabledFor(logging.DEBUG):
             self._log_reasons(call, failure)
@@ -199,9 +217,9 @@ class Observer:
             details=details,
             retryable=failure.retryable,
             retry_after_ms=failure.retry_after_ms,
-            native_error_ref=None if failure.native_error_ref is None else self.hide(call, failure.native_error_ref),
-            policy_refs=tuple(self.hide(call, ref) for ref in failure.policy_refs),
-            evidence_refs=tuple(self.hide(call, ref) for ref in failure.evidence_refs),
+            native_error_ref=None if failure.native_error_ref is None else hide(failure.native_error_ref),
+            policy_refs=tuple(map(hide, failure.policy_refs)),
+            evidence_refs=tuple(map(hide, failure.evidence_refs)),
             resolution=failure.resolution,
             unsettled=failure.unsettled,
         )
@@ -260,7 +278,7 @@ class Observer:
 
     def _for_people(self, private: list[str], value: Any) -> Any:
         # Known secrets first: cutting could leave half of one, which nobody would recognise.
-        return self._without_credentials(Shortener(characters=_MOST_SHOWN).shorten(scrub(value, private)[0]))
+        return self._without_credentials(_shortener().shorten(scrub(value, private)[0]))
 
     def _without_credentials(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -346,6 +364,11 @@ class Observer:
         call.move("partial_result")
         call.parts.append(value)
         self.emit("tool.invocation.partial_result", call, index=len(call.parts), value=value)
+
+
+def _shortener() -> Shortener:
+    """Cuts what a person is shown. No text is left so long that the search for credentials would cut it once more."""
+    return Shortener(characters=_MOST_SHOWN, longest=_LONGEST_SHOWN)
 
 
 def _traced(error: BaseException) -> str:

@@ -16,6 +16,8 @@ from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json, pointer
 from interlock.gateway.handlers import faults_by
 
+# So many of the changes that were made to an input are recorded and told; of the rest, how many there were.
+MOST_TOLD = 1000
 _KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
 
@@ -53,7 +55,10 @@ def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
     wrong = input_faults(tool.facing, coerced.value)
     if wrong:
         raise _refusal(tool, wrong + faults, _code(tool.facing.errors(coerced.value)))
-    requested.call.mutations.extend(Mutated("coercion", *change) for change in coerced.changes)
+    call, changes = requested.call, coerced.changes
+    call.mutations.extend(Mutated("coercion", *change) for change in changes[:MOST_TOLD])
+    if len(changes) > MOST_TOLD:
+        call.warnings.append(f"INPUT_MUTATIONS_OMITTED count={len(changes) - MOST_TOLD}")
     return coerced.value
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.audit.decisions import decisions_of
 from interlock.audit.invocations import invocation_of
+from interlock.core.bounds import LONGEST_NAME
 from interlock.core.clock import Deadline, new_id
 from interlock.core.connector import Interaction
 from interlock.core.context import Caller
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 # without their data. Nobody fills the place alone.
 KEPT = 1000
 KEPT_EACH = 250
-LONGEST_NAME = 600
 LONGEST_ID = 200
 
 

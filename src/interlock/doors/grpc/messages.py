@@ -17,13 +17,12 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from interlock.core.bounds import too_many
+from interlock.core.bounds import check_values, too_many
 from interlock.core.canonical import decode, encode
 from interlock.core.errors import Failure
 from interlock.core.events import Event
 from interlock.core.results import Result
 from interlock.core.schema import Json
-from interlock.doors.asgi import bounded
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
 from interlock.service import Ask
@@ -59,7 +58,7 @@ def _arguments(request: wire.InvokeRequest, most_values: int) -> Json:
         return _Struct(most_values).members(request.arguments)
     if not request.HasField("arguments_json"):
         return {}
-    bounded(request.arguments_json, most_values)
+    check_values(request.arguments_json, most_values)
     try:
         return decode(request.arguments_json)
     except (ValueError, RecursionError):

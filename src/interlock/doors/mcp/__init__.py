@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from interlock.core.bounds import check_values
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, Message, Receive, Send, bounded, header, read_body, replay
+from interlock.doors.asgi import Disconnected, Message, Receive, Send, header, read_body, replay
 from interlock.doors.heads import Way
 from interlock.doors.mcp.calling import Calling, no_trace
 from interlock.doors.mcp.listing import Listing
@@ -85,7 +86,7 @@ class McpDoor:
         if scope["method"] == "POST" and _may_be_long(scope, self._small, self._max_body):
             try:
                 body = await read_body(receive, most=self._max_body)
-                bounded(body, self._service.lock.settings.max_values)
+                check_values(body, self._service.lock.settings.max_values)
             except Disconnected:
                 return
             except Failure as failure:

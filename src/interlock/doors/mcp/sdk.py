@@ -34,7 +34,7 @@ from interlock.core.connector import ALONE, Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, read_body, refuse, replay, too_large
+from interlock.doors.asgi import Disconnected, read_body, refuse, replay
 from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.changes import Changes
@@ -270,7 +270,8 @@ class Sdk:
 
         self.stdio_caller = caller
         try:
-            async with stdio_streams(self._max_body, too_large(self._max_body), no_trace()) as (reading, writing):
+            most = self._service.lock.settings.max_values
+            async with stdio_streams(self._max_body, most, no_trace()) as (reading, writing):
                 with contextlib.redirect_stdout(sys.stderr):
                     await self.server.run(reading, writing, self.server.create_initialization_options())
         finally:

@@ -2,8 +2,8 @@
 
 Reading and writing run in two daemon threads: standard streams may be pipes, files or terminals that others share, and
 a client that does not read must not keep the process from ending. A line over the limit is skipped and answered with
-an error. No more is read while too many requests are unanswered, so a client that does not read its answers cannot
-fill the memory.
+an error, and so is one that holds too many values: they are counted before anything parses it. No more is read while
+too many requests are unanswered, so a client that does not read its answers cannot fill the memory.
 
 While it serves, descriptor 0 is the null device and descriptor 1 is stderr, so that nothing else reads or writes what
 is the client's.
@@ -26,7 +26,9 @@ import orjson
 from mcp.shared._context_streams import ContextReceiveStream, ContextSendStream, create_context_streams
 from mcp.shared.message import SessionMessage
 
+from interlock.core.bounds import more_values, too_many
 from interlock.core.errors import Failure
+from interlock.doors.asgi import too_large
 
 MAX_OPEN = 256
 WRITTEN_S = 1.0
@@ -38,11 +40,11 @@ _ID = re.compile(rb'"id"\s*:\s*([0-9]{1,18}|"[^"\\]{1,200}")\s*[,}]')
 class _Client:
     """The other end: lines in, messages out, and how many requests it waits for."""
 
-    def __init__(self, source: int, sink: int, max_line: int, refusal: Failure, trace_id: str) -> None:
+    def __init__(self, source: int, sink: int, max_line: int, most_values: int, trace_id: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._source, self._sink = source, sink
         self._max_line = max_line
-        self._refusal = refusal
+        self._most_values = most_values
         self._trace_id = trace_id
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue(1)
         self._lines: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]] = queue.SimpleQueue()
@@ -84,7 +86,10 @@ class _Client:
                 for line in ended:
                     held += line
                     if skipping or len(held) > self._max_line:
-                        await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]))
+                        await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]), too_large(self._max_line))
+                    elif more_values(held, self._most_values):
+                        # Before anything parses it.
+                        await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]), too_many(self._most_values))
                     else:
                         await self._pass_on(bytes(held), onward)
                     held.clear()
@@ -111,9 +116,8 @@ class _Client:
             self._answered((message.params or {}).get("requestId"))
         await onward.send(SessionMessage(message))
 
-    async def _refuse(self, ends: bytes) -> None:
+    async def _refuse(self, ends: bytes, failure: Failure) -> None:
         found = _ID.search(ends)
-        failure = self._refusal
         error = {"code": failure.row.jsonrpc, "message": failure.message, "data": failure.envelope(self._trace_id)}
         ident: Any = None if found is None else orjson.loads(found[1])
         await self._write(orjson.dumps({"jsonrpc": "2.0", "id": ident, "error": error}))
@@ -162,11 +166,11 @@ def _own_streams() -> Generator[tuple[int, int]]:
 
 @contextlib.asynccontextmanager
 async def stdio_streams(
-    max_line: int, refusal: Failure, trace_id: str
+    max_line: int, most_values: int, trace_id: str
 ) -> AsyncGenerator[tuple[ContextReceiveStream[SessionMessage | Exception], ContextSendStream[SessionMessage]]]:
     """The client's messages, and where to send ours, while inside."""
     with _own_streams() as (source, sink):
-        client = _Client(source, sink, max_line, refusal, trace_id)
+        client = _Client(source, sink, max_line, most_values, trace_id)
         onward, incoming = create_context_streams[SessionMessage | Exception](0)
         outgoing, messages = create_context_streams[SessionMessage](0)
         tasks = [asyncio.create_task(client.receive(onward)), asyncio.create_task(client.send(messages))]

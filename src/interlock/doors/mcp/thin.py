@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from interlock.core.bounds import may_exceed
+from interlock.core.bounds import more_values
 from interlock.core.canonical import encode, may_hold_long_number
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -148,7 +148,7 @@ class Thin:
         async def way(body: bytes) -> Reply | None:
             try:
                 caller = recall(digest)
-                if caller is None or len(body) > self._max_body or may_exceed(body, self._most_values):
+                if caller is None or len(body) > self._max_body or more_values(body, self._most_values):
                     return None
                 request, usual = self._read(body, "tools/call")
                 params: Json = request["params"]

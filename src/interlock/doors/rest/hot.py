@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
+from interlock.core.bounds import LONGEST_NAME
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.doors.asgi import (
@@ -32,7 +33,6 @@ from interlock.telemetry.w3c import joined
 PATH = "/v1/tools/invoke"
 DOOR = "rest"
 LONGEST_MS = 86_400_000
-LONGEST_NAME = 600
 
 # What the body may say, and in which JSON type.
 FIELDS: Mapping[str, type] = {

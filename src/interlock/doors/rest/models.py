@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from interlock.doors.rest.hot import LONGEST_MS, LONGEST_NAME
+from interlock.core.bounds import LONGEST_NAME
+from interlock.doors.rest.hot import LONGEST_MS
 from interlock.upstreams.formats import Provider
 
 Json = dict[str, Any]

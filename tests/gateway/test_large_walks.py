@@ -1,0 +1,166 @@
+"""Large data is checked and searched apart from the event loop, and the rest of a call is bounded too."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Caller, Failure, Field, Interlock, tool
+from interlock.core.bounds import LONGEST_NAME
+from interlock.core.coerce import coerce
+from interlock.core.phases import Request
+from interlock.core.redact import SchemaRedactor
+from interlock.gateway import validate
+from interlock.gateway.observe import MOST_PRIVATE, Observer
+from tests import sample
+from tests.gateway.test_interleavings import admit
+
+ANN = Caller(id="user:ann", tenant="north")
+MANY = 20_000
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="large", timeout_s=120)
+async def total(numbers: Annotated[list[int], Field(description="numbers to add", examples=[[1]])]) -> int:
+    """Add some numbers."""
+    return sum(numbers)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="large", timeout_s=120)
+async def give_back(value: Annotated[Any, Field(description="any value", examples=[1])]) -> Any:
+    """Give a value back."""
+    return value
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="large", timeout_s=120)
+async def fail(text: Annotated[str, Field(description="a text", examples=["x"])]) -> int:
+    """Fail with a text of any length."""
+    raise Failure("E3401", text)
+
+
+@pytest_asyncio.fixture
+async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(tmp_path, housekeeping=False) as opened:
+        await admit(opened, total, give_back, fail, sample.send)
+        yield opened
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
+    """Which walks ran on the thread of the loop."""
+    seen: dict[str, set[bool]] = {}
+    main = threading.get_ident()
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def noted(*given: Any, **named: Any) -> Any:
+            seen.setdefault(name, set()).add(threading.get_ident() == main)
+            return real(*given, **named)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    assert validate.coerce is coerce
+    watch(validate, "coerce")
+    watch(SchemaRedactor, "apply")
+    watch(Observer, "without")
+    watch(Observer, "clean")
+    return seen
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_only_large_inputs_are_checked_in_a_thread(
+    lock: Interlock, walked: dict[str, set[bool]], large: bool
+) -> None:
+    result = await lock.call("large.total", numbers=["7"] * (MANY if large else 3), caller=ANN)
+    assert result.value == 7 * (MANY if large else 3)
+    assert walked["coerce"] == {not large}
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_only_large_results_are_searched_in_a_thread(
+    lock: Interlock, walked: dict[str, set[bool]], large: bool
+) -> None:
+    value = [f"user{number}@example.org" for number in range(MANY if large else 3)]
+    result = await lock.call("large.give_back", value=value, caller=ANN)
+    assert result.ok
+    assert result.redacted
+    assert "@" not in str(result.value)
+    assert (not large) in walked["apply"]
+    assert large not in walked["without"] | walked["apply"]
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_only_a_long_failure_is_cleaned_in_a_thread(
+    lock: Interlock, walked: dict[str, set[bool]], large: bool
+) -> None:
+    failed = (await lock.call("large.fail", text="a@example.org " * (MANY if large else 3), caller=ANN)).error
+    assert failed is not None
+    assert failed.code == "E3401"
+    assert "@" not in failed.message
+    assert len(failed.message) < 20_000
+    assert walked["clean"] == {not large}
+
+
+async def test_what_a_caller_changes_while_a_large_input_is_checked_has_no_effect(lock: Interlock) -> None:
+    numbers = ["7"] * MANY
+    calling = asyncio.ensure_future(lock.call("large.total", numbers=numbers, caller=ANN))
+    while not calling.done():
+        numbers[:] = ["9"] * MANY if numbers[0] == "7" else ["7"] * MANY
+        await asyncio.sleep(0)
+    assert calling.result().value in (7 * MANY, 9 * MANY), "as it was sent, never a mixture"
+
+
+async def test_only_so_many_changes_of_an_input_are_told_and_recorded(lock: Interlock) -> None:
+    result = await lock.call("large.total", numbers=["7"] * 5000, caller=ANN)
+    assert len(result.metadata["input_mutations"]) == validate.MOST_TOLD
+    assert result.metadata["warnings"] == ["INPUT_MUTATIONS_OMITTED count=4000"]
+    (body,) = lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,))
+    assert len(orjson.loads(body[0])["inputMutations"]) == validate.MOST_TOLD
+
+
+async def test_a_call_with_very_many_private_values_is_refused(lock: Interlock) -> None:
+    many = [{"password": f"hunter-{number}-22"} for number in range(2 * MOST_PRIVATE)]
+    refused = (await lock.call("large.give_back", value=many, caller=ANN)).error
+    assert refused is not None
+    assert (refused.code, refused.details) == ("E3004", {"mostPrivateValues": MOST_PRIVATE})
+    assert (await lock.call("large.give_back", value=many[:3], caller=ANN)).ok
+
+
+@pytest.mark.parametrize("name", ["tool", "version", "key", "session", "task"])
+async def test_a_long_name_is_refused_and_not_recorded(lock: Interlock, name: str) -> None:
+    long = "n" * (LONGEST_NAME + 1)
+    asked: dict[str, Any] = {"tool": "large.total", "arguments": {"numbers": [1]}, "caller": ANN, name: long}
+    result = await lock.gateway.invoke(Request(**asked))
+    assert result.error is not None
+    assert result.error.code == "E3004"
+    assert str(LONGEST_NAME) in result.error.message
+    records = lock.journal.read("SELECT body FROM journal WHERE call = ?", (result.invocation_id,))
+    assert records
+    assert not any(long.encode() in body for (body,) in records)
+
+
+async def test_a_long_trace_is_not_recorded(lock: Interlock) -> None:
+    result = await lock.call("large.total", numbers=[1], caller=ANN, trace_id="t" * 5000)
+    assert result.ok
+    assert len(result.trace_id) <= 128
+
+
+@pytest.mark.parametrize("text", ["word " * 800_000, "a" * 4_000_000, "1" * 4_000_000])
+async def test_a_reviewer_sees_the_beginning_of_a_long_text_and_how_much_is_missing(lock: Interlock, text: str) -> None:
+    asked = await lock.call("demo.send", to=text, key="k", caller=ANN)
+    assert asked.pending
+    (ticket,) = lock.approvals.list()
+    shown = ticket.params["to"]
+    missing = re.search(r"\[([0-9,]+) more characters\]\Z", shown)
+    assert missing is not None
+    left_out, kept = int(missing[1].replace(",", "")), len(shown[: missing.start()])
+    assert abs(left_out + kept - len(text)) < 5
+    assert len(shown) < 40_000

@@ -133,9 +133,12 @@ async def test_a_call_ends_whatever_its_tool_reports(lock: Interlock, name: str)
 
 
 @pytest.mark.parametrize("name", FAILURES)
-async def test_a_call_ends_whatever_its_tool_fails_with(lock: Interlock, name: str) -> None:
+async def test_a_call_ends_whatever_its_tool_fails_with(
+    lock: Interlock, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await admit(lock, fall, calm)
     await _ends(lock, "demo.fall", {"name": name})
+    caplog.text.encode()  # which raises where a line of the log could not be written
 
 
 FORGED = {

@@ -206,7 +206,7 @@ class Observer:
         elif message != failure.message or details != failure.details:
             extra = {"trace_id": call.trace_id, "invocation_id": call.id}
             told = hide(f"{failure.message[:_LONGEST_TEXT]} {'' if failure.details is None else dict(failure.details)}")
-            _log.warning("%s failed in call %s: %s", call.ref, call.id, told, extra=extra)
+            _log.warning("%s failed in call %s: %s", call.ref, call.id, _writable(told), extra=extra)
         if _log.isEnabledFor(logging.DEBUG):
             self._log_reasons(call, failure)
         if details == REDACTED:
@@ -236,7 +236,7 @@ class Observer:
         if reasons:
             extra = {"trace_id": call.trace_id, "invocation_id": call.id}
             told = self.hide(call, "\n".join(reason.rstrip() for reason in reasons))[-_LONGEST_REASONS:]
-            _log.debug("behind the failure of %s in call %s\n%s", call.ref, call.id, told, extra=extra)
+            _log.debug("behind the failure of %s in call %s\n%s", call.ref, call.id, _writable(told), extra=extra)
 
     def bare(self, call: Call, failure: Failure) -> Failure:
         """A failure of our own making that may quote what a call was given or gave."""
@@ -328,7 +328,7 @@ class Observer:
             trace = self.hide(call, _traced(error))
         except Exception:  # noqa: BLE001 - what cannot be looked through is not logged; that it failed is
             trace = f"{type(error).__name__}; the rest could not be searched for private data"
-        _log.error("%s in call %s\n%s", what, call.id, trace, extra=extra)
+        _log.error("%s in call %s\n%s", what, call.id, _writable(trace), extra=extra)
 
     def progress(self, call: Call, facts: Json) -> None:
         """Pass on a progress record: numbered without gaps, never above 100 percent, never after the end."""
@@ -378,6 +378,11 @@ def _traced(error: BaseException) -> str:
         return "".join(traceback.format_exception(error))
     stack = "".join(traceback.format_tb(error.__traceback__))
     return f"{stack}{type(error).__name__}: {words[:_LONGEST_REASONS]}… [{len(words):,} characters]"
+
+
+def _writable(text: str) -> str:
+    """A text for the log. A lone surrogate is escaped: no handler could encode it, and the line would be lost."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _place(error: BaseException) -> tuple[str, int]:

@@ -372,7 +372,7 @@ def test_an_empty_home_says_how_to_begin(fresh: Cli) -> None:
     assert "interlock tools add" in fresh("tools", "list").out
     assert "interlock call" in fresh("calls", "list").out
     assert fresh.ask("tools", "list") == {"tools": []}
-    assert fresh.ask("calls", "list") == {"calls": []}
+    assert fresh.ask("calls", "list") == {"calls": [], "before": None}
 
 
 def test_a_tool_is_shown_with_its_contract(cli: Cli) -> None:

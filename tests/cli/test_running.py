@@ -36,3 +36,15 @@ async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None
     assert (listed["caller"], listed["error_code"]) == (after["caller"], None)
     assert (after["invocation_id"], after["state"]) == (ended.invocation_id, "succeeded")
     assert "a quarter of a second" in " ".join(fresh("calls", "list", "--help").out.split())
+
+
+def test_calls_are_found_by_state_error_tool_and_time_and_the_leaders_are_told(fresh: Cli) -> None:
+    from interlock.cli.calls import calls
+
+    assert {"list", "running", "top"} <= set(calls.commands)
+    assert fresh.ask("calls", "running") == {"calls": [], "before": None}
+    assert fresh.ask("calls", "top", "--by", "cost")["top"] == []
+    refused = fresh("calls", "list", "--since", "yesterday")
+    assert refused.code == 2
+    assert "2026-07-01T12:00:00Z" in refused.err
+    assert fresh.ask("calls", "list", "--since", "2h", "--state", "failed", "--tool", "demo.post")["calls"] == []

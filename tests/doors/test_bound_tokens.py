@@ -215,7 +215,7 @@ ABOUT_TICKETS: dict[str, Ask] = {
     "approvals.show": _jsonrpc("approvals.show", ticket_id="ticket"),
 }
 # Listings: tested below by what they list.
-LISTINGS = {"GET /v1/approvals", "approvals.list", "GET /v1/approvals/standing"}
+LISTINGS = {"GET /v1/approvals", "approvals.list", "GET /v1/approvals/standing", "GET /v1/calls", "calls.list", "Calls"}
 # Operations about no call of the caller's, and those that make one. Deciding on tickets is for people with a token of
 # their own, which tests/doors/test_reviewers.py holds; records and exports are for auditors.
 OTHERS = {
@@ -225,7 +225,8 @@ OTHERS = {
     "POST /v1/approvals/{ticket_id}/approve", "POST /v1/approvals/{ticket_id}/deny", "GET /v1/budgets",
     "POST /v1/tokens/issue", "POST /v1/tokens/delegate", "POST /v1/tokens/revoke", "POST /v1/tokens/inspect",
     "GET /v1/policy", "PUT /v1/policy", "POST /v1/policy/check", "POST /v1/policy/explain", "GET /v1/audit/records",
-    "GET /v1/audit/verify", "GET /v1/audit/export", "GET /v1/upstreams", "POST /v1/upstreams",
+    "GET /v1/audit/verify", "GET /v1/audit/export", "GET /v1/calls/top", "calls.top", "Top",
+    "GET /v1/upstreams", "POST /v1/upstreams",
     "GET /v1/upstreams/{name}", "POST /v1/upstreams/{name}/probe", "DELETE /v1/upstreams/{name}",
     "POST /v1/upstreams/{name}/refresh", "POST /v1/upstreams/{name}/accept", "GET /health", "GET /ready",
     "tools.list", "tools.describe", "tools.negotiate", "tools.invoke", "approvals.approve", "approvals.deny",
@@ -256,6 +257,20 @@ async def test_a_call_that_ended_is_not_there_for_a_token_bound_to_other_resourc
         assert await ask(world, target, "enough") is None, name
     for name in ("GET /v1/calls/{invocation_id}", "calls.status", "Status", "library checkpoints", "library undo"):
         assert await ABOUT_CALLS[name](world, target, "enough") is None, name
+
+
+@pytest.mark.parametrize("by", NARROWED)
+async def test_a_call_is_not_listed_for_a_token_bound_to_other_resources(world: World, by: str) -> None:
+    made = await world.invoke("demo.note", {"name": "a", "text": "hello"}, idempotency_key="k")
+    for one, expected in ((by, []), ("enough", [made["invocation_id"]]), ("whole", [made["invocation_id"]])):
+        listed = (await world.rest("GET", "/v1/calls", one)).json()["calls"]
+        assert [line["invocation_id"] for line in listed] == expected
+        body = {"jsonrpc": "2.0", "id": 1, "method": "calls.list"}
+        told = (await world.http.post("/rpc", json=body, headers=world.bearer(one))).json()["result"]
+        assert told["calls"] == listed
+        metadata = tuple(world.bearer(one).items())
+        answered = await world.stub.Calls(wire.CallsRequest(), metadata=metadata)
+        assert [line.invocation_id for line in answered.calls] == expected
 
 
 @pytest.mark.parametrize("by", NARROWED)

@@ -833,6 +833,10 @@ SOME: dict[str, st.SearchStrategy[Message]] = {
     "Status": st.builds(wire.StatusRequest, invocation_id=words),
     "Cancel": st.builds(wire.CancelRequest, invocation_id=words),
     "Resume": st.builds(wire.ResumeRequest, invocation_id=words),
+    "Calls": st.builds(
+        wire.CallsRequest, state=words, tool=words, since=words, before=st.integers(-1, 9), limit=st.integers(-1, 9)
+    ),
+    "Top": st.builds(wire.TopRequest, by=words, since=words, limit=st.integers(-1, 9)),
 }
 frames = st.sampled_from(sorted(SOME)).flatmap(
     lambda name: st.tuples(

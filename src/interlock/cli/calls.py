@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.cli.render import Cell, Page
     from interlock.core.phases import Request
     from interlock.core.results import Result
+    from interlock.service.listing import Lead
 
 Json = dict[str, Any]
 
@@ -158,6 +159,8 @@ def calls() -> None:
 
     \b
     interlock calls list
+    interlock calls running
+    interlock calls top
     interlock calls show 01JC…
     interlock calls save 01JC… reports
     interlock calls payload 01JC…
@@ -169,22 +172,76 @@ def calls() -> None:
 # list
 
 
+def _narrowed(command: Any) -> Any:
+    """The options that say which calls are wanted."""
+    for option in (
+        click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many."),
+        click.option("--until", callback=_moment, metavar="TIME", help="Only calls before this time."),
+        click.option(
+            "--since", callback=_moment, metavar="TIME", help="Only calls from this time on: ISO 8601, or 2h."
+        ),
+        click.option("--caller", help="Only calls made for this caller."),
+        click.option("--tool", help="Only calls of this tool, by name or NAME@VERSION."),
+        click.option("--error", help="Only calls that failed with this code or error name."),
+    ):
+        command = option(command)
+    return command
+
+
+def _moment(_: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """A time, or how long ago it was, as records write times."""
+    if value is None:
+        return None
+    import time
+    from datetime import datetime
+
+    from interlock.core.clock import iso
+
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(value[-1:])
+    try:
+        if seconds is not None and value[:-1].isdecimal():
+            return iso(int((time.time() - int(value[:-1]) * seconds) * 1000))
+        return iso(round(datetime.fromisoformat(value).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        words = "is a time as in 2026-07-01T12:00:00Z, or how long ago: 30m, 2h, 7d"
+        raise click.BadParameter(f"`{value}` is none; {option.name} {words}") from None
+
+
 @calls.command("list")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, newest first.")
+@click.option("--state", help="Only calls in this state: running, awaiting_approval, succeeded, failed, unknown …")
+@click.option("--before", type=click.IntRange(1), help="Go on where the page before ended.")
+@_narrowed
 @looking
-async def list_calls(lock: Interlock, out: Output, /, limit: int) -> int:
+async def list_calls(lock: Interlock, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
     """The latest calls, newest first; those that run or wait for a person count from when they began.
 
     A read is on record once it has run for a quarter of a second, or has ended: until then it is not listed.
+    A page looks through 50,000 records at most. Where there are more, the command to go on with is shown.
 
     \b
     interlock calls list --limit 50
+    interlock calls list --state failed --tool demo.post --since 2h
+    interlock calls list --error E3402 --caller did:key:z6Mk…
     """
-    # Where a call has ended meanwhile, its end is what counts.
-    known = {
-        one["invocation_id"]: one for one in (*_reading(lock), *_running(lock), *_waiting(lock), *_ended(lock, limit))
-    }
-    documents = sorted(known.values(), key=lambda one: one["at"], reverse=True)[:limit]
+    return await _list(lock, out, before, limit, wanted)
+
+
+@calls.command()
+@_narrowed
+@looking
+async def running(lock: Interlock, out: Output, /, limit: int, **wanted: str | None) -> int:
+    """The calls that run now, newest first, in every process on this home.
+
+    \b
+    interlock calls running
+    """
+    return await _list(lock, out, None, limit, {**wanted, "state": "running"})
+
+
+async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wanted: dict[str, str | None]) -> int:
+    from interlock.service.listing import Listing, Wanted
+
+    documents, place = await Listing(lock).page(Wanted(**wanted), by=None, before=before, limit=limit)
 
     def show(page: Page) -> None:
         from interlock.cli.render import clock_time, duration
@@ -203,100 +260,55 @@ async def list_calls(lock: Interlock, out: Output, /, limit: int) -> int:
         ]
         if rows:
             page.table(rows, ("when", "call", "tool", "state", "source", "took", "caller"))
-        else:
+        elif place is None and before is None and not any(wanted.values()):
             page.line("no calls yet; make one: interlock call TOOL '{…}'")
+        else:
+            page.line("no such calls" + ("" if place is None else " among the records that were looked through"))
+        if place is not None and (before is not None or any(wanted.values())):
+            page.line(f"there may be more; go on with the same options and --before {place}")
 
-    out.answer({"calls": documents}, show)
+    out.answer({"calls": documents, "before": place}, show)
     return 0
 
 
-def _running(lock: Interlock) -> list[Json]:
-    from interlock.core.clock import iso
+@calls.command()
+@click.option(
+    "--by",
+    "lead",
+    type=click.Choice(("failures", "cost", "calls")),
+    default="failures",
+    show_default=True,
+    help="Failures and calls are told of tools, cost of callers.",
+)
+@click.option(
+    "--since", callback=_moment, metavar="TIME", help="From this time on: ISO 8601, or 2h. A day ago unless said."
+)
+@click.option("--until", callback=_moment, metavar="TIME", help="Before this time.")
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="How many.")
+@looking
+async def top(lock: Interlock, out: Output, /, lead: Lead, since: str | None, until: str | None, limit: int) -> int:
+    """Which tools fail most or are called most, or who spent most.
 
-    rows = lock.journal.read(
-        "SELECT call, tool, version, caller, key, reserved_ms FROM reservation WHERE state = 'executing'"
-        " ORDER BY reserved_ms DESC"
-    )
-    return [
-        _line(call, iso(at_ms), f"{tool}@{version}", caller, key, "running")
-        for call, tool, version, caller, key, at_ms in rows
-    ]
+    \b
+    interlock calls top
+    interlock calls top --by cost --since 7d
+    """
+    from interlock.service.listing import Listing
 
+    told = await Listing(lock).top(lead, by=None, since=since, until=until, limit=limit)
 
-def _reading(lock: Interlock) -> list[Json]:
-    """Reads that run: without a key, only the record of their start tells of them."""
-    import orjson
+    def show(page: Page) -> None:
+        whose = "caller" if lead == "cost" else "tool"
+        rows = [
+            (str(one[whose]), f"{one['calls']:,}", f"{one['failures']:,}", f"{one['cost']:g}") for one in told["top"]
+        ]
+        if rows:
+            page.table(rows, (whose, "calls", "failures", "cost"))
+        else:
+            page.line(f"no {lead} since {told['since']}")
 
-    from interlock.gateway.reconcile import BEGUN
-
-    rows = lock.journal.read(
-        "SELECT journal.body FROM fact JOIN journal ON journal.call = substr(fact.name, ?) AND journal.kind = 'started'"
-        " WHERE fact.name >= ? AND fact.name < ?",
-        (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff"),
-    )
-    begun: list[Json] = [orjson.loads(body) for (body,) in rows]
-    return [
-        _line(one["call"], one["timestamp"], f"{one['toolId']}@{one['version']}", one["callerId"],
-              one.get("idempotencyKey"), "running")
-        for one in begun
-    ]  # fmt: skip
-
-
-def _waiting(lock: Interlock) -> list[Json]:
-    from interlock.core.clock import iso
-
-    rows = lock.journal.read(
-        "SELECT call, tool, version, caller, json_extract(head, '$.idempotencyKey'), state, created_ms FROM ticket"
-        " WHERE state IN ('PENDING', 'APPROVED') ORDER BY created_ms DESC"
-    )
-    states = {"PENDING": "awaiting_approval", "APPROVED": "approved"}
-    return [
-        _line(call, iso(at_ms), f"{tool}@{version}", caller, key, states[state])
-        for call, tool, version, caller, key, state, at_ms in rows
-    ]
-
-
-def _ended(lock: Interlock, limit: int) -> list[Json]:
-    import orjson
-
-    lines: dict[str, Json] = {}
-    rows = lock.journal.read(
-        "SELECT call, body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT ?", (limit * 2,)
-    )
-    for call, body in rows:
-        record: Json = orjson.loads(body)
-        version = record.get("version")
-        tool = f"{record.get('toolId')}@{version}" if version else str(record.get("toolId"))
-        states: list[str] = record.get("states") or ["closed"]
-        state = states[-1]
-        if record.get("outcome") == "unknown":
-            state = "settled" if _is_settled(lock, call) else "unknown"
-        line = _line(call, record["timestamp"], tool, record.get("callerId"), record.get("idempotencyKey"), state)
-        line |= {
-            "error_code": record.get("error_code"),
-            "source": record.get("source"),
-            "latency_ms": record.get("latencyMs"),
-        }
-        lines.setdefault(call, line)
-    return list(lines.values())[:limit]
-
-
-def _is_settled(lock: Interlock, call: str) -> bool:
-    return bool(lock.journal.read("SELECT 1 FROM journal WHERE call = ? AND kind IN ('settled', 'late')", (call,)))
-
-
-def _line(call: str, at: str, tool: str, caller: Any, key: Any, state: str) -> Json:
-    return {
-        "invocation_id": call,
-        "at": at,
-        "tool": tool,
-        "caller": str(caller),
-        "key": key,
-        "state": state,
-        "error_code": None,
-        "source": None,
-        "latency_ms": None,
-    }
+    out.answer(told, show)
+    return 0
 
 
 # show

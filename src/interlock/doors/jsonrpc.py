@@ -35,6 +35,7 @@ from interlock.doors.asgi import (
 from interlock.doors.heads import Reply, Way
 from interlock.doors.template import REQUEST, Templates
 from interlock.service import Ask, Service, native_id
+from interlock.service.listing import LEADS, Wanted, moment
 from interlock.telemetry.w3c import joined
 
 _log = logging.getLogger("interlock.jsonrpc")
@@ -67,6 +68,8 @@ class JsonRpcDoor:
             "tools.describe": self._tool,
             "tools.negotiate": self._negotiate,
             "tools.invoke": self._invoke,
+            "calls.list": self._calls,
+            "calls.top": self._top,
             "calls.status": self._status,
             "calls.cancel": self._cancel,
             "calls.resume": self._resume,
@@ -277,6 +280,28 @@ class JsonRpcDoor:
 
     # Calls
 
+    async def _calls(
+        self, asks: Caller, state: Any = None, error: Any = None, tool: Any = None, caller: Any = None,
+        since: Any = None, until: Any = None, before: Any = None, limit: Any = 100,
+    ) -> Json:  # fmt: skip
+        wanted = Wanted(
+            state=_text(state, "state"), error=_text(error, "error"), tool=_text(tool, "tool"),
+            caller=_text(caller, "caller"), since=moment(_text(since, "since"), "since"),
+            until=moment(_text(until, "until"), "until"),
+        )  # fmt: skip
+        place = None if before is None else _whole(before, "before", 2**62)
+        most = _whole(limit, "limit", 1000)
+        found, place = await self._service.listing.page(wanted, by=asks, before=place, limit=most)
+        return {"calls": found, "before": place}
+
+    async def _top(
+        self, caller: Caller, by: Any = "failures", since: Any = None, until: Any = None, limit: Any = 10
+    ) -> Json:
+        if by not in LEADS:
+            raise _Fault(_PARAMS, f"invalid params: `by` is one of {', '.join(LEADS)}")
+        begin, end = moment(_text(since, "since"), "since"), moment(_text(until, "until"), "until")
+        return await self._service.listing.top(by, by=caller, since=begin, until=end, limit=_whole(limit, "limit", 100))
+
     async def _status(self, caller: Caller, invocation_id: str) -> Json:
         return self._service.calls.status(_text(invocation_id, "invocation_id") or "", caller)
 
@@ -337,6 +362,12 @@ def _id(request: Json) -> Any:
     if found is _ABSENT or found is None or (isinstance(found, str | int | float) and not isinstance(found, bool)):
         return found
     raise _Fault(_INVALID, "invalid request: `id` is a string, a number or null")
+
+
+def _whole(value: Any, name: str, most: int) -> int:
+    if type(value) is int and 1 <= value <= most:
+        return value
+    raise _Fault(_PARAMS, f"invalid params: `{name}` is a whole number from 1 to {most}")
 
 
 def _text(value: Any, name: str) -> str | None:

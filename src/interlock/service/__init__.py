@@ -27,6 +27,7 @@ from interlock.service.audit import Audit
 from interlock.service.budgets import Budgets
 from interlock.service.calls import Ask, Calls, native_id
 from interlock.service.health import Health
+from interlock.service.listing import Listing
 from interlock.service.policy import Policy
 from interlock.service.providers import Providers
 from interlock.service.refusals import Refusals
@@ -47,6 +48,7 @@ class Service:
     def __init__(self, lock: Interlock) -> None:
         self.lock = lock
         self.calls = Calls(lock)
+        self.listing = Listing(lock)
         self.tools = Tools(lock)
         self.providers = Providers(lock, self.tools, self.calls)
         self.registration = Registration(lock)

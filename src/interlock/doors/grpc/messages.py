@@ -26,6 +26,7 @@ from interlock.core.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
 from interlock.service import Ask
+from interlock.service.listing import LEADS, Lead, Wanted, moment
 
 DOMAIN = "interlock"
 # Statuses travel in metadata, of which clients accept 8 KiB: the text percent-encoded, the details in base64.
@@ -156,6 +157,44 @@ def result(outcome: Result) -> wire.CallResult:
 def call_state(state: str) -> str:
     """The label of a state; protobuf takes labels for the values of an enum."""
     return f"CALL_STATE_{state.upper()}"
+
+
+def wanted(request: wire.CallsRequest) -> tuple[Wanted, int | None, int]:
+    """Which calls a message asks for, from which place on, and how many."""
+    said = Wanted(
+        state=request.state or None, error=request.error or None, tool=request.tool or None,
+        caller=request.caller or None, since=moment(request.since, "since"), until=moment(request.until, "until"),
+    )  # fmt: skip
+    if request.before < 0:
+        raise Failure("E3004", "`before` is the place that the page before ended at")
+    return said, request.before or None, page_size(request.limit, 100, 1000)
+
+
+def top_asked(request: wire.TopRequest) -> tuple[Lead, str | None, str | None, int]:
+    """What a message asks a summary of: the leaders, the span of time and how many."""
+    lead = request.by or "failures"
+    if lead not in LEADS:
+        raise Failure("E3004", f"`by` is one of {', '.join(LEADS)}")
+    since, until = moment(request.since, "since"), moment(request.until, "until")
+    return lead, since, until, page_size(request.limit, 10, 100)
+
+
+def top(told: Json) -> wire.TopResponse:
+    """A summary as a message."""
+    lines = [
+        wire.TopLine(
+            name=one.get("tool") or one.get("caller"), calls=one["calls"], failures=one["failures"], cost=one["cost"]
+        )
+        for one in told["top"]
+    ]
+    return wire.TopResponse(since=told["since"], top=lines)
+
+
+def page_size(asked: int, usual: int, most: int) -> int:
+    """How many a page holds: as many as usual where nothing is said."""
+    if not 0 <= asked <= most:
+        raise Failure("E3004", f"`limit` is a whole number from 1 to {most}")
+    return asked or usual
 
 
 def call_status(status: Json, kept: Result | None) -> wire.StatusResponse:

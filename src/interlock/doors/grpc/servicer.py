@@ -201,6 +201,16 @@ class Servicer:
         ask = messages.ask(request, timeout_s=rpc.left_s, trace=trace, most_values=most)
         return await self._service.calls.invoke(ask, caller, door=DOOR, call_id=call_id)
 
+    async def calls(self, request: wire.CallsRequest, caller: Caller, _: Rpc) -> wire.CallsResponse:
+        wanted, before, limit = messages.wanted(request)
+        found, place = await self._service.listing.page(wanted, by=caller, before=before, limit=limit)
+        return wire.CallsResponse(calls=[wire.CallLine(**line) for line in found], before=place)
+
+    async def top(self, request: wire.TopRequest, caller: Caller, _: Rpc) -> wire.TopResponse:
+        lead, since, until, limit = messages.top_asked(request)
+        told = await self._service.listing.top(lead, by=caller, since=since, until=until, limit=limit)
+        return messages.top(told)
+
     async def status(self, request: wire.StatusRequest, caller: Caller, _: Rpc) -> wire.StatusResponse:
         calls, call_id = self._service.calls, request.invocation_id
         return messages.call_status(calls.status(call_id, caller), calls.result(call_id, caller))

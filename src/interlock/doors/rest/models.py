@@ -197,6 +197,58 @@ class CallStatus(Answer):
     state: str
 
 
+class CallsQuery(Query):
+    state: str | None = Field(
+        None, max_length=40, description="running, awaiting_approval, succeeded, failed, unknown …"
+    )
+    error: str | None = Field(None, max_length=60, description="an E-code, or the name of an error")
+    tool: str | None = Field(None, max_length=600, description="by name, or NAME@VERSION")
+    caller: str | None = Field(None, max_length=600)
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    before: int | None = Field(None, ge=1, le=2**62, description="the place that the page before ended at")
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class CallLine(Answer):
+    """One call, in short."""
+
+    invocation_id: str
+    at: str = Field(description="when it ended, or began where it has not")
+    tool: str
+    caller: str
+    key: str | None
+    state: str
+    error_code: str | None
+    error: str | None
+    source: str | None
+    latency_ms: float | None
+    cost: float | None = Field(description="null where nobody counts costs")
+
+
+class CallLines(Answer):
+    calls: list[CallLine]
+    before: int | None = Field(
+        description="where to go on; null at the end. A page may be short and have more after it"
+    )
+
+
+class TopQuery(Query):
+    by: Literal["failures", "cost", "calls"] = Field(
+        "failures", description="failures and calls are told of tools, cost of callers"
+    )
+    since: AwareDatetime | None = Field(None, description="a day ago unless said")
+    until: AwareDatetime | None = None
+    limit: int = Field(10, ge=1, le=100)
+
+
+class CallsTop(Answer):
+    by: str
+    since: str = Field(description="from when on calls were counted")
+    until: str | None
+    top: list[Json] = Field(description="`tool` or `caller`, and its calls, failures and cost")
+
+
 class CheckpointsQuery(Query):
     after: int = Field(0, ge=0, le=2**62, description="the sequence that the page before ended at")
     limit: int = Field(20, ge=1, le=100)

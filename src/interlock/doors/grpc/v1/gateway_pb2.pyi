@@ -326,6 +326,92 @@ class Partial(_message.Message):
     value_json: bytes
     def __init__(self, index: _Optional[int] = ..., value_json: _Optional[bytes] = ...) -> None: ...
 
+class CallsRequest(_message.Message):
+    __slots__ = ("state", "error", "tool", "caller", "since", "until", "before", "limit")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    error: str
+    tool: str
+    caller: str
+    since: str
+    until: str
+    before: int
+    limit: int
+    def __init__(self, state: _Optional[str] = ..., error: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., since: _Optional[str] = ..., until: _Optional[str] = ..., before: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class CallLine(_message.Message):
+    __slots__ = ("invocation_id", "at", "tool", "caller", "key", "state", "error_code", "error", "source", "latency_ms", "cost")
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    at: str
+    tool: str
+    caller: str
+    key: str
+    state: str
+    error_code: str
+    error: str
+    source: str
+    latency_ms: float
+    cost: float
+    def __init__(self, invocation_id: _Optional[str] = ..., at: _Optional[str] = ..., tool: _Optional[str] = ..., caller: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[str] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., source: _Optional[str] = ..., latency_ms: _Optional[float] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class CallsResponse(_message.Message):
+    __slots__ = ("calls", "before")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[CallLine]
+    before: int
+    def __init__(self, calls: _Optional[_Iterable[_Union[CallLine, _Mapping]]] = ..., before: _Optional[int] = ...) -> None: ...
+
+class TopRequest(_message.Message):
+    __slots__ = ("by", "since", "until", "limit")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    by: str
+    since: str
+    until: str
+    limit: int
+    def __init__(self, by: _Optional[str] = ..., since: _Optional[str] = ..., until: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class TopLine(_message.Message):
+    __slots__ = ("name", "calls", "failures", "cost")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    calls: int
+    failures: int
+    cost: float
+    def __init__(self, name: _Optional[str] = ..., calls: _Optional[int] = ..., failures: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class TopResponse(_message.Message):
+    __slots__ = ("since", "top")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    since: str
+    top: _containers.RepeatedCompositeFieldContainer[TopLine]
+    def __init__(self, since: _Optional[str] = ..., top: _Optional[_Iterable[_Union[TopLine, _Mapping]]] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ("invocation_id",)
     INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -37,6 +37,16 @@ class GatewayStub:
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.RunRequest.SerializeToString,
                 response_deserializer=interlock_dot_v1_dot_gateway__pb2.RunEvent.FromString,
                 _registered_method=True)
+        self.Calls = channel.unary_unary(
+                '/interlock.v1.Gateway/Calls',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.CallsRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.CallsResponse.FromString,
+                _registered_method=True)
+        self.Top = channel.unary_unary(
+                '/interlock.v1.Gateway/Top',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.TopRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.TopResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/interlock.v1.Gateway/Status',
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,

@@ -11,6 +11,8 @@ class GatewayStub:
     Describe: _aio.UnaryUnaryMultiCallable[_wire.DescribeRequest, _wire.Tool]
     Invoke: _aio.UnaryUnaryMultiCallable[_wire.InvokeRequest, _wire.CallResult]
     Run: _aio.StreamStreamMultiCallable[_wire.RunRequest, _wire.RunEvent]
+    Calls: _aio.UnaryUnaryMultiCallable[_wire.CallsRequest, _wire.CallsResponse]
+    Top: _aio.UnaryUnaryMultiCallable[_wire.TopRequest, _wire.TopResponse]
     Status: _aio.UnaryUnaryMultiCallable[_wire.StatusRequest, _wire.StatusResponse]
     Cancel: _aio.UnaryUnaryMultiCallable[_wire.CancelRequest, _wire.CancelResponse]
     Resume: _aio.UnaryUnaryMultiCallable[_wire.ResumeRequest, _wire.CallResult]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
@@ -16,6 +17,7 @@ from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result, of_status
 from interlock.doors.rest.hot import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says, streams
+from interlock.service.listing import Wanted, moment
 
 # How long a stream of events is silent at most: what sits between may cut a connection on which nothing moves.
 SILENCE_S = 15.0
@@ -25,6 +27,31 @@ LastEvent = Annotated[str, Header(description="the last event you have: the stre
 _APART = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
 
 router = APIRouter(prefix="/v1", tags=["calls"])
+
+
+@router.get("/calls", **says(models.CallLines))
+async def list_calls(ask: Ask, query: Annotated[models.CallsQuery, Query()]) -> Response:
+    """Calls of yours, newest first: those that run or wait for a person, and those that have ended.
+
+    With `audit:read`, those of all callers of your tenant; that they were read is on record.
+    """
+    wanted = Wanted(
+        state=query.state, error=query.error, tool=query.tool, caller=query.caller,
+        since=_iso(query.since, "since"), until=_iso(query.until, "until"),
+    )  # fmt: skip
+    found, before = await ask.service.listing.page(wanted, by=ask.caller, before=query.before, limit=query.limit)
+    return json({"calls": found, "before": before})
+
+
+@router.get("/calls/top", **says(models.CallsTop))
+async def top_calls(ask: Ask, query: Annotated[models.TopQuery, Query()]) -> Response:
+    """Which tools fail most or are called most, or who spent most. Needs `audit:read`."""
+    since, until = _iso(query.since, "since"), _iso(query.until, "until")
+    return json(await ask.service.listing.top(query.by, by=ask.caller, since=since, until=until, limit=query.limit))
+
+
+def _iso(at: datetime | None, name: str) -> str | None:
+    return None if at is None else moment(at.isoformat(), name)
 
 
 @router.get("/calls/{invocation_id}", **says(models.CallStatus))

@@ -1,0 +1,316 @@
+"""Which calls there are: what runs now, what waits for a person, what has ended, and which tools or callers lead.
+
+Calls that run or wait are in small tables. Those that have ended are read from the journal backwards: an index of them
+would cost every call a row. A page looks through a bounded number of records on a reading thread, and says where to go
+on. Records are in the order of their times, so a span of time is found by bisection.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import orjson
+
+from interlock.core.clock import iso, new_id
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.gateway.ownership import facts_in
+from interlock.gateway.reconcile import BEGUN
+from interlock.store import records
+
+if TYPE_CHECKING:
+    from interlock.app import Interlock
+
+PAGE: Final = 100
+# How many records a page looks through at most, and a summary.
+LOOKED_THROUGH: Final = 50_000
+SUMMED_UP: Final = 200_000
+_LIVE: Final = 10_000
+_DAY_MS: Final = 86_400_000
+
+Lead = Literal["failures", "cost", "calls"]
+LEADS: Final[tuple[Lead, ...]] = ("failures", "cost", "calls")
+_STATES = {"running": "running", "PENDING": "awaiting_approval", "APPROVED": "approved"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which calls somebody wants to see. Times are ISO 8601 in UTC, `since` included, `until` not."""
+
+    state: str | None = None
+    error: str | None = None
+    tool: str | None = None
+    caller: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    def fits(self, line: Json) -> bool:
+        """Whether a call is among them."""
+        return (
+            self.state in (None, line["state"])
+            and self.error in (None, line["error_code"], line["error"])
+            and self.tool in (None, line["tool"], line["tool"].partition("@")[0])
+            and self.caller in (None, line["caller"])
+            and (self.since is None or line["at"] >= self.since)
+            and (self.until is None or line["at"] < self.until)
+        )
+
+    def document(self) -> Json:
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+
+def moment(text: str | None, name: str) -> str | None:
+    """A time as records write it, read from ISO 8601 with its zone (E3004)."""
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is not None:
+            return iso(round(at.timestamp() * 1000))
+    except (ValueError, OverflowError):
+        pass
+    raise Failure("E3004", f"`{name}` is a time in ISO 8601 with its zone, as in 2026-07-01T12:00:00Z")
+
+
+class Listing:
+    """The calls of one home. `by` is who asks; None is a person at the home itself, who sees all of it."""
+
+    def __init__(self, lock: Interlock) -> None:
+        self._lock = lock
+
+    async def page(
+        self, wanted: Wanted, *, by: Caller | None, before: int | None = None, limit: int = PAGE
+    ) -> tuple[list[Json], int | None]:
+        """Calls, newest first, and the place to go on from; None at the end.
+
+        The first page has those that run or wait, too, as many of them as fit; none is on a later page.
+        A page may hold fewer than `limit`, even none, and still have more after it: so many records were looked
+        through.
+        """
+        await self._note("calls", wanted.document(), by)
+        found, place = await self._lock.readers.read(partial(_page, wanted, _seen_by(by), before, limit))
+        if by is None or _audits(by):
+            return [line for line, _ in found], place
+        return [line for line, facts in found if self._lock.ownership.has(by, facts)], place
+
+    async def top(
+        self, lead: Lead, *, by: Caller | None, since: str | None = None, until: str | None = None, limit: int = 10
+    ) -> Json:
+        """Which tools fail most or are called most, or who spent most, in a span of time: the last day unless said.
+
+        Needs `audit:read`. At most the last 200,000 records of the span are counted; `since` in the answer tells from
+        when on.
+        """
+        if by is not None and not _audits(by):
+            raise Failure("E3206", "summaries of calls need the scope `audit:read`")
+        since = since or iso(self._lock.clock.now_ms() - _DAY_MS)
+        await self._note("calls.top", {"by": lead, "since": since}, by)
+        return await self._lock.readers.read(partial(_top, lead, _seen_by(by), since, until, limit))
+
+    async def _note(self, what: str, sought: Json, by: Caller | None) -> None:
+        """Reading the calls of others is reading the journal, which is on record before anything is shown."""
+        if by is None or not _audits(by):
+            return
+        clock = self._lock.clock
+        ref = new_id(clock.now_ms(), clock.random_bytes(10))
+        body = records.plain("audit.read", ref, clock.now_ms(), by=by.acting, what=what, sought=sought)
+        await self._lock.journal.append("audit.read", ref, body)
+
+
+def _audits(by: Caller) -> bool:
+    return "audit:read" in by.scopes
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Whose calls are looked at: of every tenant where it is None, and of every caller where that is."""
+
+    tenant: str | None
+    caller: str | None
+
+
+def _seen_by(by: Caller | None) -> _Seen:
+    if by is None:
+        return _Seen(None, None)
+    if _audits(by):
+        return _Seen(None if by.tenant == "local" else by.tenant, None)
+    return _Seen(by.tenant, by.id)
+
+
+_Found = tuple[Json, Json]
+
+
+def _page(
+    wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
+) -> tuple[list[_Found], int | None]:
+    live = _live(wanted, seen, connection) if before is None else []
+    ended, place = _ended(wanted, seen, before, limit, connection)
+    # Where a call has ended meanwhile, its end is what counts.
+    known = {line["invocation_id"]: (seq, line, facts) for seq, line, facts in (*live, *ended)}
+    rows = sorted(known.values(), key=lambda row: (row[1]["at"], row[0] or 0), reverse=True)
+    if len(rows) > limit:
+        rows = rows[:limit]
+        shown = [seq for seq, _, _ in rows if seq is not None]
+        place = min(shown) if shown else (ended[0][0] + 1 if ended else place)
+    return [(line, facts) for _, line, facts in rows], place
+
+
+_Row = tuple[int | None, Json, Json]
+
+
+def _live(wanted: Wanted, seen: _Seen, connection: sqlite3.Connection) -> list[_Row]:
+    """Calls that run, and calls that wait for a person."""
+    begun = connection.execute(
+        "SELECT call, 'running', reserved_ms FROM reservation WHERE state = 'executing'"
+        " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
+        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ? LIMIT ?",
+        (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff", _LIVE),
+    ).fetchall()
+    rows: list[_Row] = []
+    for call, state, at_ms in begun:
+        told = _told(connection, call)
+        facts = facts_in(told)
+        at = iso(at_ms) if at_ms is not None else facts.get("timestamp", "")
+        line = _line(call, at, facts, _STATES[state])
+        if wanted.fits(line) and _is_seen(seen, facts):
+            rows.append((None, line, facts))
+    return rows
+
+
+def _ended(
+    wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
+) -> tuple[list[tuple[int, Json, Json]], int | None]:
+    first, last = _span(connection, wanted.since, wanted.until)
+    if before is not None:
+        last = min(last, before - 1)
+    least = max(first, last - LOOKED_THROUGH + 1)
+    where, values = _conditions(wanted, seen)
+    rows = connection.execute(
+        "SELECT seq, call, body FROM journal WHERE seq BETWEEN ? AND ? AND kind = 'closed'"  # noqa: S608 - our words
+        f"{where} ORDER BY seq DESC LIMIT ?",
+        (least, last, *values, limit),
+    ).fetchall()
+    found: list[tuple[int, Json, Json]] = []
+    for seq, call, body in rows:
+        record: Json = orjson.loads(body)
+        told = _told(connection, call)
+        state = (record.get("states") or ["closed"])[-1]
+        if record.get("outcome") == "unknown":
+            state = "settled" if any(one.get("kind") in ("settled", "late") for one in told) else "unknown"
+        line = _line(call, record["timestamp"], record, state)
+        if wanted.fits(line):
+            found.append((seq, line, facts_in(told)))
+    if len(rows) == limit:
+        return found, rows[-1][0]
+    return found, least if least > first else None
+
+
+_TEXT = "CAST(body AS TEXT)"
+
+
+def _conditions(wanted: Wanted, seen: _Seen) -> tuple[str, list[str]]:
+    """What can be told of a record in SQL, so that few of them are read whole."""
+    said: list[tuple[str, str | None]] = [
+        (f"json_extract({_TEXT}, '$.tenant') = ?", seen.tenant),
+        (f"json_extract({_TEXT}, '$.callerId') = ?", seen.caller),
+        (f"json_extract({_TEXT}, '$.callerId') = ?", wanted.caller),
+        (f"json_extract({_TEXT}, '$.toolId') = ?", None if wanted.tool is None else wanted.tool.partition("@")[0]),
+    ]
+    if wanted.error is not None:
+        said.append(
+            (f"? IN (json_extract({_TEXT}, '$.error_code'), json_extract({_TEXT}, '$.errorCode'))", wanted.error)
+        )
+    if wanted.state in ("unknown", "settled"):
+        said.append((f"json_extract({_TEXT}, '$.outcome') = ?", "unknown"))
+    elif wanted.state is not None:
+        said.append((f"json_extract({_TEXT}, '$.states[#-1]') = ?", wanted.state))
+    used = [(words, value) for words, value in said if value is not None]
+    return "".join(f" AND {words}" for words, _ in used), [value for _, value in used]
+
+
+def _span(connection: sqlite3.Connection, since: str | None, until: str | None) -> tuple[int, int]:
+    """The first and the last record of a span of time."""
+    # Each by itself, as SQLite uses no index for both at once.
+    (first,) = connection.execute("SELECT coalesce(min(seq), 1) FROM journal").fetchone()
+    (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()
+    begin = first if since is None else _first_from(connection, since, first, last)
+    end = last if until is None else _first_from(connection, until, first, last) - 1
+    return begin, end
+
+
+def _first_from(connection: sqlite3.Connection, at: str, first: int, last: int) -> int:
+    """The first record that is not older than a time; one behind the last if all are."""
+    low, high = first, last + 1
+    while low < high:
+        middle = (low + high) // 2
+        row = connection.execute(
+            "SELECT seq, json_extract(CAST(body AS TEXT), '$.timestamp') FROM journal WHERE seq >= ?"
+            " ORDER BY seq LIMIT 1",
+            (middle,),
+        ).fetchone()
+        if row is None or (row[1] or "") >= at:
+            high = middle
+        else:
+            low = row[0] + 1
+    return low
+
+
+def _told(connection: sqlite3.Connection, call: str) -> list[Json]:
+    rows = connection.execute("SELECT body FROM journal WHERE call = ? ORDER BY seq", (call,))
+    return [orjson.loads(body) for (body,) in rows]
+
+
+def _is_seen(seen: _Seen, facts: Json) -> bool:
+    return seen.tenant in (None, facts.get("tenant")) and seen.caller in (None, facts.get("callerId"))
+
+
+def _line(call: str, at: str, facts: Json, state: str) -> Json:
+    version = facts.get("version")
+    cost: Any = facts.get("cost") or {}
+    return {
+        "invocation_id": call,
+        "at": at,
+        "tool": f"{facts.get('toolId')}@{version}" if version else str(facts.get("toolId")),
+        "caller": str(facts.get("callerId")),
+        "key": facts.get("idempotencyKey"),
+        "state": state,
+        "error_code": facts.get("error_code"),
+        "error": facts.get("errorCode"),
+        "source": facts.get("source"),
+        "latency_ms": facts.get("latencyMs"),
+        "cost": cost.get("total"),
+    }
+
+
+_ORDER: dict[Lead, str] = {"failures": "failures", "cost": "cost", "calls": "calls"}
+
+
+def _top(lead: Lead, seen: _Seen, since: str, until: str | None, limit: int, connection: sqlite3.Connection) -> Json:
+    first, last = _span(connection, since, until)
+    least = max(first, last - SUMMED_UP + 1)
+    where, values = _conditions(Wanted(), seen)
+    whose = "callerId" if lead == "cost" else "toolId"
+    rows = connection.execute(
+        "SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost FROM ("  # noqa: S608 - our words
+        f"SELECT json_extract({_TEXT}, '$.{whose}') AS name,"
+        f" json_extract({_TEXT}, '$.error_code') IS NOT NULL AS failed,"
+        f" json_extract({_TEXT}, '$.cost.total') AS cost FROM journal"
+        f" WHERE seq BETWEEN ? AND ? AND kind = 'closed'{where})"
+        f" GROUP BY name HAVING {_ORDER[lead]} > 0 ORDER BY {_ORDER[lead]} DESC, name LIMIT ?",
+        (least, last, *values, limit),
+    ).fetchall()
+    if least > first:
+        row = connection.execute(
+            "SELECT json_extract(CAST(body AS TEXT), '$.timestamp') FROM journal WHERE seq = ?", (least,)
+        ).fetchone()
+        since = row[0] if row and row[0] else since
+    top = [
+        {"caller" if lead == "cost" else "tool": name, "calls": calls, "failures": failures, "cost": cost}
+        for name, calls, failures, cost in rows
+    ]
+    return {"by": lead, "since": since, "until": until, "top": top}

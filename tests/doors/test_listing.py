@@ -1,0 +1,196 @@
+"""Which calls there are, and which tools and callers lead: the same through every door, a page at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlock import Context, Failure, Field, Interlock, tool
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant
+from interlock.core.context import Caller
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
+from interlock.doors.server import Listening, serving
+from interlock.service import Service, listing
+from interlock.service.listing import Listing, Wanted
+from tests.authority.test_tokens import did_of
+from tests.gateway.test_interleavings import admit, until, write
+
+Json = dict[str, Any]
+Number = Annotated[int, Field(description="a number", examples=[1])]
+ANN, BOB = Caller(id="user:ann", tenant="north"), Caller(id="user:bob", tenant="north")
+EVE = Caller(id="user:eve", tenant="south")
+gate = asyncio.Event()
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="li")
+async def look(number: Number) -> int:
+    """Look at a number; a negative one is refused."""
+    if number < 0:
+        raise ValueError
+    return number
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="li")
+async def pay(ctx: Context, number: Number) -> int:
+    """Spend a number of units."""
+    ctx.cost(external_api=float(number))
+    return number
+
+
+async def hold(number: Number) -> int:
+    """Wait until the gate is open."""
+    await gate.wait()
+    return number
+
+
+holding = write(hold)
+
+
+@pytest_asyncio.fixture
+async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(tmp_path, housekeeping=False) as opened:
+        await admit(opened, look, pay, holding)
+        yield opened
+
+
+async def every_page(lock: Interlock, wanted: Wanted, by: Caller | None, limit: int) -> list[Json]:
+    found: list[Json] = []
+    before = None
+    for _ in range(100):
+        page, before = await Listing(lock).page(wanted, by=by, before=before, limit=limit)
+        assert len(page) <= limit
+        found += page
+        if before is None:
+            return found
+    raise AssertionError("the pages do not end")
+
+
+def auditor(tenant: str) -> Caller:
+    return Caller(id="user:auditor", tenant=tenant, scopes=frozenset({"audit:read"}))
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    made=st.lists(st.tuples(st.sampled_from([ANN, BOB, EVE]), st.sampled_from([-1, 1])), max_size=12),
+    limit=st.integers(1, 5),
+    looked=st.integers(1, 7),
+)
+async def test_pages_hold_each_call_once_and_nobody_elses(
+    tmp_path_factory: pytest.TempPathFactory, made: list[tuple[Caller, int]], limit: int, looked: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listing, "LOOKED_THROUGH", looked)
+        async with Interlock.open(tmp_path_factory.mktemp("pages"), housekeeping=False) as lock:
+            await admit(lock, look)
+            calls = [
+                (by, number, (await lock.call("li.look", number=number, caller=by)).invocation_id)
+                for by, number in made
+            ]
+            calls.reverse()
+            for by in (ANN, BOB, EVE):
+                found = await every_page(lock, Wanted(), by, limit)
+                assert [line["invocation_id"] for line in found] == [one for who, _, one in calls if who is by]
+            for wanted, sign in ((Wanted(state="succeeded"), 1), (Wanted(error="E3401"), -1)):
+                found = await every_page(lock, wanted, None, limit)
+                assert [line["invocation_id"] for line in found] == [one for _, number, one in calls if number == sign]
+            north = await every_page(lock, Wanted(tool="li.look"), auditor("north"), limit)
+            assert [line["invocation_id"] for line in north] == [one for who, _, one in calls if who is not EVE]
+
+
+async def test_a_span_of_time_is_found_whatever_is_on_record_around_it(lock: Interlock) -> None:
+    for number in range(30):
+        assert (await lock.call("li.look", number=number, caller=ANN)).ok
+    everything = await every_page(lock, Wanted(), None, 100)
+    times = sorted({line["at"] for line in everything})
+    for since in times:
+        found = await every_page(lock, Wanted(since=since), None, 7)
+        assert found == [line for line in everything if line["at"] >= since]
+        found = await every_page(lock, Wanted(until=since), None, 7)
+        assert found == [line for line in everything if line["at"] < since]
+
+
+async def test_what_runs_now_is_told_and_when_it_has_ended_is_told_once(lock: Interlock) -> None:
+    gate.clear()
+    task = asyncio.create_task(lock.call("demo.hold", number=1, key="k", caller=ANN))
+    await until(lambda: lock.journal.read("SELECT 1 FROM reservation WHERE state = 'executing'"))
+    (line,) = await every_page(lock, Wanted(state="running"), ANN, 10)
+    assert (line["tool"], line["caller"], line["key"]) == ("demo.hold@1.0.0", "user:ann", "k")
+    assert await every_page(lock, Wanted(state="running"), BOB, 10) == []
+    gate.set()
+    result = await task
+    assert await every_page(lock, Wanted(state="running"), ANN, 10) == []
+    assert [one["invocation_id"] for one in await every_page(lock, Wanted(), ANN, 10)] == [result.invocation_id]
+
+
+async def test_the_tools_that_fail_most_lead_and_so_do_those_who_spent_most(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        await admit(lock, look, pay)
+        for by, number in ((ANN, 3), (BOB, 5), (EVE, 9)):
+            assert (await lock.call("li.pay", number=number, caller=by)).ok
+            assert not (await lock.call("li.look", number=-1, caller=by)).ok
+        told = Listing(lock)
+        failures = await told.top("failures", by=None)
+        assert [(one["tool"], one["failures"]) for one in failures["top"]] == [("li.look", 3)]
+        cost = await told.top("cost", by=None)
+        assert [(one["caller"], one["cost"]) for one in cost["top"]] == [
+            ("user:eve", 9),
+            ("user:bob", 5),
+            ("user:ann", 3),
+        ]
+        calls = await told.top("calls", by=auditor("north"))
+        assert [(one["tool"], one["calls"]) for one in calls["top"]] == [("li.look", 2), ("li.pay", 2)]
+        with pytest.raises(Failure, match="audit:read"):
+            await told.top("calls", by=ANN)
+        read = lock.journal.read("SELECT count(*) FROM journal WHERE kind = 'audit.read'")
+        assert read == [(1,)], "who reads the calls of others is on record"
+
+
+async def test_every_door_tells_the_same(lock: Interlock) -> None:
+    lock.issuer_keys.init("EdDSA")
+    await lock.identities.register(Identity(did=did_of("ops"), name="ops", kind="human"), by="test")
+    token = await lock.tokens.issue(
+        subject=did_of("ops"), by=lock.caller, scopes=["audit:read"], tools=[ToolGrant("*")]
+    )
+    caller = await lock.caller_of(token)
+    await lock.call("li.look", number=1, caller=caller)
+    await lock.call("li.look", number=-1, caller=caller)
+    head = {"authorization": f"Bearer {token}"}
+    async with (
+        serving(Service(lock), Listening(port=0, grpc_port=0)) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=30, headers=head) as http,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        stub = GatewayStub(channel)
+
+        async def rpc(method: str, params: Json) -> Json:
+            return (
+                await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+            ).json()
+
+        asked: Json = {"tool": "li.look", "state": "failed", "limit": 5, "since": "2020-01-01T00:00:00Z"}
+        rest = (await http.get("/v1/calls", params=asked)).json()
+        assert [line["error_code"] for line in rest["calls"]] == ["E3401"]
+        assert (await rpc("calls.list", asked))["result"] == rest
+        answered = await stub.Calls(wire.CallsRequest(**asked), metadata=tuple(head.items()))
+        assert [line.invocation_id for line in answered.calls] == [line["invocation_id"] for line in rest["calls"]]
+        asked = {"by": "failures", "since": "2020-01-01T00:00:00Z"}
+        rest = (await http.get("/v1/calls/top", params=asked)).json()
+        assert [one["tool"] for one in rest["top"]] == ["li.look"]
+        assert (await rpc("calls.top", asked))["result"] == rest
+        told = await stub.Top(wire.TopRequest(**asked), metadata=tuple(head.items()))
+        assert [(one.name, one.failures) for one in told.top] == [("li.look", 1)]
+        for bad in ({"since": "yesterday"}, {"since": "0001-01-01T00:00:00+14:00"}, {"limit": 0}, {"before": -1}):
+            assert (await http.get("/v1/calls", params=bad)).status_code == 400
+            assert "error" in await rpc("calls.list", bad)

@@ -76,10 +76,17 @@ def _around(unit: Any, depth: int = 2) -> list[tuple[str, str]]:
             found.append((name, "not bound yet"))
             continue
         if isinstance(value, _PLAIN):
-            found.append((name, repr(cast("Any", value))))
+            found.append((name, _text(value)))
         elif depth and callable(value):
             found.extend(_around(value, depth - 1))
     return found
+
+
+def _text(value: object) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return "nested too deeply to be compared"
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -462,7 +462,9 @@ async def test_what_an_isolated_call_uses_is_metered_by_the_process_it_had_to_it
     async with opened(home, prices={"cpu_s": 1.0}) as lock:
         await _offer(lock, burn)
         result = await lock.call("cell.burn", milliseconds=300, mib=1)
-        assert result.unwrap() / 1e9 * 0.9 <= result.metadata["cost_parts"]["compute"] <= result.unwrap() / 1e9 * 1.1
+        burnt_s = result.unwrap() / 1e9
+        # The process also starts and ends, which takes the longer the busier the machine is.
+        assert burnt_s * 0.9 <= result.metadata["cost_parts"]["compute"] <= burnt_s * 1.1 + 0.2
     async with opened(home, prices={"memory_gib_s": 1024.0}) as lock:  # a unit for a MiB in a second
         lock.catalog.attach(burn)
         little, much = [await lock.call("cell.burn", milliseconds=50, mib=mib) for mib in (1, 200)]

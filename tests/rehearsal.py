@@ -76,7 +76,7 @@ def _around(unit: Any, depth: int = 2) -> list[tuple[str, str]]:
             found.append((name, "not bound yet"))
             continue
         if isinstance(value, _PLAIN):
-            found.append((name, _text(value)))
+            found.append((name, _text(cast("Any", value))))
         elif depth and callable(value):
             found.extend(_around(value, depth - 1))
     return found

@@ -347,11 +347,9 @@ def test_a_cut_tail_is_found_by_the_anchors_in_the_database_the_file_or_the_audi
         assert any("the anchors file is missing" in fault.what for fault in verdict.faults)
         known = whole.head[0], bytes.fromhex(whole.head[1])
         assert "the known head" in tampered(original, act, known_head=known, database_only=True).faults[0].what
-        # Of the database alone, without any head, a cut journal is just a shorter one; the verdict says what it is of.
-        # Only where its last records were made long after the newest signature that is left does the cut show.
-        alone = tampered(original, act, database_only=True)
-        assert not alone.anchors_file
-        assert all("after the newest signature" in fault.what for fault in alone.faults)
+        # Of the database alone, without any head, a cut journal may be just a shorter one: it shows only where other
+        # tables or the age of its unsigned end contradict it. The verdict says what it is of.
+        assert not tampered(original, act, database_only=True).anchors_file
 
 
 @AUDIT_03

@@ -227,7 +227,7 @@ async def test_whatever_is_sent_is_answered_in_form(wire: Wire, content: Any) ->
 
 async def test_only_posts_within_bounds_are_read(wire: Wire) -> None:
     answer = await wire.send(b"[" + b" " * (5 << 20) + b"]")
-    assert (answer.status_code, answer.json()["error"]["error_code"]) == (400, "E3004")
+    assert (answer.status_code, answer.json()["error"]["error_code"]) == (413, "E3309")
 
 
 async def test_an_auditor_sees_calls_of_others_and_touches_none(wire: Wire) -> None:
@@ -246,7 +246,7 @@ async def test_the_page_tells_of_every_method_and_its_parameters(wire: Wire) -> 
         lists = parameters.split(";") if ";" in parameters else [parameters]
         for method, names in zip(re.findall("`([^`]+)`", methods), lists, strict=True):
             told[method] = re.findall("`([^`]+)`", names)
-    assert len(told) == 11
+    assert len(told) == 13
     for method, names in told.items():
         # One parameter too many, and the refusal lists those that there are.
         error = (await wire.ask(method, {"strange": 1}))["error"]

@@ -832,7 +832,7 @@ async def test_the_hot_route_answers_as_the_whole_application_does(world: World)
         answer = await client.post("/v1/tools/invoke", json=body, headers=headers)
         assert (answer.status_code, answer.json()["result"]) == (200, 7)
         long = {"tool_id": "demo.shout", "parameters": {"text": "x" * 300}}
-        refused(await client.post("/v1/tools/invoke", json=long, headers=headers), 400, "E3004")
+        refused(await client.post("/v1/tools/invoke", json=long, headers=headers), 413, "E3309")
     assert route.matches({"path": "/v1/tools/invoke", "method": "POST"})
     assert not route.matches({"path": "/v1/tools/invoke", "method": "GET"})
     assert not route.matches({"path": "/v1/tools", "method": "POST"})

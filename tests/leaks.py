@@ -153,6 +153,7 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
 
     tmp_path_factory.getbasetemp()  # pytest's own directories stay where they are
     with tempfile.TemporaryDirectory(prefix="il", dir="/tmp") as place, pytest.MonkeyPatch.context() as patch:
+        Path(place).chmod(0o711)  # servers that run as another user keep their files below it
         patch.setenv("TMPDIR", place)
         patch.setattr(tempfile, "tempdir", place)
         yield (Path(place), ROOT)

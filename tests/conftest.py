@@ -18,14 +18,18 @@ import pytest_asyncio
 from interlock import Interlock
 from interlock.core import canonical
 from interlock.store.journal import Journal
-from tests import leaks, rehearsal, sample
+from tests import leaks, rehearsal, sample, thorough
 
 LEDGER = Path(__file__).parents[1] / "ledger"
 
 # Where people work, every run tries other examples; a run that decides about a change tries the same ones each time.
+# `./dev test --thorough` tries new ones, and many more of them.
 hypothesis.settings.register_profile("search", deadline=None, max_examples=60, print_blob=True)
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("search"), derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "search")
+hypothesis.settings.register_profile(
+    "thorough", parent=hypothesis.settings.get_profile("search"), max_examples=60 * thorough.FACTOR
+)
+hypothesis.settings.load_profile("thorough" if thorough.THOROUGH else "ci" if os.environ.get("CI") else "search")
 
 
 def requirement_ids() -> set[str]:
@@ -43,6 +47,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that names a clause the ledger does not have is a mistake."""
     known = requirement_ids()
+    thorough.multiply_examples(items)
     for item in items:
         if isinstance(item, pytest.Function) and pytest_asyncio.is_async_test(item):
             # Right behind the one it depends on, which is before all others of a single test.

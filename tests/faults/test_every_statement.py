@@ -9,7 +9,6 @@ same time hear nothing of it. And in the end the journal and all tables beside i
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -33,6 +32,7 @@ from interlock.store.signing import Signer
 from tests.conftest import TOOLS
 from tests.gateway import checkpoint_tools
 from tests.gateway.test_idempotency import code
+from tests.thorough import THOROUGH
 
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 OPERATOR = Caller(id="local:operator", scopes=frozenset({"tokens:issue", "tools:admin"}))
@@ -280,7 +280,7 @@ ERRORS: tuple[Callable[[], Exception], ...] = (
     lambda: ValueError("unforeseen"),
 )
 # Each step fails in one of the ways; in a thorough run, in each of them.
-SHIFTS = range(len(ERRORS)) if os.environ.get("INTERLOCK_THOROUGH") else (0,)
+SHIFTS = range(len(ERRORS)) if THOROUGH else (0,)
 MOST_STEPS = 400
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import os
@@ -78,6 +79,28 @@ def _(frame: str) -> Preview:
 
 @forge.compensate
 def _(frame: str) -> None:
+    return None
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="cell", sandbox=True,
+    effects=[Effect("x:a", "UPDATE")], estimated_cost=0.1, timeout_s=60, restart_safe=True,
+)  # fmt: skip
+def utter(stream: What) -> str:
+    """Say any bytes in place of the sandbox, given in base64, and end."""
+    data = memoryview(base64.b64decode(stream))
+    while data:
+        data = data[os.write(3, data) :]
+    os._exit(0)
+
+
+@utter.preview
+def _(stream: str) -> Preview:
+    return Preview(impact="says something")
+
+
+@utter.compensate
+def _(stream: str) -> None:
     return None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -35,6 +37,7 @@ from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[re
 from tests.sample import Name, Number, Text
 
 REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+TEMPORARY = os.path.realpath(tempfile.gettempdir())
 Way = Annotated[str, Field(description="how to lie", examples=["not"])]
 
 
@@ -176,7 +179,8 @@ async def _(result: str) -> None:
 
 @tool(
     version="1.0.0", mutation_class="write_reversible", namespace="eff",
-    effects=[Effect("file:*", "UPDATE"), Effect("file:*", "CREATE")],
+    effects=[Effect(f"file:{TEMPORARY}/*", "UPDATE"), Effect(f"file:{TEMPORARY}/*", "CREATE")],
+    permissions=[f"filesystem:write:{TEMPORARY}"],
 )  # fmt: skip
 async def scribble(ctx: Context, text: Text, stray: Text = "") -> str:
     """Change a watched file, and report nothing of it."""

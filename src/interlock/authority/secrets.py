@@ -1,6 +1,6 @@
 """Credentials: kept encrypted, lent to one call at a time, void and wiped when it ends.
 
-Theory of operation. A tool's manifest names the credentials it needs (`credentials:github/token`). When a call of it
+Theory of operation. A tool's manifest names the credentials it needs (`credential:github/token`). When a call of it
 starts, `open_lease` fetches just these from a source, and the call holds them in a `Lease` no longer than it may run.
 What is rotated meanwhile reaches the next call, never a running one. `close` zeroes the values and, where they
 were issued for this call alone, has the issuer revoke them. Whoever uses one later is told E3603.
@@ -34,7 +34,7 @@ from interlock.telemetry.logs import withhold
 
 _log = logging.getLogger("interlock.secrets")
 
-PERMISSION = "credentials:"
+PERMISSION = "credential:"
 MAX_VALUE = 65_536
 LONGEST_REST_MS = 86_400_000
 

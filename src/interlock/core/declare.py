@@ -408,7 +408,7 @@ def _name_of(function: Callable[..., Any], said: Mapping[str, Any]) -> tuple[Any
 
 
 _LISTS = {
-    "permissions": 'permissions=["files:read"]',
+    "permissions": 'permissions=["filesystem:read:/srv/data"]',
     "scopes": 'scopes=["reports:write"]',
     "effects": 'effects=[Effect("account:{account}", "UPDATE")]',
     "examples": 'examples=[{"account": "cash"}]',

@@ -53,6 +53,11 @@ def _precondition_faults(manifest: Manifest, known: Json) -> Iterator[str]:
         yield from (f"precondition `{one.resource}` names `{name}`, which is not a parameter" for name in unknown)
 
 
+def fields_of(effects: Iterable[Effect]) -> set[str]:
+    """The parameters that effects are filled in with."""
+    return {name.partition(".")[0] for effect in effects for name in _FIELD.findall(effect.resource)}
+
+
 def predict(effects: Iterable[Effect], arguments: Mapping[str, Any]) -> tuple[Change, ...]:
     """The resources a call with these arguments may change."""
     return tuple(Change(resource=_fill(effect.resource, arguments), operation=effect.operation) for effect in effects)

@@ -22,6 +22,7 @@ from interlock.core.objects import (
     ToolOutputContract,
     ToolPermissionProfile,
 )
+from interlock.core.permissions import permissions_of
 from interlock.core.schema import Json
 
 # What runs a tool and where it came from is its operator's affair.
@@ -79,16 +80,20 @@ def execution_profile(contract: Contract) -> ToolExecutionProfile:
 def permission_profile(contract: Contract) -> ToolPermissionProfile:
     """The tool_permission_profile of a version: the facts that a permission check judges, and no decision."""
     manifest, mutation = contract.manifest, contract.mutation
-    network, permissions = manifest.network_policy, manifest.required_permissions or ()
+    network, permissions = manifest.network_policy, permissions_of(manifest.required_permissions)
     ways = () if network.deny_all_egress else network.allowed_domains
+    listed = [f"{host}:{port}" for host, port in permissions.hosts]
+    files = [f"filesystem:{one.mode}:{one.target}" for one in permissions.listed if one.family == "filesystem"]
+    files += [] if manifest.sandbox is None else [f"filesystem:read:{path}" for path in manifest.sandbox.reads.values()]
+    databases = [f"database:{engine}:{mode}" for engine, mode in permissions.databases.items()]
     return ToolPermissionProfile.model_validate(
         {
             "profile_id": f"permissions:{contract.ref}",
             "risk": mutation.mutation_class,
-            "data_access": sorted(one for one in permissions if not one.startswith("credentials:")),
+            "data_access": sorted({*files, *databases}),
             "write_effects": [f"{one.operation} {one.resource}" for one in mutation.effects],
-            "network_scope": [f"{domain}:{port}" for domain in ways for port in network.allowed_ports],
-            "credentials": sorted(one for one in permissions if one.startswith("credentials:")),
+            "network_scope": listed or [f"{domain}:{port}" for domain in ways for port in network.allowed_ports],
+            "credentials": sorted(f"credential:{name}" for name in permissions.credentials),
             **({} if manifest.sandbox is None else {"sandbox_profile": f"tier-{manifest.tier}"}),
             "requires_approval": mutation.mutation_class == "write_irreversible" or manifest.approval is not None,
             "redaction": "schema, names and patterns" if manifest.redact_results else "schema and names",

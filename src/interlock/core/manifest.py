@@ -527,9 +527,13 @@ class Manifest(Part):
         sandbox, network = self.sandbox, self.network_policy
         if sandbox is not None and sandbox.tier == 3:
             return 3
-        if network.allowed_domains and not network.deny_all_egress:
+        if (network.allowed_domains or self._lists("network:")) and not network.deny_all_egress:
             return 2
-        return 1 if (sandbox and sandbox.reads) or (self.execution and self.execution.env) else 0
+        files = (sandbox and sandbox.reads) or self._lists("filesystem:")
+        return 1 if files or (self.execution and self.execution.env) else 0
+
+    def _lists(self, family: str) -> bool:
+        return any(one.startswith(family) for one in self.required_permissions or ())
 
     @property
     def reports_progress(self) -> bool:

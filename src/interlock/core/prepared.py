@@ -8,6 +8,7 @@ from typing import Any
 from interlock.core.contract import Contract
 from interlock.core.declare import Tool
 from interlock.core.fragments import declares_fragments
+from interlock.core.permissions import permissions_of
 from interlock.core.redact import SchemaRedactor, property_names
 from interlock.core.schema import Json, Schema
 from interlock.core.shapes import fitter, taker
@@ -18,6 +19,7 @@ class Prepared:
 
     __slots__ = (
         "bound",
+        "confined",
         "contract",
         "credentials",
         "defaults",
@@ -36,6 +38,7 @@ class Prepared:
         "members",
         "notice",
         "paged",
+        "permissions",
         "plain",
         "quick",
         "redactor",
@@ -71,11 +74,10 @@ class Prepared:
         self.writes = contract.mutation.writes
         self.key_required = contract.idempotency.key_required
         self.required_scopes = contract.auth.required_scopes
-        self.credentials = tuple(
-            permission.removeprefix("credentials:")
-            for permission in contract.auth.required_permissions
-            if permission.startswith("credentials:")
-        )
+        self.permissions = permissions_of(contract.auth.required_permissions)
+        self.credentials = self.permissions.credentials
+        # Whether paths in its arguments are held against the permissions it lists.
+        self.confined = bool(self.permissions.readable)
         # Names that its results have by contract.
         self.members = frozenset(property_names(contract.output.document))
         self.isolated = manifest.sandbox is not None
@@ -101,7 +103,7 @@ class Prepared:
         self.straight = (
             self.plain and self.quick and bound.is_async and self.dump is None and notice is None
             and not (self.paged or self.credentials or self.service or self.required_scopes or self.tier)
-            and not (self.has_checks or self.has_verifier or self.key_required)
+            and not (self.has_checks or self.has_verifier or self.key_required or self.confined)
         )  # fmt: skip
         # Checks, copies and writes its input in one go, where that can be done.
         kept = None if bound.arguments is None else [name for name, _ in bound.rich]

@@ -107,6 +107,8 @@ class SqliteWatcher:
     With `keep` a copy of a small database is held, from which `restore` brings it back.
     """
 
+    ENGINE = "sqlite"
+
     def __init__(self, path: Path, *, resource: str | None = None, keep: bool = False) -> None:
         self._path = path
         self._place = (resource or f"database:{_segment(path.stem)}").rstrip("/")
@@ -310,6 +312,8 @@ def connect_postgres(address: str) -> Connection:
 
 class PostgresWatcher:
     """Watches schemas of a Postgres database through a connection of its own, made when needed. Nothing is put back."""
+
+    ENGINE = "postgres"
 
     def __init__(
         self, connect: Callable[[], Connection], *, resource: str, schemas: Sequence[str] = ("public",)

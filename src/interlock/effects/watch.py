@@ -62,14 +62,17 @@ def judge(
     predicted: Sequence[Change],
     detected: Iterable[Change],
     session_changes: Iterable[Change] = (),
+    unlisted: Iterable[Change] = (),
 ) -> Verdict:
-    """Compare what a call changed with what its tool declared."""
+    """Compare what a call changed with what its tool declared. `unlisted`: changes that no permission of it covers."""
     changes, session_changes = tuple(detected), tuple(session_changes)
     found = (*changes, *session_changes)
     if mutation_class == "read_only":
         outside, finding = found, "MUTATION_CLASS_VIOLATION"
     else:
-        outside, finding = tuple(one for one in found if not declared(one, predicted)), "UNDECLARED_EFFECT"
+        refused = tuple(unlisted)
+        outside = tuple(one for one in found if one in refused or not declared(one, predicted))
+        finding = "UNDECLARED_EFFECT"
     return Verdict(
         finding=finding if outside else "ok", changes=changes, session_changes=session_changes, outside=outside
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,8 +26,10 @@ from interlock.core.cost import Cost
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.manifest import Execution, NetworkPolicy, Sandboxing
+from interlock.core.permissions import Permissions
 from interlock.core.phases import Call, Granted
 from interlock.core.pinned import Pinned
+from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
 from interlock.telemetry.w3c import unrecorded
@@ -151,8 +153,8 @@ class IsolatedExecutor:
         confined: Json = {
             "tier": tier,
             "limits": _limits(contract, sandboxing, max(MIN_WALL_S, left_s), files),
-            "mounts": tuple(Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items()),
-            "egress": self._egress(call, contract, refused) if tier == 2 else None,
+            "mounts": _mounts(sandboxing, requested.tool.permissions),
+            "egress": self._egress(call, requested.tool, refused) if tier == 2 else None,
             "ticket": call.approval,
         }
         program = _program_of(contract)
@@ -187,13 +189,16 @@ class IsolatedExecutor:
         trace = unrecorded(call.trace_id, self._clock.random_bytes(8)) if call.span is None else call.span.traceparent
         return {"TRACEPARENT": trace, **program.env}
 
-    def _egress(self, call: Call, contract: Contract, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
+    def _egress(self, call: Call, tool: Prepared, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
         from interlock.executors.egress import Egress, EgressPolicy, Refusal
 
+        contract, listed = tool.contract, tool.permissions.hosts
         caller = call.request.caller
         token = None if caller is None else caller.capability
         allowance = self._network if caller is None else self._network_of.get(caller.acting, self._network)
-        policy = EgressPolicy(agent=allowance, manifest=contract.manifest.network_policy, token=token)
+        policy = EgressPolicy(
+            agent=allowance, manifest=_network(contract.manifest.network_policy, listed), token=token, listed=listed
+        )
 
         @asynccontextmanager
         async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:
@@ -225,6 +230,20 @@ class IsolatedExecutor:
             await asyncio.wait({self._opening})
             if not _broke(self._opening):
                 await self._opening.result().close()
+
+
+def _mounts(sandboxing: Sandboxing, permissions: Permissions) -> tuple[Mount, ...]:
+    """The files of the host that a call sees: those under names of their own, and those that permissions list."""
+    named = (Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items())
+    return (*named, *(Mount(Path(path), f"/in{path}") for path in permissions.readable))
+
+
+def _network(said: NetworkPolicy, listed: Sequence[tuple[str, int]]) -> NetworkPolicy:
+    """The tool's network policy; where it names no domains, the one that its permissions come to."""
+    if said.allowed_domains or not listed:
+        return said
+    hosts, ports = ([one[at] for one in listed] for at in (0, 1))
+    return said.model_copy(update={"allowed_domains": tuple(hosts), "allowed_ports": tuple(ports)})
 
 
 def _broke(opening: asyncio.Future[Sandbox]) -> bool:

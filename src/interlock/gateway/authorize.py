@@ -116,7 +116,7 @@ class Authorizer:
         """An allow that nothing about this very call can change. Nearly all reads end here."""
         requested = checked.requested
         call, tool = requested.call, requested.tool
-        if tool.writes or tool.tier or tool.required_scopes:
+        if tool.writes or tool.tier or tool.required_scopes or tool.confined:
             return None
         if call.decision is not None or self._observer.heard(call):
             return None
@@ -134,6 +134,8 @@ class Authorizer:
         call, tool, request = requested.call, requested.tool, requested.call.request
         if caller.capability is not None:
             self._check_token(checked, caller.capability)
+        if tool.confined:
+            cover.check_paths(tool, checked.permission_input)
         operation = "preview" if request.dry_run else request.operation
         question = Question(
             caller, tool.contract, tool.digest, checked.permission_input, operation, request.session, request.door,

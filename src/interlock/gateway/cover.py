@@ -6,6 +6,7 @@ Callers are held to it at every call, people who decide on a ticket or agree in 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,14 @@ from interlock.approvals.standing import is_range
 from interlock.authority.facts import facts
 from interlock.core.capability import CLASSES, Capability, ToolGrant, widenings
 from interlock.core.contract import Contract
+from interlock.core.effects import fields_of, predict
 from interlock.core.errors import Failure
+from interlock.core.permissions import Permission, is_below, permissions_of
+from interlock.core.prepared import Prepared
 from interlock.core.words import quantity
 
 _RESOURCES = frozenset({"resources"})
+_RESOURCES_AND_ARGUMENTS = frozenset({"resources", "arguments"})
 _WILD = frozenset("*?[")
 
 
@@ -32,6 +37,50 @@ def check_tool(capability: Capability, contract: Contract, environment: str) -> 
         environments = link.constraints.get("environments")
         if environments is not None and environment not in environments:
             raise Failure("E3206", f"the token is not for the environment {environment}")
+    if capability.bound:
+        check_permissions(capability, contract)
+
+
+def check_permissions(capability: Capability, contract: Contract) -> None:
+    """Refuse (E3206) a tool that uses more than a token that names resources covers.
+
+    INVARIANT: a call uses nothing by the permissions of its tool that the token of its caller does not cover.
+    """
+    sandbox = contract.manifest.sandbox
+    mounted = () if sandbox is None else sandbox.reads.values()
+    listed = permissions_of(contract.auth.required_permissions).listed
+    for one in (*listed, *(Permission("filesystem", path.rstrip("/")) for path in mounted)):
+        wider = replace(one, mode="write")
+        if not (capability.covers_resource(one.resource) or capability.covers_resource(wider.resource)):
+            raise Failure("E3206", f"{contract.ref} needs {one.resource}, and the token does not cover it")
+
+
+def check_paths(tool: Prepared, arguments: Mapping[str, Any]) -> None:
+    """Refuse (E3206) arguments that name a path outside those that the tool's permissions list.
+
+    A tool in this process is asked for where links lead; one in a sandbox finds its files below /in.
+    """
+    held, contract = tool.permissions, tool.contract
+    roots, writable = set(held.readable), set(held.writable)
+    if tool.isolated:
+        roots |= {f"/in{path}" for path in roots}
+        roots |= {f"/in/{name}" for name in contract.manifest.sandbox.reads} if contract.manifest.sandbox else set()
+        roots.add("/tmp")  # noqa: S108 - the sandbox's own, private to the call
+    else:
+        roots |= {os.path.realpath(path) for path in roots}
+        writable |= {os.path.realpath(path) for path in writable}
+    effects = contract.mutation.effects
+    found = facts(contract, arguments, fields_of(effects), _RESOURCES_AND_ARGUMENTS)
+    changed = {change.resource for change in predict(effects, found["arguments"])}
+    for resource in found["resources"]:
+        if not resource.startswith("file:"):
+            continue
+        path = resource.removeprefix("file:")
+        path = path[2:] if path.startswith("///") else path
+        if not any(is_below(path, root) for root in roots):
+            raise Failure("E3206", f"{contract.ref} lists no permission for `{path[:200]}`")
+        if resource in changed and not any(is_below(path, root) for root in writable):
+            raise Failure("E3206", f"{contract.ref} lists no permission to write `{path[:200]}`")
 
 
 def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
@@ -40,8 +89,12 @@ def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def check_resources(capability: Capability, contract: Contract, found: Sequence[str]) -> None:
-    """Refuse (E3206) what lies outside the token's resources; a call must tell at least one that it touches."""
-    if not found:
+    """Refuse (E3206) what lies outside the token's resources; a call must tell at least one that it touches.
+
+    Of a sandboxed tool that lists permissions it is known without asking: it reaches nothing beside them.
+    """
+    told = contract.manifest.sandbox is not None and contract.auth.required_permissions
+    if not found and not told:
         words = f"the token is bound to resources, and {contract.ref} does not tell which it touches"
         raise Failure("E3206", words)
     for resource in found:

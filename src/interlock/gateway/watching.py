@@ -7,6 +7,7 @@ be put back is put back, the call fails, and the version goes into quarantine un
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,11 @@ from urllib.parse import urlsplit
 from interlock.core.context import Change, Context
 from interlock.core.errors import Failure
 from interlock.core.manifest import Operation
+from interlock.core.permissions import Permissions, is_below
 from interlock.core.phases import Call
 from interlock.core.prepared import Prepared
 from interlock.effects import watch
-from interlock.effects.locks import Claim
+from interlock.effects.locks import Claim, covers
 from interlock.effects.session import SessionState
 from interlock.effects.watch import Verdict, Watcher
 from interlock.gateway.observe import Observer
@@ -40,6 +42,7 @@ class Watching:
         self._kept_out = kept_out
         self._databases = _databases(settings)
         self._watchers: list[Watcher] = [*_files(settings), *self._databases]
+        self._engines = [(place, one.ENGINE) for one in self._databases for place in one.resources]
         self.active = bool(self._watchers)
         # Whoever is watched must be alone there: otherwise it is blamed for what its neighbours do.
         self.claims = tuple(Claim(resource) for watcher in self._watchers for resource in watcher.resources)
@@ -65,11 +68,25 @@ class Watching:
         if not detected and not reported and not own:
             return
         verdict = watch.judge(
-            tool.contract.mutation.mutation_class, call.predicted, [*detected, *_missing(reported, detected)], own
+            tool.contract.mutation.mutation_class,
+            call.predicted,
+            [*detected, *_missing(reported, detected)],
+            own,
+            [one for one in watched if not self._is_listed(tool.permissions, one)],
         )
         if not verdict.ok:
             left = await self._put_back(call, watched, before)
             await self._convict(call, tool, verdict, rolled_back=before is not None and not left)
+
+    def _is_listed(self, permissions: Permissions, change: Change) -> bool:
+        """Whether a tool's permissions let it change what it changed: a file, or something in a database."""
+        for place, engine in self._engines:
+            if covers(place, change.resource):
+                return permissions.databases.get(engine) == "write"
+        path = change.resource.removeprefix("file:")
+        resolved = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        roots = {one for root in permissions.writable for one in (root, os.path.realpath(root))}
+        return any(is_below(one, root) for one in (path, resolved) for root in roots)
 
     async def _put_back(self, call: Call, watched: Sequence[Change], before: Sequence[Any] | None) -> list[Change]:
         """Undo what was seen. Returns what could not be undone; the rest is on record as a change back."""

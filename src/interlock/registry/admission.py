@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import orjson
 
+from interlock.core import permissions
 from interlock.core.contract import Contract, class_faults, contract_of, infer_class
 from interlock.core.effects import manifest_faults
 from interlock.core.errors import Failure
@@ -75,9 +76,7 @@ def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], e
     faults: dict[Conjunct, list[str]] = {
         "schema_valid": _schema_faults(manifest),
         "version_registered": _version_faults(manifest, digest, published),
-        "auth_policy_defined": _unless(
-            manifest.required_permissions is not None, "say required_permissions, [] if it needs none"
-        ),
+        "auth_policy_defined": _permission_faults(manifest),
         "timeout_class_assigned": _timeout_faults(manifest),
         "idempotency_specified": _unless(
             manifest.idempotency is not None, "say idempotency: {} for caller's keys and the default window"
@@ -89,6 +88,7 @@ def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], e
         "contract_tests_passing": _evidence_faults(digest, evidence),
     }
     warnings = ["tool_kind custom is a fallback; choose a named kind"] if manifest.tool_kind == "custom" else []
+    warnings += permissions.warnings(manifest.required_permissions or ())
     same = published.get(manifest.version)
     conflict = same is not None and same.row.digest != digest
     return Verdict({name: tuple(found) for name, found in faults.items() if found}, tuple(warnings), conflict)
@@ -96,6 +96,35 @@ def examine(manifest: Manifest, digest: str, published: Mapping[str, Version], e
 
 def _unless(holds: bool, words: str) -> list[str]:
     return [] if holds else [words]
+
+
+def _permission_faults(manifest: Manifest) -> list[str]:
+    """What keeps the permissions of a manifest from being enforced as they are written."""
+    texts = manifest.required_permissions
+    if texts is None:
+        return ["say required_permissions, [] if it needs none"]
+    faults = [f"required_permissions: {fault}" for fault in permissions.faults(texts)]
+    listed, network = permissions.permissions_of(texts), manifest.network_policy
+    if listed.hosts and network.deny_all_egress:
+        faults.append("required_permissions lists a network permission, and network_policy denies all egress")
+    for host, port in listed.hosts if network.allowed_domains else ():
+        named = any(permissions.names_host(domain, host) for domain in network.allowed_domains)
+        if not named or port not in network.allowed_ports:
+            faults.append(f"required_permissions lists {host}:{port}, and network_policy does not allow it")
+    sandbox = manifest.sandbox
+    if sandbox is not None and manifest.tier < 3:
+        faults.extend(
+            f"a sandboxed tool gets no file of the host to write, so it cannot have filesystem:write:{path};"
+            " it leaves files as artifacts"
+            for path in listed.writable
+        )
+        faults.extend(
+            f"sandbox.reads `{name}` and filesystem:read:{path} would both be mounted at /in/{name}; rename the first"
+            for name in sandbox.reads
+            for path in listed.readable
+            if path.split("/")[1] == name
+        )
+    return faults
 
 
 def _schema_faults(manifest: Manifest) -> list[str]:

@@ -14,6 +14,7 @@ from interlock.core.context import Caller
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.manifest import Manifest, parse_manifest
+from interlock.core.permissions import permissions_of
 from interlock.core.schema import Fault, Json
 from interlock.registry import admission, retirement
 from interlock.registry.admission import Evidence
@@ -38,7 +39,7 @@ class Registration:
         require_here(by, "tools:admin", "registering a tool")
         manifest = _complete(document)
         self._refuse_foreign_code(manifest)
-        if any(one.startswith("credentials:") for one in manifest.required_permissions or ()):
+        if permissions_of(manifest.required_permissions).credentials:
             require(by, "secrets:admin", "lending stored credentials to a new tool")
         lock = self._lock
         ref = f"{manifest.address}@{manifest.version}"

@@ -27,6 +27,8 @@ class EgressPolicy:
     agent: NetworkPolicy
     manifest: NetworkPolicy
     token: Capability | None = None
+    # The hosts and ports that the tool's permissions list, where they list any.
+    listed: Sequence[tuple[str, int]] = ()
     allow_private: bool = False
 
     def objection(self, host: str, port: int) -> str | None:
@@ -41,6 +43,8 @@ class EgressPolicy:
                 return f"`{host}` is not among the allowed domains of {whose}"
             if port not in policy.allowed_ports:
                 return f"port {port} is not among the allowed ports of {whose}"
+        if self.listed and not any(port == other and _covers(name, host, address) for name, other in self.listed):
+            return f"`{host}:{port}` is not among the permissions of the tool"
         if self.token is not None and not self.token.covers_resource(f"host:{host}:{port}"):
             return f"the agent's token does not name `host:{host}:{port}`"
         return None

@@ -1,0 +1,405 @@
+"""Required permissions: each family is enforced, and a tool gets nothing that it does not list."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock import Context, Effect, Failure, Field, Interlock, Preview, Sandboxing, tool
+from interlock.core import permissions
+from interlock.core.capability import Capability, Link, ToolGrant
+from interlock.core.contract import Contract, contract_of
+from interlock.core.manifest import parse_manifest
+from interlock.core.permissions import Permission, permissions_of
+from interlock.executors import egress
+from interlock.executors.egress import EgressPolicy
+from interlock.gateway import cover
+from interlock.registry.source import load
+from tests.gateway import isolated_tools as cell
+from tests.gateway.test_egress import upstream as host
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit
+from tests.gateway.test_lifecycle import records
+from tests.gateway.test_programs import manifest, written
+
+__all__ = ["host"]
+
+Where = Annotated[str, Field(description="a file", examples=["/srv/data/a"], json_schema_extra={"format": "path"})]
+LEFT = (
+    "in-process tools share the server's process: their network, and files that are neither watched nor named in"
+    " arguments, are not held to the list; no writable mount for sandboxed tools; watchers for sqlite and postgres only"
+)
+
+
+@pytest_asyncio.fixture
+async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as opened:
+        yield opened
+
+
+def bound_to(*resources: str) -> Capability:
+    link = Link(
+        jti="j", subject="did:key:z", scopes=frozenset(), tools=(ToolGrant("*"),), not_before=0, expires=2**40,
+        resources=resources, constraints={},
+    )  # fmt: skip
+    return Capability(digest="|".join(resources), issuer="i", links=(link,))
+
+
+# Files
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+async def test_a_sandboxed_tool_sees_the_directory_that_it_lists_and_not_the_one_beside_it(
+    lock: Interlock, tmp_path: Path
+) -> None:
+    for name in ("listed", "beside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    for tool_id, name in (("inside", "listed"), ("outside", "beside")):
+        program = manifest(
+            tool_id, ["cat", f"/in{tmp_path}/{name}/file"], sandbox={},
+            required_permissions=[f"filesystem:read:{tmp_path}/listed"],
+        )  # fmt: skip
+        _, (one,) = load(written(tmp_path / f"{tool_id}.json", program))
+        assert one.manifest.tier == 1
+        await admit(lock, one)
+    assert (await lock.call("prog.inside")).unwrap() == "listed"
+    assert code(await lock.call("prog.outside")) == "E3401"
+
+
+async def test_a_sandboxed_tool_that_lists_no_file_sees_none(lock: Interlock, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("there")
+    _, (one,) = load(written(tmp_path / "none.json", manifest("none", ["cat", f"/in{tmp_path}/file"], sandbox={})))
+    await admit(lock, one)
+    assert code(await lock.call("prog.none")) == "E3401"
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+async def test_a_path_in_the_arguments_lies_where_the_tool_lists_it(lock: Interlock, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a").write_text("a")
+    (tmp_path / "secret").write_text("no")
+    (data / "link").symlink_to(tmp_path / "secret")
+    ran: list[str] = []
+
+    @tool(
+        version="1.0.0", mutation_class="read_only", namespace="perm", timeout_class="interactive", external_io=False,
+        permissions=[f"filesystem:read:{data}"],
+    )  # fmt: skip
+    async def peek(path: Where) -> str:
+        """Read a file of the data directory."""
+        ran.append(path)
+        return Path(path).read_text()  # noqa: ASYNC240 - a small file
+
+    await admit(lock, peek)
+    assert (await lock.call("perm.peek", path=str(data / "a"))).unwrap() == "a"
+    ran.clear()
+    for outside in ("/etc/passwd", f"{data}/../secret", f"{data}/link", f"{tmp_path}/data2/x", f"file://{tmp_path}/x"):
+        assert code(await lock.call("perm.peek", path=outside)) == "E3206", outside
+    assert ran == []
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+@pytest.mark.parametrize(("mode", "expected"), [("write", None), ("read", "E3206")])
+async def test_a_tool_writes_only_below_a_path_that_it_lists_for_writing(
+    lock: Interlock, tmp_path: Path, mode: str, expected: str | None
+) -> None:
+    @tool(
+        version="1.0.0", mutation_class="write_irreversible", namespace="perm",
+        effects=[Effect("file:{path}", "UPDATE")], permissions=[f"filesystem:{mode}:{tmp_path}"],
+    )  # fmt: skip
+    async def change(ctx: Context, path: Where) -> str:
+        """Change a file."""
+        ctx.effect(f"file:{path}", "UPDATE")
+        return path
+
+    @change.preview
+    def _(path: str) -> Preview:
+        return Preview(impact=path)
+
+    await admit(lock, change)
+    result = await lock.call("perm.change", path=str(tmp_path / "a"), dry_run=True)
+    assert code(result) == expected
+
+
+# Networks
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+async def test_a_sandboxed_tool_reaches_the_host_and_port_that_it_lists_and_no_other(
+    tmp_path: Path, host: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The one thing a test on one machine cannot have: a public address. Everything else is as it is.
+    monkeypatch.setattr(egress, "EgressPolicy", partial(EgressPolicy, allow_private=True))
+    everywhere = {"allowed_domains": ["localhost", "elsewhere.test"], "allowed_ports": [host, 1]}
+    async with Interlock.open(tmp_path / "home", housekeeping=False, egress=everywhere) as lock:
+        declare = tool(
+            version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=Sandboxing(), timeout_s=60,
+            permissions=[f"network:http://localhost:{host}", "network:http://elsewhere.test:1"],
+        )  # fmt: skip
+        await admit(lock, declare(cell.fetch.function))
+        assert (await lock.call("cell.fetch", url=f"http://localhost:{host}/")).unwrap() == "200 hello"
+        # Each host is listed with its own port.
+        for url in ("http://localhost:1/", f"http://elsewhere.test:{host}/", f"http://127.0.0.1:{host}/"):
+            assert code(await lock.call("cell.fetch", url=url)) == "E3406", url
+
+
+# Databases
+
+
+def _put(path: Path, *listed: str) -> Any:
+    @tool(
+        version="1.0.0", mutation_class="write_irreversible", namespace="perm", permissions=listed,
+        effects=[Effect("database:shop/*", "CREATE")],
+    )  # fmt: skip
+    async def put(ctx: Context, n: Annotated[int, Field(description="a row", examples=[1])]) -> int:
+        """Put a row into the shop's database."""
+        with sqlite3.connect(path) as connection:
+            connection.execute("INSERT INTO t VALUES (?)", (n,))
+        connection.close()
+        return n
+
+    @put.preview
+    def _(n: int) -> Preview:
+        return Preview(impact=str(n))
+
+    return put
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        (("database:sqlite:write",), None),
+        (("database:sqlite:read",), "E3417"),
+        ((), "E3417"),
+        (("database:mysql:write",), "E3417"),
+    ],
+)
+async def test_a_watched_database_changes_only_for_a_tool_that_lists_writing_to_its_engine(
+    tmp_path: Path, listed: tuple[str, ...], expected: str | None
+) -> None:
+    path = tmp_path / "shop.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (n)")
+    connection.close()
+    home = tmp_path / "home"
+    async with Interlock.open(home, housekeeping=False, watched_databases=(path,)) as lock:
+        await lock.secrets.set("database/mysql/write", "a-password", by="local:test")
+        await admit(lock, _put(path, *listed))
+        request = partial(lock.call, "perm.put", n=1, key="1")
+        pending = await request()
+        await lock.approvals.approve(
+            pending.metadata["pending"]["ticketId"],
+            by=replace(lock.caller, id="local:reviewer", groups=frozenset({"approvers"})),
+        )
+        result = await request()
+        assert code(result) == expected
+        with sqlite3.connect(path) as connection:
+            rows = connection.execute("SELECT n FROM t").fetchall()
+        connection.close()
+        assert rows == ([] if expected else [(1,)]), "what was not listed is put back"
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+async def test_a_database_permission_lends_the_credential_of_its_engine_and_mode(lock: Interlock) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=["database:postgres:read"])
+    async def ask(ctx: Context, name: Annotated[str, Field(description="a secret", examples=["x"])]) -> int:
+        """Use the database's credential."""
+        return len(ctx.secret(name))
+
+    await admit(lock, ask)
+    assert code(await lock.call("perm.ask", name="database/postgres/read")) == "E3602", "nobody has stored one"
+    for mode in ("read", "write"):
+        await lock.secrets.set(f"database/postgres/{mode}", "a-password", by="local:test")
+    assert (await lock.call("perm.ask", name="database/postgres/read")).unwrap() == 10
+    assert code(await lock.call("perm.ask", name="database/postgres/write")) == "E3206"
+
+
+# Credentials
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+@pytest.mark.parametrize("family", ["credential", "credentials"])
+async def test_a_tool_is_lent_the_credential_that_it_lists_and_no_other(lock: Interlock, family: str) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=[f"{family}:bank/token"])
+    async def spend(ctx: Context, name: Annotated[str, Field(description="a secret", examples=["x"])]) -> int:
+        """Use a credential."""
+        return len(ctx.secret(name))
+
+    await admit(lock, spend)
+    for name in ("bank/token", "bank/other"):
+        await lock.secrets.set(name, "a-secret-value", by="local:test")
+    assert (await lock.call("perm.spend", name="bank/token")).unwrap() == 14
+    assert code(await lock.call("perm.spend", name="bank/other")) == "E3206"
+
+
+# Tokens
+
+EACH = [
+    ("filesystem:read:/srv/data", "file:/srv/data/*", "file:/srv/other/*"),
+    ("filesystem:write:/srv/data", "file:/srv/*", "file:/srv/data"),
+    ("network:https://api.example.com", "host:api.example.com:443", "host:api.example.com:80"),
+    ("database:postgres:read", "database:postgres:write", "database:mysql:*"),
+    ("database:postgres:write", "database:postgres:*", "database:postgres:read"),
+    ("credential:bank/token", "credential:bank/*", "credential:shop/*"),
+]
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+@pytest.mark.parametrize(("listed", "covers", "misses"), EACH)
+async def test_a_token_that_does_not_cover_a_listed_permission_is_refused_before_anything_runs(
+    lock: Interlock, listed: str, covers: str, misses: str
+) -> None:
+    ran: list[str] = []
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=[listed])
+    async def use(url: Annotated[str, Field(description="an address", examples=["https://a.example/"])]) -> str:
+        """Use what it lists."""
+        ran.append(url)
+        return url
+
+    await admit(lock, use)
+    for name in ("database/postgres/read", "database/postgres/write", "bank/token"):
+        await lock.secrets.set(name, "a-secret-value", by="local:test")
+    url = "https://a.example/"
+    refused = await lock.call("perm.use", url=url, caller=replace(lock.caller, capability=bound_to(url, misses)))
+    assert code(refused) == "E3206"
+    assert "the token does not cover it" in str(refused.error)
+    assert ran == []
+    assert [record["phases"][-2:] for record in records(lock)] == [["authorize", "return"]]
+    allowed = await lock.call("perm.use", url=url, caller=replace(lock.caller, capability=bound_to(url, covers)))
+    assert allowed.unwrap() == url
+
+
+def _contract(*listed: str) -> Contract:
+    document = manifest("one", ["true"], sandbox={}, required_permissions=list(listed))
+    return contract_of(parse_manifest(document))
+
+
+SEGMENTS = st.sampled_from(["a", "b", "ab"])
+PATHS = st.lists(SEGMENTS, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
+LISTED = st.one_of(
+    st.builds("filesystem:{}:{}".format, st.sampled_from(["read", "write"]), PATHS),
+    st.builds("network:https://{}:{}".format, SEGMENTS, st.sampled_from([443, 444])),
+    st.builds("database:{}:{}".format, SEGMENTS, st.sampled_from(["read", "write"])),
+    st.builds("credential:{}".format, PATHS.map(lambda path: path[1:])),
+)
+NAMED = st.one_of(
+    PATHS.map("file:{}/*".format), st.builds("host:{}:{}".format, SEGMENTS, st.sampled_from(["443", "*"])),
+    st.builds("database:{}:{}".format, SEGMENTS, st.sampled_from(["read", "write", "*"])),
+    PATHS.map(lambda path: f"credential:{path[1:]}*"), st.sampled_from(["file:*", "host:*", "credential:*"]),
+)  # fmt: skip
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+@given(listed=st.lists(LISTED, max_size=4), named=st.lists(NAMED, max_size=5))
+def test_what_a_call_may_use_is_part_of_what_its_tool_lists_and_of_what_its_token_covers(
+    listed: list[str], named: list[str]
+) -> None:
+    given_ = permissions_of(listed)
+    said = [permissions.read(one) for one in listed]
+    # Of the tool: nothing is given that is not listed, and nothing that is listed is lost.
+    assert all(any(one.includes(use) for one in said) for use in given_.listed)
+    assert all(any(use.includes(one) for use in given_.listed) for one in said)
+    token = bound_to(*named)
+    try:
+        cover.check_permissions(token, _contract(*listed))
+    except Failure:
+        return
+    # Of the token: every file, host, database and credential that the call gets.
+    for path in given_.readable:
+        assert token.covers_resource(f"file:{path}/x")
+    for address, port in given_.hosts:
+        assert token.covers_resource(f"host:{address}:{port}")
+    for engine, mode in given_.databases.items():
+        assert token.covers_resource(f"database:{engine}:{mode}") or mode == "read"
+    for name in given_.credentials:
+        assert name.startswith("database/") or token.covers_resource(f"credential:{name}")
+
+
+# Admission
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "files:read", "fs:read:/srv", "vault:open", "filesystem:read", "filesystem:append:/srv", "filesystem:read:srv",
+        "filesystem:read:/", "filesystem:read:/srv/../etc", "filesystem:read:/srv/*", "network:api.example.com",
+        "network:https://api.example.com/v1", "network:https://user@api.example.com", "network:gopher://a.example",
+        "network:https://a b", "database:postgres", "database:postgres:admin", "database::read",
+    ],
+)  # fmt: skip
+async def test_a_permission_that_means_nothing_is_refused_at_admission(lock: Interlock, listed: str) -> None:
+    declare = tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=[listed])
+    with pytest.raises(Failure) as refused:
+        await lock.add(declare(same_number))
+    assert refused.value.code == "E3105"
+    assert listed in refused.value.message or " " in listed
+
+
+async def same_number(n: Annotated[int, Field(description="a number", examples=[1])]) -> int:
+    """Give a number back."""
+    return n
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            {"required_permissions": ["network:https://a.example"], "network_policy": {"deny_all_egress": True}},
+            "denies",
+        ),
+        (
+            {
+                "required_permissions": ["network:https://a.example"],
+                "network_policy": {"allowed_domains": ["b.example"]},
+            },
+            "network_policy does not allow it",
+        ),
+        ({"required_permissions": ["filesystem:write:/srv"]}, "gets no file of the host to write"),
+        ({"required_permissions": ["filesystem:read:/srv/x"], "sandbox": {"reads": {"srv": "/etc/hosts"}}}, "rename"),
+    ],
+)
+async def test_permissions_that_cannot_be_enforced_as_written_are_refused_at_admission(
+    lock: Interlock, tmp_path: Path, said: dict[str, Any], words: str
+) -> None:
+    said.setdefault("sandbox", {})
+    (offered,) = await lock.add_from(str(written(tmp_path / "one.json", manifest("one", ["true"], **said))))
+    assert not offered.admitted
+    assert words in str(offered.verdict.failure("it"))
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+async def test_overlapping_permissions_are_admitted_once_and_the_author_hears_of_it(
+    lock: Interlock, tmp_path: Path
+) -> None:
+    overlapping = [
+        f"filesystem:read:{tmp_path}", f"filesystem:read:{tmp_path}/data", "credential:a", "credentials:a",
+        "database:mysql:read", "database:mysql:write",
+    ]  # fmt: skip
+    declare = tool(version="1.0.0", mutation_class="read_only", namespace="perm", permissions=overlapping)
+    await lock.secrets.set("a", "a-secret-value", by="local:test")
+    await lock.secrets.set("database/mysql/write", "a-secret-value", by="local:test")
+    (offered,) = await lock.add(declare(same_number))
+    for words in ("/data` is part of", "`credentials:a` is part of", ":read` is part of", "no watcher sees"):
+        assert any(words in one for one in offered.verdict.warnings), words
+    held = permissions_of(overlapping)
+    assert held.listed == (
+        Permission("filesystem", str(tmp_path)),
+        Permission("credential", "a"),
+        Permission("database", "mysql", "write"),
+    )
+    assert held.credentials == ("a", "database/mysql/write")

@@ -11,7 +11,7 @@ import itertools
 import json
 import shutil
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +31,7 @@ from interlock.authority.keys import (
     PublicKey,
     TrustedIssuer,
     TrustedIssuers,
+    algorithm_of,
     make_private,
     thumbprint,
     to_jwk,
@@ -163,6 +164,7 @@ def sign(header: Any, claims: Any, private: Any) -> str:
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "EdDSA", "ES256"])
+@pytest.mark.proves("AUTH-01")
 async def test_a_good_token_speaks_for_the_user_through_the_agent(tmp_path: Path, algorithm: str) -> None:
     async with opened(tmp_path / "home", algorithm) as world:
         token = await world.issue(tools=[ToolGrant("demo.*", "^1.0.0")], constraints={"max_uses": 3})
@@ -230,12 +232,51 @@ async def test_a_public_key_is_no_shared_secret(world: World) -> None:
 
 
 @pytest.mark.proves("AUTH-01")
-async def test_a_key_verifies_no_algorithm_but_its_own(world: World) -> None:
-    token = await world.issue()
-    for name in ("ES256", "EdDSA", "RS384", "RS512", "PS256", "ES256K"):
-        assert await world.refusal(_with(world, token, header={"alg": name})) == "E3202"
-    for other in (private_key("mallory"), private_key("mallory", "ES256")):
-        assert await world.refusal(_with(world, token, other, header={"alg": "EdDSA"})) == "E3202"
+@pytest.mark.parametrize("algorithm", ["RS256", "EdDSA", "ES256"])
+async def test_a_key_verifies_no_algorithm_but_its_own(tmp_path: Path, algorithm: str) -> None:
+    async with opened(tmp_path / "home", algorithm) as world:
+        token = await world.issue()
+        for name in {*NAMED_ALGORITHMS} - {algorithm}:
+            assert await world.refusal(_with(world, token, header={"alg": name})) == "E3202", name
+        for kind in ("RS256", "EdDSA", "ES256"):
+            other = private_key("mallory", kind)
+            for name in ("RS256", "EdDSA", "ES256"):
+                assert await world.refusal(_with(world, token, other, header={"alg": name})) == "E3202", (kind, name)
+
+
+NAMED_ALGORITHMS = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "ES256K", "EdDSA", "Ed25519",
+    "Ed448", "HS256", "HS384", "HS512", "none", "rs256", "eddsa", "es256", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["RS384", "RS512", "PS256", "PS384", "PS512"])
+@pytest.mark.proves("AUTH-01")
+async def test_the_issuers_own_key_signs_under_no_other_name(world: World, name: str) -> None:
+    header, claims = parts(await world.issue())
+    signed = f"{part(header | {'alg': name})}.{part(claims)}"
+    signature = jwt.get_algorithm_by_name(name).sign(signed.encode(), world.keys.active().private)
+    assert await world.refusal(f"{signed}.{part(signature)}") == "E3202"
+
+
+def _weak(kind: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
+
+    made: dict[str, Callable[[], Any]] = {
+        "RSA-1024": lambda: rsa.generate_private_key(public_exponent=65537, key_size=1024),
+        "P-384": lambda: ec.generate_private_key(ec.SECP384R1()),
+        "secp256k1": lambda: ec.generate_private_key(ec.SECP256K1()),
+        "Ed448": ed448.Ed448PrivateKey.generate,
+    }
+    return made[kind]()
+
+
+@pytest.mark.parametrize("kind", ["RSA-1024", "P-384", "secp256k1", "Ed448"])
+@pytest.mark.proves("AUTH-01")
+def test_a_key_of_any_other_type_verifies_nothing(kind: str) -> None:
+    with pytest.raises(Failure) as refused:
+        algorithm_of(_weak(kind).public_key())
+    assert refused.value.code == "E3202"
 
 
 @pytest.mark.proves("AUTH-01")
@@ -639,9 +680,10 @@ async def test_an_issuer_that_cannot_be_reached_as_it_must_fails_closed(url: str
 
 
 @pytest.mark.parametrize(
-    "entry", [{}, {**FOREIGN}, {**FOREIGN, "jwks": "x", "algorithms": ["HS256"]}, {**FOREIGN, "jwks": "x", "more": 1},
-              {**FOREIGN, "jwks": "x", "iss": AGENT}],
+    "entry", [{}, {**FOREIGN}, {**FOREIGN, "jwks": "x", "more": 1}, {**FOREIGN, "jwks": "x", "iss": AGENT},
+              *({**FOREIGN, "jwks": "x", "algorithms": [name]} for name in ("HS256", "none", "RS384", "PS256"))],
 )  # fmt: skip
+@pytest.mark.supports("AUTH-01")
 def test_a_trusted_issuer_that_is_half_stated_is_refused(entry: Json) -> None:
     with pytest.raises(Failure) as refused:
         TrustedIssuer.read(entry)

@@ -422,7 +422,7 @@ async def test_what_the_token_does_not_cover_is_denied(world: World) -> None:
     assert denied.envelope.invocation_id == world.closed()[-1]["call"]
 
 
-@pytest.mark.supports("OPS-05")
+@pytest.mark.supports("OPS-05", "AUTH-01")
 async def test_without_a_good_token_there_is_nothing_to_see(world: World) -> None:
     bad = {None: "E3212", "": "E3203", "Bearer": "E3203", "Basic eDp5": "E3203", "Bearer nonsense": "E3203"}
     stub = world.stub

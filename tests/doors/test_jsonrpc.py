@@ -158,6 +158,7 @@ async def test_the_envelope_in_data_is_the_one_that_rest_gives(wire: Wire) -> No
 
 
 @OPS_03
+@pytest.mark.supports("AUTH-01")
 async def test_who_is_not_known_is_told_so(wire: Wire) -> None:
     for by, code in ((None, "E3212"), ("nonsense", "E3203")):
         error = (await wire.ask("tools.list", by=by))["error"]

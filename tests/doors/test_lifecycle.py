@@ -244,7 +244,8 @@ class Place(Ways):
         if door == "jsonrpc":
             request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": self._body(wish)}
             body: Json = (await self._http.post("/rpc", json=request, headers=headers)).json()
-            return None, _code(body.get("error", {}).get("data"))
+            error: Json = body.get("error", {})
+            return str(error.get("code")), _code(error.get("data"))
         if door == "grpc":
             asked = wire.InvokeRequest(tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments))
             try:
@@ -768,9 +769,9 @@ async def _corpus(place: Place) -> dict[str, tuple[str | None, str | None]]:
     pem = key.public.key.public_bytes(*_PEM())
     now = claims["iat"]
 
-    def made(private: Any = None, **changes: Any) -> str:
+    def made(private: Any = None, alg: str = "RS256", **changes: Any) -> str:
         changed = {name: value for name, value in (claims | changes).items() if value is not ...}
-        return sign(header, changed, private or key.private)
+        return sign(header | {"alg": alg}, changed, private or key.private)
 
     return {
         "good": (f"Bearer {good}", None),
@@ -779,6 +780,7 @@ async def _corpus(place: Place) -> dict[str, tuple[str | None, str | None]]:
         "unsigned": (f"Bearer {part(header | {'alg': 'none'})}.{body}.", "E3202"),
         "confused": (f"Bearer {shared}.{part(hmac.new(pem, shared.encode(), hashlib.sha256).digest())}", "E3202"),
         "another key": (f"Bearer {made(private_key('mallory', 'RS256'))}", "E3202"),
+        "another kind of key": (f"Bearer {made(private_key('mallory'), 'EdDSA')}", "E3202"),
         "no subject": (f"Bearer {made(sub=...)}", "E3203"),
         "no expiry": (f"Bearer {made(exp=...)}", "E3203"),
         "no tools": (f"Bearer {made(tools=...)}", "E3203"),
@@ -799,7 +801,7 @@ def _PEM() -> tuple[Any, Any]:  # noqa: N802
 async def test_at_every_door_only_the_good_token_passes_and_each_other_has_its_code(place: Place) -> None:
     assert parts(place.token("full"))[0]["alg"] == "RS256"
     unknown: Mapping[str, str | None] = {
-        "rest": "401", "jsonrpc": None, "grpc": "UNAUTHENTICATED", "mcp-modern": "401", "mcp-legacy": "401",
+        "rest": "401", "jsonrpc": "-32001", "grpc": "UNAUTHENTICATED", "mcp-modern": "401", "mcp-legacy": "401",
     }  # fmt: skip
     for name, (header, code) in (await _corpus(place)).items():
         for door in DOORS[1:]:

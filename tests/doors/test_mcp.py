@@ -642,18 +642,36 @@ asyncio.run(main())
 """
 
 
+def _stdio(world: World, **env: str) -> StdioServerParameters:
+    root = str(Path(__file__).parents[2])
+    args = ["-c", SERVER, str(world.home)]
+    return StdioServerParameters(command=sys.executable, args=args, env={"PYTHONPATH": root, **env}, cwd=root)
+
+
 @DOOR
 @ERAS
+@pytest.mark.supports("AUTH-01")
 async def test_stdio_serves_the_bearer_of_a_token_or_the_local_user(world: World, mode: str) -> None:
-    root = str(Path(__file__).parents[2])
     local = mode == "legacy"
-    env = {"PYTHONPATH": root, **({} if local else {"INTERLOCK_TOKEN": await world.token(["demo.add"])})}
-    command = StdioServerParameters(command=sys.executable, args=["-c", SERVER, str(world.home)], env=env, cwd=root)
+    command = _stdio(world, **({} if local else {"INTERLOCK_TOKEN": await world.token(["demo.add"])}))
     async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S) as client:
         assert len((await client.list_tools()).tools) == (len(TOOLS) + len(OWN) if local else 1)
         assert (await client.call_tool("demo-add", {"a": 1, "b": 2})).structured_content == {"result": 3}
         with pytest.raises(MCPError):
             await client.call_tool("demo-nothing", {})
+
+
+@ERAS
+@pytest.mark.parametrize("token", ["", "a.b.c"])
+@pytest.mark.supports("AUTH-01")
+async def test_stdio_serves_nobody_whose_token_does_not_hold(world: World, mode: str, token: str) -> None:
+    command = _stdio(world, INTERLOCK_TOKEN=token)
+    async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S) as client:
+        with pytest.raises(MCPError) as listed:
+            await client.list_tools()
+        with pytest.raises(MCPError) as called:
+            await client.call_tool("demo-add", {"a": 1, "b": 2})
+    assert all("E3203" in str(refused.value.error) for refused in (listed, called))
 
 
 # Frameworks

@@ -178,7 +178,7 @@ class McpDoor:
 
     async def run_stdio(self, token: str | None = None) -> None:
         """Serve one client over stdin and stdout: the bearer of a token (INTERLOCK_TOKEN), else the local user."""
-        held = token or os.environ.get("INTERLOCK_TOKEN")
+        held = os.environ.get("INTERLOCK_TOKEN") if token is None else token
         lock = self._service.lock
 
         async def caller() -> Caller:

@@ -123,6 +123,7 @@ def test_an_address_is_met_in_every_way_of_writing_it(world: PolicyHome, host: s
 @pytest.mark.parametrize(
     "host", ["bücher.example", "BÜCHER.example", "xn--bcher-kva.example", "XN--BCHER-KVA.EXAMPLE."]
 )
+@pytest.mark.proves("AUTH-11")
 def test_an_international_name_has_one_form(world: PolicyHome, host: str) -> None:
     assert world.engine.judge(question(TOOL, {"url": f"https://{host}/"})).rules == ("no-idn",)
 
@@ -132,6 +133,7 @@ def test_an_international_name_has_one_form(world: PolicyHome, host: str) -> Non
     ["/admin", "/admin/", "/admin/users?x=1", "//admin", "/x/../admin", "/x/%2e%2e/admin", "/%61dmin", "/./admin#top",
      "/../../admin", "\\admin"],
 )  # fmt: skip
+@pytest.mark.proves("AUTH-11")
 def test_a_blocked_part_of_a_site_is_met_however_its_path_is_written(world: PolicyHome, path: str) -> None:
     assert world.engine.judge(question(TOOL, {"url": f"https://ok.example:443{path}"})).rules == ("no-admin",)
     assert world.says(question(TOOL, {"url": "https://ok.example/administration"})) == "allow"
@@ -167,6 +169,7 @@ def test_a_path_without_a_normal_form_is_refused(world: PolicyHome, path: str) -
      "{ rm x; }", "if true; then rm x; fi", "! rm x", "sudo rm x", "sh -c 'rm x'", ["sh", "-c", "rm x"],
      ["env", "A=1", "rm", "x"], 'echo "$(rm x)"', "cat <<E\n$(rm x)\nE"],
 )  # fmt: skip
+@pytest.mark.proves("AUTH-11")
 def test_a_blocked_command_is_met_wherever_it_would_start(no_rm: PolicyHome, command: Any) -> None:
     assert no_rm.engine.judge(question(TOOL, {"command": command})).rules == ("no-rm",)
 
@@ -178,6 +181,7 @@ def test_a_command_that_cannot_be_taken_apart_is_refused_and_a_harmless_one_is_n
         assert no_rm.says(question(TOOL, {"command": command})) == "allow"
 
 
+@pytest.mark.proves("AUTH-11")
 def test_predicted_effects_are_resources(world: PolicyHome) -> None:
     assert world.engine.judge(question(TOOL, {"account": "cash"})).rules == ("no-cash",)
     assert world.says(question(TOOL, {"account": "petty"})) == "allow"

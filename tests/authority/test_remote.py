@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -10,12 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from interlock.authority.questions import REMEMBER_S
 from interlock.authority.remote import Form, Remote
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.testing import FakeClock
-from tests.authority.questions import ALICE, contract, question
+from tests.authority.questions import ALICE, capability, contract, question
 
 TOOL = contract({"amount": {"type": "integer"}}, required_permissions=["bank:post"])
 AGENT = Caller(id="local:alice", agent="did:web:agent.example", kind="agent", trust=40, groups=frozenset({"staff"}))
@@ -222,23 +222,53 @@ async def test_a_compressed_answer_is_refused(fake: FakeEngine, connect: Connect
     await refused(connect())
 
 
+BEARER = dataclasses.replace(AGENT, capability=capability(1_800_009_000, 1_800_000_100))
+AMOUNT: dict[str, Any] = {"amount": {"type": "integer"}}
+
+
+@pytest.mark.proves("AUTH-05")
 async def test_the_same_question_is_asked_once_and_another_one_again(fake: FakeEngine, connect: Connect) -> None:
     clock = FakeClock()
     remote = connect(clock=clock.clock)
     first = question(TOOL, {"amount": 1})
     decision = await remote.decide(first)
-    assert remote.cached(question(TOOL, {"amount": 1}, now_ms=1_800_000_299_999)) is decision
-    for other in (
+    assert await remote.decide(question(TOOL, {"amount": 1}, now_ms=1_800_000_299_999)) is decision
+    others = (
         question(TOOL, {"amount": 2}),
         question(TOOL, {"amount": 1}, caller=AGENT),
+        question(TOOL, {"amount": 1}, caller=dataclasses.replace(AGENT, agent="did:web:other.example")),
+        question(TOOL, {"amount": 1}, caller=BEARER),
+        question(TOOL, {"amount": 1}, caller=_other_token(digest="d2")),
         question(TOOL, {"amount": 1}, session="s"),
         question(TOOL, {"amount": 1}, operation="preview"),
-        question(contract(version="2.0.0"), {"amount": 1}),
-    ):
+        question(contract(AMOUNT, required_permissions=["bank:post"], version="2.0.0"), {"amount": 1}),
+        question(contract(AMOUNT, required_permissions=["bank:post"], tool_id="other"), {"amount": 1}),
+        question(contract(AMOUNT, required_permissions=["bank:read"]), {"amount": 1}),
+    )
+    for other in others:
         assert remote.cached(other) is None
         await remote.decide(other)
-    assert remote.questions == len(fake.asked) == 6
-    assert remote.cached(question(TOOL, {"amount": 1}, now_ms=1_800_000_000_000 + REMEMBER_S * 1000)) is None
+        assert remote.cached(other) is not None
+    assert remote.questions == len(fake.asked) == 11
+    assert remote.cached(question(TOOL, {"amount": 1}, now_ms=1_800_000_300_000)) is None
+
+
+def _other_token(**said: Any) -> Caller:
+    return dataclasses.replace(BEARER, capability=capability(1_800_009_000, 1_800_000_100, **said))
+
+
+@pytest.mark.proves("AUTH-05")
+@pytest.mark.parametrize(("ends_s", "lives_s"), [(9000, 300), (301, 300), (100, 100)])
+async def test_an_answer_is_remembered_no_longer_than_the_token_lives(
+    connect: Connect, ends_s: int, lives_s: int
+) -> None:
+    remote = connect()
+    caller = dataclasses.replace(AGENT, capability=capability(1_800_009_000, 1_800_000_000 + ends_s))
+    decision = await remote.decide(question(TOOL, caller=caller))
+    end_ms = 1_800_000_000_000 + lives_s * 1000
+    assert decision.expires_ms == end_ms
+    assert remote.cached(question(TOOL, caller=caller, now_ms=end_ms - 1)) is decision
+    assert remote.cached(question(TOOL, caller=caller, now_ms=end_ms)) is None
 
 
 @pytest.mark.part_of("AUTH-06", rest="several nodes, over Redis")

@@ -169,6 +169,7 @@ def told(response: httpx.Response, code: str) -> Json:
 
 
 @pytest.mark.part_of("CONTRACT-15", rest="E3106, which comes with semantic search")
+@pytest.mark.supports("AUTH-04")
 @pytest.mark.parametrize("code", GENERAL)
 async def test_a_general_condition_has_its_code_and_status(world: World, code: str) -> None:
     told(await GENERAL[code](world), code)

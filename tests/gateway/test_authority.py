@@ -203,11 +203,15 @@ async def test_a_token_grants_the_scopes_it_names_and_no_others(held: Interlock)
 async def test_a_narrow_token_gains_nothing_from_what_a_wide_one_was_allowed(held: Interlock) -> None:
     wide = await token_of(held)
     narrow = await token_of(held, tools=[ToolGrant("least.versioned", "^1.0.0")])
-    for _ in range(2):
+    for again in (False, True):
+        evaluations = held.policy.evaluations
         assert (await held.call("least.versioned@2.0.0", token=wide)).unwrap() == "2"
+        assert (held.policy.evaluations == evaluations) is again, "the second time the decision is a cached one"
         assert answer(await held.call("least.versioned@2.0.0", token=narrow)) == ("E3204", 403)
         assert (await held.call("least.versioned@1.0.0", token=narrow)).unwrap() == "1"
         assert answer(await held.call("demo.increment", name="a", key="k", token=narrow)) == ("E3204", 403)
+        if again:
+            assert held.policy.evaluations == evaluations, "no refused call reached the policy"
 
 
 @pytest.mark.proves("AUTH-02")
@@ -239,6 +243,7 @@ async def test_a_refused_token_is_a_result_and_on_record(held: Interlock, time: 
     assert world.runs == 0
 
 
+@pytest.mark.proves("AUTH-02")
 async def test_a_revocation_counts_from_the_next_call_on(held: Interlock, home: Path, time: FakeClock) -> None:
     token, other = await token_of(held), await token_of(held)
     assert (await held.call("least.needs_nothing", token=token)).ok
@@ -252,6 +257,7 @@ async def test_a_revocation_counts_from_the_next_call_on(held: Interlock, home: 
     assert answer(await held.call("least.needs_nothing", token=other)) == ("E3201", 401)
 
 
+@pytest.mark.supports("AUTH-02")
 async def test_a_caller_that_was_known_is_refused_once_the_token_is_revoked(held: Interlock) -> None:
     """Also where somebody kept the caller instead of the token."""
     token = await token_of(held)

@@ -244,8 +244,8 @@ class Place(Ways):
         if door == "jsonrpc":
             request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": self._body(wish)}
             body: Json = (await self._http.post("/rpc", json=request, headers=headers)).json()
-            error: Json = body.get("error", {})
-            return str(error.get("code")), _code(error.get("data"))
+            answered: Json = body.get("error", {})
+            return str(answered.get("code")), _code(answered.get("data"))
         if door == "grpc":
             asked = wire.InvokeRequest(tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments))
             try:

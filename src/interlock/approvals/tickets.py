@@ -405,7 +405,8 @@ def withdraw(call: str, by: str) -> Unit[Ticket | None]:
         if ticket is None or ticket.state not in _OPEN:
             return None
         _move(transaction, ticket, "VOID", act="withdrawn", by=by)
-        transaction.append("cancel", call, records.plain("cancel", call, transaction.now_ms, answer="canceled", by=by))
+        body = records.plain("cancel", call, transaction.now_ms, **_actors(ticket), answer="canceled", by=by)
+        transaction.append("cancel", call, body)
         _close(transaction, ticket, f"{by} took it back", "E3703", "canceled")
         return load(transaction.all, ticket.id)
 
@@ -498,9 +499,13 @@ def _move(transaction: Transaction, ticket: Ticket, state: TicketState, *, act: 
 def _record(transaction: Transaction, ticket: Ticket, act: str, **facts: Any) -> None:
     body: Json = {
         "act": act, "approvalTicketId": ticket.id, "toolId": ticket.tool, "version": ticket.version,
-        "tenant": ticket.tenant, "callerId": ticket.caller, "agentId": ticket.head.get("agentId"), **facts,
+        **_actors(ticket), **facts,
     }  # fmt: skip
     transaction.append("approval", ticket.call, records.plain("approval", ticket.call, transaction.now_ms, **body))
+
+
+def _actors(ticket: Ticket) -> Json:
+    return {"tenant": ticket.tenant, "callerId": ticket.caller, "agentId": ticket.head.get("agentId")}
 
 
 def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E3209", state: State = "denied") -> None:
@@ -511,7 +516,7 @@ def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E320
         "authDecision": "DENY" if state == "denied" else "REQUIRES_APPROVAL", "status": "ERROR",
         "errorCode": row.error_code.value, "error_code": code, "error_class": row.error_class.value,
         "states": [*ticket.head.get("states", ()), "awaiting_approval", state],
-        "source": "synthetic", "outputSummary": None, "sideEffects": [], "reason": why,
+        "source": "synthetic", "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": why,
     }  # fmt: skip
     transaction.append("closed", ticket.call, records.encode(body))
 

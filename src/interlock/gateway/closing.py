@@ -537,7 +537,7 @@ class Closer:
                 bodies[persistence.ref] = verified.encoded
         facts: Json = {"succeeded": "error" not in outcome, "traceId": call.trace_id}
         cost = self._cost(call, {}, facts)
-        body = records.plain("late", call.id, self._clock.now_ms(), **facts)
+        body = records.about("late", call, self._clock.now_ms(), **facts)
 
         def unit(transaction: Transaction) -> None:
             row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call.id))

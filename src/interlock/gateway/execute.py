@@ -489,8 +489,7 @@ class Execution:
             answer = "canceled"
         else:
             answer = "unsupported"
-        body = records.plain("cancel", call_id, self._clock.now_ms(), answer=answer)
-        self._journal.post(lambda transaction: transaction.append("cancel", call_id, body))
+        self._journal.post(reconcile.note_cancel(call_id, call, self._clock.now_ms(), answer))
         ref = "" if call is None else call.ref
         self._observer.mention("tool.invocation.cancel_requested", call_id, ref, answer=answer)
         if call is not None and answer == "canceled":
@@ -570,7 +569,7 @@ class Execution:
             return
         self._observer.alert("SANDBOX_VIOLATION", call, what=list(outcome.violations)[:20])
         violations = [self._observer.hide(call, what) for what in outcome.violations[:100]]
-        body = records.plain("violation", call.id, self._clock.now_ms(), toolId=call.ref, violations=violations)
+        body = records.about("violation", call, self._clock.now_ms(), toolId=call.ref, violations=violations)
         self._journal.post(lambda transaction: transaction.append("violation", call.id, body))
 
     def _note_service(self, service: str, before: str, after: str) -> None:

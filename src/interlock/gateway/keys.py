@@ -198,10 +198,10 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
                 "SELECT body FROM journal WHERE call = ? AND kind = 'intent' ORDER BY seq DESC LIMIT 1", (call,)
             )
             known: Json = {} if intent is None else orjson.loads(intent[0])
-            told = {name: known[name] for name in _OF_THE_INTENT if name in known}
+            told = {name: known.get(name) for name in _OF_THE_INTENT if name in known or name in _OF_EVERY_CLOSING}
             body = records.plain(
                 "closed", call, transaction.now_ms, **told, toolId=tool, version=version, callerId=caller,
-                inputHash=input_hash,
+                inputHash=input_hash, outputSummary=None, sideEffects=[], latencyMs=None,
                 idempotencyKey=key, status="ERROR", errorCode="PRECONDITION_FAILED", error_code="E3409",
                 error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",
             )  # fmt: skip
@@ -216,6 +216,7 @@ _OF_THE_INTENT = (
     "agentId", "approvalTicketId", "authDecision", "door", "mutationClass", "operation", "parent", "policy", "rules",
     "session", "task", "tenant", "traceId",
 )  # fmt: skip
+_OF_EVERY_CLOSING = ("agentId", "approvalTicketId", "authDecision", "mutationClass", "operation", "traceId")
 
 EVICT_AT_ONCE = 1000
 

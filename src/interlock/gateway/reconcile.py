@@ -21,6 +21,7 @@ from interlock.core.canonical import digest
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
+from interlock.core.phases import Call
 from interlock.core.schema import Json
 from interlock.gateway import keys
 from interlock.store import records
@@ -118,13 +119,37 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
             )
         else:
             transaction.execute("DELETE FROM reservation WHERE scope = ? AND call = ?", (scope, call_id))
+        actors = {**_actors(transaction, call_id), "callerId": caller}
         body = records.plain(
-            "settled", call_id, transaction.now_ms, toolId=tool, version=version, callerId=caller, idempotencyKey=key,
+            "settled", call_id, transaction.now_ms, toolId=tool, version=version, **actors, idempotencyKey=key,
             happened=happened, by=by, resultHash=digest(value) if happened else None,
         )  # fmt: skip
         transaction.append("settled", call_id, body)
 
     return unit
+
+
+# Requests to cancel
+
+
+def note_cancel(call_id: str, call: Call | None, at_ms: int, answer: str) -> Unit[None]:
+    """A unit that records a request to cancel. `call` is None where no call of this id runs any more."""
+
+    def unit(transaction: Transaction) -> None:
+        if call is not None:
+            body = records.about("cancel", call, at_ms, answer=answer)
+        else:
+            body = records.plain("cancel", call_id, at_ms, **_actors(transaction, call_id), answer=answer)
+        transaction.append("cancel", call_id, body)
+
+    return unit
+
+
+def _actors(transaction: Transaction, call_id: str) -> Json:
+    """The caller, agent and tenant that earlier records of the call name; empty for an id that no record has."""
+    row = transaction.one("SELECT body FROM journal WHERE call = ? ORDER BY seq LIMIT 1", (call_id,))
+    known: Json = {} if row is None else orjson.loads(row[0])
+    return {name: known.get(name) for name in ("callerId", "agentId", "tenant")} if known else {}
 
 
 # Reads

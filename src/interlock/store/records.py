@@ -152,6 +152,7 @@ def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None) -> byte
     """The closing record of a call that could not be closed: nothing of what its tool said is in it."""
     record = head("closed", call, at_ms)
     record |= {"authDecision": _decision(call), "status": "ERROR", "source": "synthetic"}
+    record |= {"approvalTicketId": call.approval, "latencyMs": None, "outputSummary": None, "sideEffects": []}
     record |= {"states": [*call.states, "failed"], "errorCode": failure.row.error_code.value}
     record |= {"error_code": failure.code, "error_class": failure.row.error_class.value}
     if outcome is not None:
@@ -270,6 +271,17 @@ def checkpoint(call: Call, at_ms: int, **facts: Any) -> bytes:
 def _recorded(resource: str, value: Any, private: Private) -> Any:
     # The hash lets an auditor who holds the value confirm it; it does not give the value away.
     return {"sha256": digest(value)} if value is not None and private(resource, value) else value
+
+
+def about(kind: Kind, call: Call, at_ms: int, **facts: Any) -> bytes:
+    """A short record about a call that runs or ran here: what happened, and on whose behalf."""
+    caller = call.request.caller
+    actors: Json = {
+        "callerId": None if caller is None else caller.id,
+        "agentId": None if caller is None else caller.agent,
+        "tenant": None if caller is None else caller.tenant,
+    }
+    return plain(kind, call.id, at_ms, **actors, **facts)
 
 
 def plain(kind: Kind, call_id: str, at_ms: int, **facts: Any) -> bytes:

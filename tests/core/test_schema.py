@@ -71,6 +71,7 @@ KEYWORDS: dict[str, tuple[Json, Any, Any, Any]] = {
 CASES = [pytest.param(*case, id=name) for name, case in KEYWORDS.items()]
 
 
+@pytest.mark.supports("VALID-01")
 @pytest.mark.proves("CONTRACT-06")
 @pytest.mark.parametrize(("part", "inside", "boundary", "outside"), CASES)
 def test_each_keyword_and_format_takes_its_bound_and_refuses_one_step_beyond(

@@ -471,6 +471,7 @@ def lasting(timeout_class: TimeoutClass) -> Any:
 LONGEST: Mapping[TimeoutClass, float] = {"interactive": 0.5, "standard": 5, "long_running": 300, "async": 7200}
 
 
+@pytest.mark.supports("LIFE-10")
 @pytest.mark.part_of("LIFE-09", rest="async calls that are submitted of themselves and told by callback")
 @pytest.mark.parametrize("timeout_class", LONGEST)
 async def test_a_call_is_waited_for_and_cut_off_at_the_maximum_of_its_class(
@@ -493,6 +494,29 @@ async def test_a_call_is_waited_for_and_cut_off_at_the_maximum_of_its_class(
     told(await asked, "E3402")
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="t", timeout_class="standard", timeout_s=1)
+async def brief() -> str:
+    """Wait for longer than its manifest says."""
+    sample.world.runs += 1
+    await asyncio.Event().wait()
+    return "never"
+
+
+@pytest.mark.proves("LIFE-10")
+async def test_a_call_without_a_timeout_is_cut_off_where_its_manifest_says(world: World) -> None:
+    await admit(world.lock, brief)
+    asked = asyncio.create_task(world.invoke("t.brief", {}))
+    await until(lambda: sample.world.runs == 1)
+    world.clock.advance(0.9)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    world.clock.advance(0.1)
+    envelope = told(await asked, "E3402")
+    assert (envelope["errorCode"], envelope["retryable"]) == ("DEADLINE_EXCEEDED", True)
+
+
+@pytest.mark.supports("LIFE-14")
 @pytest.mark.part_of("LIFE-09", rest="async calls that are submitted of themselves and told by callback")
 @pytest.mark.parametrize("timeout_class", ["long_running", "async"])
 async def test_a_slow_call_is_submitted_polled_and_heard_of_while_its_caller_does_other_things(

@@ -64,6 +64,7 @@ class Stage:
     def __init__(self) -> None:
         self.release = asyncio.Event()
         self.sent: list[str] = []
+        self.talkers: list[Context] = []
 
 
 stage = Stage()
@@ -92,6 +93,15 @@ async def climbs(ctx: Context, steps: sample.Number) -> int:
     return steps
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="life", timeout_class="async", timeout_s=60)
+async def talks(ctx: Context) -> str:
+    """Report progress, and leave behind what could report more."""
+    stage.talkers.append(ctx)
+    await stage.release.wait()
+    ctx.progress("at work")
+    return "done"
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="life")
 async def left(ctx: Context) -> float:
     """How much time it has."""
@@ -117,7 +127,7 @@ async def gives_up() -> str:
     raise Failure("DEADLINE_EXCEEDED", "there is no time left")
 
 
-LIFE = (waits, insists, climbs, left, mail, gives_up)
+LIFE = (waits, insists, climbs, talks, left, mail, gives_up)
 
 
 class Place(Ways):
@@ -528,12 +538,18 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
     await place.lock.call("life.climbs", {"steps": 5}, on_progress=heard.append, token=place.token("full"))
     assert heard[0]["message"] == "started"  # a call that may take long says so at least once
     assert seen(heard[1:]) == expected
+    fields = {
+        "schema_version", "progress_id", "invocation_id", "sequence", "status", "message", "percent", "current_step",
+        "total_steps", "elapsed_ms", "bytes_read", "bytes_written", "line_count", "partial_result_refs",
+        "artifact_refs", "timestamp",
+    }  # fmt: skip
     for record in heard:
         ToolProgress.parse(record)
+        assert set(record) == fields
 
     over_rest = await _followed(place)
     assert seen(over_rest) == expected
-    assert {name for record in over_rest for name in record} >= set(heard[-1])
+    assert all(set(record) == fields for record in over_rest)
 
     async def start() -> AsyncGenerator[wire.RunRequest]:
         yield wire.RunRequest(start=wire.InvokeRequest(tool_id="life.climbs", arguments_json=b'{"steps":5}'))
@@ -560,6 +576,28 @@ async def test_the_same_progress_arrives_in_order_over_the_library_rest_grpc_and
         assert notified[1:] == [(message, percent, 100.0) for _, message, percent, _ in expected], door
 
 
+@pytest.mark.proves("LIFE-14")
+async def test_the_event_stream_of_a_call_that_has_ended_takes_no_more_progress(place: Place) -> None:
+    bearer = {"authorization": f"Bearer {place.token('full')}"}
+    body: Json = {"tool_id": "life.talks", "parameters": {}, "execution_mode": "async"}
+    call: Json = (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
+    async with place.http.stream("GET", call["events"], headers=bearer) as stream:
+        await until(lambda: len(place.lock.gateway.observer.followers) > 0)
+        stage.release.set()
+        first = _told([line async for line in stream.aiter_lines()])
+    stage.talkers[0].progress("too late")
+    again = await place.http.get(call["events"], headers={**bearer, "last-event-id": "0"})
+    for heard in (first, _told(again.text.splitlines())):
+        assert heard[-1]["event_class"] == "tool.invocation.status"
+        steps = [one["data"]["message"] for one in heard if one["event_class"] == "tool.invocation.progress"]
+        assert steps == ["at work"]
+
+
+def _told(lines: list[str]) -> list[Json]:
+    """The events of a stream."""
+    return [orjson.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
 async def _followed(place: Place) -> list[Json]:
     """The progress of a background call, as its event stream tells it."""
     stage.release.clear()
@@ -570,8 +608,7 @@ async def _followed(place: Place) -> list[Json]:
     async with http.stream("GET", call["events"], headers=bearer) as stream:
         await until(lambda: len(place.lock.gateway.observer.followers) > listening)
         stage.release.set()
-        lines = [line.removeprefix("data: ") async for line in stream.aiter_lines() if line.startswith("data: ")]
-    heard: list[Json] = [orjson.loads(line) for line in lines]
+        heard = _told([line async for line in stream.aiter_lines()])
     assert heard[-1]["event_class"] == "tool.invocation.status"  # and none after the end
     return [one["data"] for one in heard if one["event_class"] == "tool.invocation.progress" and "step" in str(one)]
 
@@ -685,7 +722,7 @@ async def test_what_has_ended_or_cannot_be_cancelled_says_so_and_changes_nothing
 # Keys
 
 
-@pytest.mark.proves("IDEM-01")
+@pytest.mark.proves("IDEM-01", "LIFE-07")
 async def test_no_door_lets_a_write_through_without_a_proper_key_of_its_callers_own(place: Place) -> None:
     for door in ONE_EACH:
         for key in (None, "", "has space", "x" * 256):

@@ -363,7 +363,7 @@ async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(w
         assert (hidden.status_code, hidden.json()["error"]["error_code"]) == (404, "E3702")
 
 
-@pytest.mark.proves("OPS-05", "CONTRACT-14")
+@pytest.mark.proves("OPS-05", "CONTRACT-14", "LIFE-10")
 async def test_no_door_calls_a_write_retryable_whose_outcome_is_unknown(ways: Ways) -> None:
     told = await asyncio.gather(*(ways.ways[door](Wish("demo.strand", {"text": door}, key=door)) for door in DOORS))
     for door, one in zip(DOORS, told, strict=True):

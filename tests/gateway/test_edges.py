@@ -107,6 +107,7 @@ async def test_a_failure_hook_that_answers_nonsense_leaves_the_failure_as_it_was
     assert (again.source, flaky.runs) == ("replay", 1)
 
 
+@pytest.mark.supports("LIFE-06")
 async def test_what_a_hook_changes_goes_past_the_tools_own_checks_again(lock: Interlock) -> None:
     async def pay(to: Names) -> list[str]:
         """Pay those who may be paid."""

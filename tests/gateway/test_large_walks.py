@@ -118,12 +118,21 @@ async def test_what_a_caller_changes_while_a_large_input_is_checked_has_no_effec
     assert calling.result().value in (7 * MANY, 9 * MANY), "as it was sent, never a mixture"
 
 
-async def test_only_so_many_changes_of_an_input_are_told_and_recorded(lock: Interlock) -> None:
-    result = await lock.call("large.total", numbers=["7"] * 5000, caller=ANN)
-    assert len(result.metadata["input_mutations"]) == validate.MOST_TOLD
-    assert result.metadata["warnings"] == ["INPUT_MUTATIONS_OMITTED count=4000"]
+@pytest.mark.proves("VALID-01")
+@pytest.mark.parametrize(("sent", "listed", "warnings"), [
+    (1000, 1000, None), (1001, 1000, ["INPUT_MUTATIONS_OMITTED count=1"]),
+    (5000, 1000, ["INPUT_MUTATIONS_OMITTED count=4000"]),
+])  # fmt: skip
+async def test_a_thousand_changes_of_an_input_are_recorded_and_the_others_are_counted(
+    lock: Interlock, sent: int, listed: int, warnings: list[str] | None
+) -> None:
+    result = await lock.call("large.total", numbers=["7"] * sent, caller=ANN)
+    assert len(result.metadata["input_mutations"]) == listed
+    assert result.metadata.get("warnings") == warnings
     (body,) = lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,))
-    assert len(orjson.loads(body[0])["inputMutations"]) == validate.MOST_TOLD
+    record = orjson.loads(body[0])
+    assert [one["pointer"] for one in record["inputMutations"]] == [f"/numbers/{place}" for place in range(listed)]
+    assert record.get("warnings") == warnings
 
 
 async def test_a_call_with_very_many_private_values_is_refused(lock: Interlock) -> None:

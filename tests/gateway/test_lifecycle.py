@@ -363,6 +363,7 @@ IN_ORDER = [
 ]  # fmt: skip
 
 
+@pytest.mark.supports("LIFE-06")
 @pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools")
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
@@ -435,6 +436,7 @@ async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_map
     ]  # fmt: skip
 
 
+@pytest.mark.supports("VALID-01")
 @pytest.mark.part_of("LIFE-05", rest="all four inputs are kept")
 @given(arguments=st.fixed_dictionaries({"a": st.integers(-99, 99) | st.integers(-99, 99).map(str)}))
 def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_input(arguments: dict[str, Any]) -> None:
@@ -543,7 +545,10 @@ async def test_all_faults_are_told_at_once_in_actionable_words(lock: Interlock) 
     assert faults["/nmae"] == "`nmae` is not a parameter; did you mean `name`?"
     assert faults["/name"] == "missing; for example `a`"
     assert faults["/by"] == "`many` is not a whole number; for example `1`"
-    assert "/idempotencyKey" in faults
+    assert set(faults) == {"/nmae", "/name", "/by", "/idempotencyKey"}
+    assert len(result.error.details["faults"]) == 4
+    assert result.error.row.error_code == "INVALID_INPUT"
+    assert records(lock, result.invocation_id)[0]["phases"] == ["request", "validate", "return"]
     assert world.runs == 0
 
 
@@ -568,7 +573,12 @@ async def _(low: int, high: int) -> list[str]:
 @pytest.mark.proves("LIFE-07")
 @pytest.mark.parametrize(
     ("low", "high", "faults"),
-    [(13, 2, ["low must not be above high", "13 is not offered"]), (1, 99, ["nothing is there"]), (1, 2, None)],
+    [
+        (13, 2, ["low must not be above high", "13 is not offered"]),
+        (1, 99, ["nothing is there"]),
+        (13, 99, ["13 is not offered"]),  # the preflight may read and connect; it sees only input that means something
+        (1, 2, None),
+    ],
 )
 async def test_what_a_schema_cannot_say_is_checked_before_anything_is_decided(
     lock: Interlock, low: int, high: int, faults: list[str] | None

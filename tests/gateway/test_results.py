@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +13,15 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from interlock import Caller, Change, Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.audit.retention import expire_payloads
-from interlock.core.canonical import digest
+from interlock.core.canonical import canonical, digest
 from interlock.core.objects import ToolResult, ToolResultPersistence
 from interlock.core.schema import Schema
 from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Number, Text, world
 
@@ -47,6 +51,9 @@ class Person(BaseModel):
 async def person(text: Text) -> Person:
     """A person with things not everybody may see."""
     return Person(name="Ann", mail="ann@example.org", note=f"call 555-123-4567, {text}", password="supersecret")
+
+
+PRIVATE = ("ann@example.org", "555-123-4567", "supersecret")
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=100)
@@ -173,10 +180,73 @@ async def test_outputs_are_coerced_only_where_the_contract_says_so(results: Inte
     assert code(await results.call("r.shaped", text="x")) == "E3303"
 
 
+class Line(TypedDict):
+    price: float
+    paid: bool
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", redact_results=False)
+async def typed(
+    count: Annotated[int, Field(description="how many", examples=[1])],
+    lines: Annotated[list[Line], Field(description="what was sold", examples=[[]])],
+    at: Annotated[datetime, Field(description="when", examples=["2026-01-31T00:00:00Z"])],
+) -> str:
+    """Say what it was given, and of which types."""
+    return repr((count, lines, at.isoformat()))
+
+
+SOLD: dict[str, Any] = {"count": "42", "lines": [{"price": "19.99", "paid": "YES"}], "at": "2026-02-28T00:00:00Z"}
+
+
+@pytest.mark.proves("VALID-01")
+async def test_each_coercion_of_a_call_is_on_its_record_and_what_was_sent_is_untouched(results: Interlock) -> None:
+    await admit(results, typed)
+    sent = copy.deepcopy(SOLD)
+    result = await results.call("r.typed", sent)
+    assert result.unwrap() == "(42, [{'price': 19.99, 'paid': True}], '2026-02-28T00:00:00+00:00')"
+    assert sent == SOLD
+    (record,) = records(results, result.invocation_id)
+    coerced = [{"source": "coercion", "pointer": at} for at in ("/count", "/lines/0/price", "/lines/0/paid")]
+    assert sorted(record["inputMutations"], key=str) == sorted(coerced, key=str)
+    as_sent = hashlib.sha256(canonical(SOLD)).hexdigest()
+    assert record["inputHash"] == as_sent, "of the input as the model wrote it"
+
+
+@pytest.mark.proves("VALID-01")
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"count": "4x"}, "/count"),
+        ({"count": "1.5"}, "/count"),
+        ({"lines": [{"price": "NaN", "paid": "no"}]}, "/lines/0/price"),
+        ({"lines": [{"price": "1", "paid": "maybe"}]}, "/lines/0/paid"),
+        ({"at": "2026-02-29T00:00:00Z"}, "/at"),
+        ({"at": "yesterday"}, "/at"),
+    ],
+)
+async def test_a_call_whose_text_cannot_be_coerced_is_refused_at_the_place(
+    results: Interlock, change: dict[str, Any], pointer: str
+) -> None:
+    await admit(results, typed)
+    refused = (await results.call("r.typed", {**SOLD, **change})).error
+    assert refused is not None
+    assert refused.code in ("E3301", "E3302")
+    assert refused.details is not None
+    assert [fault["pointer"] for fault in refused.details["faults"]] == [pointer]
+
+
 @pytest.mark.proves("VALID-04")
 async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock) -> None:
     curious = Caller(id="local:curious")
-    hidden = (await results.call("r.person", {"text": "soon"}, caller=curious)).document()
+    result = await results.call("r.person", {"text": "soon"}, caller=curious)
+    hidden = result.document()
+    for part in ("content", "model_facing_content", "ui_facing_summary", "transcript_search_text"):
+        assert hidden[part], part
+    assert not any(private in orjson.dumps(hidden).decode() for private in PRIVATE)
+    (record,) = records(results, result.invocation_id)
+    assert (result.ok, record["status"], record["states"][-1]) == (True, "SUCCESS", "succeeded")
+    assert record["outputSummary"]
+    assert not any(private in str(record) for private in PRIVATE)
     assert hidden["structured_content"] == {
         "name": "Ann", "mail": "[EMAIL_REDACTED]", "note": "call [PHONE_REDACTED], soon", "password": "[REDACTED]",
     }  # fmt: skip
@@ -185,6 +255,8 @@ async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock
     shown = await results.call("r.person", {"text": "soon"}, caller=allowed)
     assert shown.unwrap()["mail"] == "ann@example.org"
     assert shown.unwrap()["password"] == "[REDACTED]"
+    assert shown.unwrap()["note"] == "call [PHONE_REDACTED], soon", "no schema says that it carries personal data"
+    assert sorted(shown.document()["redaction_state"]["paths"]) == ["/note", "/password"]
 
 
 @pytest.mark.part_of("LIFE-20", rest="preview; private payloads by reference")
@@ -417,6 +489,7 @@ async def routed(
     return Internal(seen=f"{text} {tenant_hint}")
 
 
+@pytest.mark.supports("LIFE-06")
 @pytest.mark.proves("CONTRACT-12")
 async def test_a_field_of_the_runtimes_own_is_invisible_and_cannot_be_sent(results: Interlock) -> None:
     from interlock import Hook, HookResult

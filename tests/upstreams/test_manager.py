@@ -114,6 +114,20 @@ async def test_what_an_upstream_says_of_itself_gives_its_tools_no_privilege(tmp_
         assert stranger.value.code == "E3206"
 
 
+@pytest.mark.proves("LIFE-10")
+@pytest.mark.parametrize(("asked_s", "given_s"), [(2.0, 2.0), (3600.0, 300.0), (None, 30.0)])
+async def test_a_connector_is_handed_the_deadline_of_the_call(
+    tmp_path: Path, asked_s: float | None, given_s: float
+) -> None:
+    server = Scripted()
+    async with opened(tmp_path, server) as (lock, upstreams):
+        await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
+        before = lock.clock.monotonic()
+        assert (await lock.call("far.look", {"text": "a"}, timeout_s=asked_s)).ok
+        (call,) = server.calls
+        assert before + given_s <= call.deadline <= lock.clock.monotonic() + given_s
+
+
 async def test_hints_count_once_an_operator_accepts_them_and_an_overlay_beats_them(tmp_path: Path) -> None:
     server = Scripted()
     async with opened(tmp_path, server) as (lock, upstreams):

@@ -55,6 +55,7 @@ async def failure_of(one: WebSocketUpstream, native: Json = ECHO, **facts: Any) 
 @pytest.mark.proves("OBS-02")
 @pytest.mark.proves("AUTH-09")
 @pytest.mark.proves("EXEC-09")
+@pytest.mark.supports("LIFE-10")
 async def test_a_message_carries_arguments_trace_deadline_and_key() -> None:
     async with SocketServer.open() as server, upstream(server.url, auth={"kind": "bearer", "secret": "T"}) as one:
         facts: Json = {"credentials": {"T": "s3cret"}, "writes": True, "key": "k1", "left_s": 20}

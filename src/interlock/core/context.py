@@ -174,7 +174,9 @@ class Context:
         return self._cancelled.is_set() or self.remaining_s <= 0
 
     def progress(self, /, message: str = "", *, percent: float | None = None, **facts: Any) -> None:
-        """Report progress: a message, a percentage, and any of current_step, total_steps, bytes_read and the like."""
+        """Report progress: a message, a percentage, and any of current_step, total_steps, bytes_read, bytes_written,
+        line_count and artifact_refs. Nothing is passed on once the call has ended.
+        """
         self._on_loop(self._on_progress, {"message": message, "percent": percent, **facts})
 
     def partial(self, value: Any) -> None:

@@ -43,6 +43,7 @@ TELL_EVERY_S = 60.0
 _STORE = frozenset(("E3801", "E3803"))
 _LONGEST_SHOWN = 30_000
 MOST_PRIVATE = 500
+_COUNTS = ("total_steps", "bytes_read", "bytes_written", "line_count")
 
 
 class Observer:
@@ -337,20 +338,10 @@ class Observer:
         call.progress += 1
         if call.request.on_progress is None and not self.heard(call) and not isinstance(call.span, Recording):
             return  # nobody hears it
-        percent = facts.get("percent")
-        shown = cast("Json", self.shown(call, facts))
-        record: Json = {
-            **shown,
-            "schema_version": "0.2.0",
-            "progress_id": f"{call.id}:{call.progress}",
-            "invocation_id": call.id,
-            "sequence": call.progress,
-            "status": call.state,
-            "message": str(shown.get("message", "")),
-            "percent": None if percent is None else max(0.0, min(100.0, float(percent))),
-            "elapsed_ms": round((self._clock.monotonic() - call.started) * 1000, 3),
-            "timestamp": iso(self._clock.now_ms()),
-        }
+        shown = self.shown(call, facts)
+        record = _progress_record(call, cast("Json", shown) if isinstance(shown, dict) else {}, facts.get("percent"))
+        record["elapsed_ms"] = round((self._clock.monotonic() - call.started) * 1000, 3)
+        record["timestamp"] = iso(self._clock.now_ms())
         if isinstance(call.span, Recording):
             call.span.event("tool.invocation.progress", **progress_facts(record))
         if call.request.on_progress is not None:
@@ -363,7 +354,45 @@ class Observer:
             return
         call.move("partial_result")
         call.parts.append(value)
-        self.emit("tool.invocation.partial_result", call, index=len(call.parts), value=value)
+        index = len(call.parts)
+        self.emit("tool.invocation.partial_result", call, index=index, ref=_part_ref(call, index), value=value)
+
+
+def _progress_record(call: Call, said: Json, percent: Any) -> Json:
+    """A progress record with every field of `tool_progress`; a value of the wrong type becomes null or an empty list.
+
+    `partial_result_refs` names the latest part; parts are numbered from 1, so it also tells how many there are.
+    """
+    parts = len(call.parts)
+    step = said.get("current_step")
+    return {
+        **said,
+        "schema_version": "0.2.0",
+        "progress_id": f"{call.id}:{call.progress}",
+        "invocation_id": call.id,
+        "sequence": call.progress,
+        "status": call.state,
+        "message": str(said.get("message", "")),
+        "percent": None if percent is None else max(0.0, min(100.0, float(percent))),
+        "current_step": step if isinstance(step, str) else _count(step),
+        **{name: _count(said.get(name)) for name in _COUNTS},
+        "partial_result_refs": [_part_ref(call, parts)] if parts else [],
+        "artifact_refs": _texts(said.get("artifact_refs")),
+    }
+
+
+def _part_ref(call: Call, index: int) -> str:
+    """The name of a part of a result: in its event and in progress records."""
+    return f"{call.id}:part:{index}"
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _texts(value: Any) -> list[str]:
+    found = cast("list[Any]", value) if isinstance(value, list | tuple) else []
+    return [one for one in found if isinstance(one, str)]
 
 
 def _shortener() -> Shortener:

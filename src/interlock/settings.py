@@ -127,9 +127,9 @@ class Settings(pydantic.BaseModel):
     theta_auto: int = pydantic.Field(
         50, ge=0, le=100, description="from which trust on a caller's reversible writes need no gate"
     )
-    sigma_critical: str = pydantic.Field(
+    sigma_critical: Literal["field", "resource", "collection", "tenant", "system"] = pydantic.Field(
         "collection",
-        description="from how far on a write in production is asked for: field, resource, collection, tenant, system",
+        description="from how far on a write in production is asked for, narrowest first",
     )
     approval_otherwise: Literal["policy", "yes"] = pydantic.Field(
         "policy",

@@ -253,6 +253,7 @@ async def test_nothing_opens_the_gate_of_what_cannot_be_undone(tmp_path: Path, c
 
 
 @pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks")
+@pytest.mark.supports("EFFECT-01")
 async def test_an_irreversible_tool_without_a_preview_is_not_admitted(lock: Interlock) -> None:
     @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("x:{to}", "CREATE")])
     async def blind(to: Text) -> str:
@@ -527,14 +528,12 @@ async def test_the_default_chain_is_approver_manager_admin_and_a_no_after_a_day(
 async def follow_chain(home: Path, clock: FakeClock, due: list[float], lasts_s: int, **settings: Any) -> None:
     """Follow a ticket's time in steps of a millisecond around every moment that counts, restarting at each."""
     began = clock.now_ms
-    events: list[tuple[str, float]] = []
     async with opened(home, clock, **settings) as lock:
         ticket = await ask(lock)
     moments = [when for place, at in enumerate(due) for when in ((at, at + 0.001) if place else (0.0,))]
     for moment in [*moments, lasts_s - 0.001, lasts_s, lasts_s + 1]:
         clock.advance(moment - (clock.now_ms - began) / 1000)
         async with opened(home, clock, **settings) as lock:  # opening sweeps, and a sweep more changes nothing
-            lock.listen(lambda event: events.append((event.type, 0)))
             assert await lock.approvals.sweep() == []
             assert await lock.approvals.sweep() == []
             told = lock.journal.read("SELECT step FROM notification WHERE ticket = ? ORDER BY rowid", (ticket,))
@@ -546,6 +545,56 @@ async def follow_chain(home: Path, clock: FakeClock, due: list[float], lasts_s: 
         assert [one["step"] for one in escalated] == list(range(1, len(due)))
         assert [one["timestamp"] for one in escalated] == [iso(began + round(at * 1000) + 1) for at in due[1:]]
         assert acts(lock).count("auto_denied") == 1
+
+
+@pytest.mark.proves("HITL-05")
+@pytest.mark.parametrize(("fraction", "due_s"), [(1.0, 300), (0.2, 60)])
+async def test_a_manifest_has_a_timeout_and_a_fraction_of_its_own(
+    lock: Interlock, clock: FakeClock, fraction: float, due_s: int
+) -> None:
+    chain = (ApprovalStep(group="lawyers", after_seconds=None), ApprovalStep(group="board", after_seconds=None))
+
+    @tool(
+        version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("deed:{to}", "CREATE")],
+        approval=Approval(timeout_seconds=600, escalation_fraction=fraction, chain=chain),
+    )  # fmt: skip
+    async def sign(to: Text) -> str:
+        """Sign a deed in somebody's favour."""
+        return to
+
+    @sign.preview
+    def _(to: str) -> Preview:
+        return Preview(impact=to)
+
+    await admit(lock, sign)
+    began = clock.now_ms
+    ticket = await lock.approvals.show(ticket_of(await lock.call("demo.sign", to="x", key="k")))
+    steps = ticket.document()["escalationChain"]
+    assert [(step["group"], step["at"]) for step in steps] == [
+        ("lawyers", iso(began)), ("board", iso(began + due_s * 1000)),
+    ]  # fmt: skip
+    clock.advance(due_s)
+    assert await lock.approvals.sweep() == []
+    clock.advance(0.001)
+    assert [one.event for one in await lock.approvals.sweep()] == ["APPROVAL_ESCALATED"]
+    clock.advance(600 - due_s - 0.001)
+    assert [one.event for one in await lock.approvals.sweep()] == ["APPROVAL_AUTO_DENIED"]
+
+
+@pytest.mark.proves("HITL-05")
+async def test_every_step_is_told_as_an_event_of_its_own(tmp_path: Path, clock: FakeClock) -> None:
+    chain = tuple(ApprovalStep(group=f"g{place}", after_seconds=None) for place in range(5))
+    approval = Approval(timeout_seconds=1000, escalation_fraction=0.5, chain=chain)
+    async with opened(tmp_path / "home", clock, approval=approval) as lock:
+        events: list[tuple[str, Any]] = []
+        lock.listen(lambda event: events.append((event.type, event.data.get("ticketId"))))
+        ticket = await ask(lock)
+        events.clear()
+        for moment in (100.001, 200.001, 300.001, 400.001, 1000.0):
+            clock.advance(moment - (clock.monotonic_s - 1000.0))
+            await lock.approvals.sweep()
+            await lock.approvals.sweep()
+        assert events == [("APPROVAL_ESCALATED", ticket)] * 4 + [("APPROVAL_AUTO_DENIED", ticket)]
 
 
 @pytest.mark.proves("HITL-05")
@@ -1011,6 +1060,7 @@ async def test_what_a_call_would_cost_is_part_of_its_preview(lock: Interlock) ->
 
 
 @pytest.mark.proves("EFFECT-05")
+@pytest.mark.supports("HITL-08", "EFFECT-01")
 async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_they_saw(
     lock: Interlock, clock: FakeClock
 ) -> None:
@@ -1031,6 +1081,7 @@ async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_the
     assert change["previewDigest"] is None
 
 
+@pytest.mark.supports("HITL-08")
 async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock: Interlock) -> None:
     ticket = await ask(lock)
     await lock.approvals.approve(ticket, by=BEN)

@@ -1,0 +1,282 @@
+"""A call that was approved goes on: everything that could have changed while it waited is checked again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import pytest_asyncio
+
+from interlock import (
+    Context,
+    Deadline,
+    Effect,
+    Field,
+    Hook,
+    HookResult,
+    Interlock,
+    Precondition,
+    Preview,
+    tool,
+)
+from interlock.gateway.hooks import Seen
+from interlock.testing import FakeClock
+from tests.approvals.test_flow import BEN, DAY, ask, code, opened, outbox, records, refusal, ticket_of
+from tests.gateway.test_interleavings import admit, until
+from tests.sample import Text
+
+Json = dict[str, Any]
+Read = Annotated[str, Field(description="the version that was read", examples=["1"])]
+Forever = Annotated[bool, Field(description="whether it never ends", examples=[False])]
+
+versions: dict[str, int] = {}
+published: list[str] = []
+left_s: list[float] = []
+
+
+@tool(
+    version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("doc:{name}", "UPDATE")],
+    preconditions=[Precondition("doc:{name}", "{seen}")],
+)  # fmt: skip
+async def publish(name: Text, seen: Read) -> str:
+    """Publish a document as it was read."""
+    published.append(name)
+    return name
+
+
+@publish.preview
+def _(name: str, seen: str) -> Preview:
+    return Preview(impact=f"everybody would read {name}")
+
+
+@publish.version_of
+def _(resource: str) -> int | None:
+    return versions.get(resource.removeprefix("doc:"))
+
+
+@tool(
+    version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:{to}", "CREATE")],
+    timeout_s=4, estimated_cost=0.6,
+)  # fmt: skip
+async def linger(ctx: Context, to: Text, forever: Forever = False) -> str:
+    """Note how much time is left, and perhaps never end."""
+    left_s.append(ctx.remaining_s)
+    ctx.cost(external_api=0.6)
+    if forever:
+        await asyncio.Event().wait()
+    outbox.sent.append((to, ""))
+    return to
+
+
+@linger.preview
+def _(to: str, forever: bool) -> Preview:
+    return Preview(impact=to)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    outbox.__init__()
+    versions.clear()
+    published.clear()
+    left_s.clear()
+    return FakeClock()
+
+
+@pytest_asyncio.fixture
+async def lock(tmp_path: Path, clock: FakeClock) -> AsyncGenerator[Interlock]:
+    async with opened(tmp_path / "home", clock) as made:
+        await admit(made, publish, linger)
+        yield made
+
+
+async def approved(lock: Interlock, called: str, /, **arguments: Any) -> str:
+    """The ticket of a call that a person has agreed to and that has not run."""
+    pending = await lock.call(called, key="k", **arguments)
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    return ticket_of(pending)
+
+
+# Preconditions
+
+
+@pytest.mark.proves("HITL-10")
+@pytest.mark.parametrize(
+    ("now", "refused"), [(2, "E3410 CONFLICT"), (None, "E3410 CONFLICT"), (1, None)], ids=["changed", "gone", "same"]
+)
+async def test_a_precondition_is_checked_again_after_the_approval(
+    lock: Interlock, clock: FakeClock, now: int | None, refused: str | None
+) -> None:
+    versions["plan"] = 1
+    ticket = await approved(lock, "demo.publish", name="plan", seen="1")
+    clock.advance(3600)
+    if now is None:
+        del versions["plan"]
+    else:
+        versions["plan"] = now
+    result = await lock.approvals.resume(ticket)
+    if refused is None:
+        assert (result.unwrap(), published) == ("plan", ["plan"])
+        return
+    assert result.error is not None
+    assert f"{result.error.code} {result.error.row.error_code}" == refused
+    assert published == []
+    # It was good for one attempt at that state: whoever sends the call again asks a person again.
+    assert (await lock.approvals.show(ticket)).state == "USED"
+    again = await lock.call("demo.publish", name="plan", seen="1", key="k")
+    assert ticket_of(again) != ticket
+    assert published == []
+
+
+@pytest.mark.proves("HITL-10")
+async def test_a_document_that_must_be_there_and_is_gone_after_the_approval_is_a_failed_precondition(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    versions["plan"] = 1
+    ticket = await approved(lock, "demo.publish", name="plan", seen="*")
+    clock.advance(3600)
+    del versions["plan"]
+    result = await lock.approvals.resume(ticket)
+    assert result.error is not None
+    assert (result.error.code, result.error.row.error_code) == ("E3411", "PRECONDITION_FAILED")
+    assert published == []
+
+
+# Time and budgets
+
+
+@pytest.mark.proves("HITL-10")
+async def test_waiting_takes_none_of_the_time_that_the_call_has(lock: Interlock, clock: FakeClock) -> None:
+    ticket = await approved(lock, "demo.linger", to="carl")
+    clock.advance(3 * 3600)  # the tool has 4 s
+    assert (await lock.approvals.resume(ticket)).ok
+    assert left_s == [4.0]
+
+
+@pytest.mark.proves("HITL-10")
+async def test_a_call_that_goes_on_ends_when_its_time_is_up(lock: Interlock, clock: FakeClock) -> None:
+    pending = await lock.call("demo.linger", to="carl", forever=True, key="k", timeout_s=0.25)
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    clock.advance(3 * 3600)
+    going_on = asyncio.create_task(lock.approvals.resume(ticket_of(pending)))
+    await until(lambda: left_s)
+    clock.advance(0.25)
+    async with asyncio.timeout(60):
+        result = await going_on
+    assert (code(result), left_s, outbox.sent) == ("E3402", [0.25], [])
+
+
+@pytest.mark.proves("HITL-10")
+async def test_a_call_whose_callers_own_deadline_passed_while_it_waited_does_not_start(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    until_then = Deadline(at=clock.monotonic_s + 4)
+    pending = await lock.call("demo.mail", to="carl", key="k", deadline=until_then)
+    await lock.approvals.approve(ticket_of(pending), by=BEN)
+    clock.advance(4)
+    late = await lock.call("demo.mail", to="carl", key="k", deadline=until_then)
+    assert (code(late), outbox.sent) == ("E3402", [])
+
+
+@pytest.mark.proves("HITL-10")
+async def test_a_budget_that_is_used_up_while_a_call_waits_stops_it(tmp_path: Path, clock: FakeClock) -> None:
+    async with opened(tmp_path / "home", clock, budgets=[{"per": "tenant", "limit": 1.0}]) as lock:
+        await admit(lock, linger)
+        first = await lock.call("demo.linger", to="carl", key="1")
+        second = await lock.call("demo.linger", to="dora", key="2")
+        for pending in (first, second):
+            await lock.approvals.approve(ticket_of(pending), by=BEN)
+        assert (await lock.approvals.resume(ticket_of(first))).ok
+        refused = await lock.approvals.resume(ticket_of(second))
+        assert code(refused) == "E3210"
+        assert outbox.sent == [("carl", "")]
+
+
+@pytest.mark.proves("HITL-10")
+async def test_silence_ends_a_call_with_approval_rejected(lock: Interlock, clock: FakeClock) -> None:
+    pending = await lock.call("demo.mail", to="carl", key="k")
+    clock.advance(DAY)
+    await lock.approvals.sweep()
+    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    assert closed["error_class"] == "approval_rejected"
+    for result in (await lock.wait(pending), await lock.call("demo.mail", to="carl", key="k")):
+        assert result.error is not None
+        assert (result.state, result.error.code, result.error.row.error_class) == (
+            "denied", "E3209", "approval_rejected",
+        )  # fmt: skip
+    assert outbox.sent == []
+
+
+# What the reviewer saw
+
+
+def sha256(value: Json) -> str:
+    """The digest of an input, made without the product's own functions."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def rewriting(lock: Interlock) -> list[str]:
+    """A hook that sends every mail to the name in the list."""
+    name = ["xaver"]
+
+    def update(_: Seen) -> HookResult:
+        return HookResult(updated_input={"to": name[0], "note": "none"})
+
+    lock.hook(Hook(id="rewrite", when="pre", tools="demo.mail", run=update))
+    return name
+
+
+@pytest.mark.proves("HITL-08")
+async def test_an_approval_is_of_the_input_as_the_hooks_left_it(lock: Interlock) -> None:
+    rewriting(lock)
+    ticket = await ask(lock, to="carl")
+    shown = (await lock.approvals.show(ticket)).document()
+    seen = sha256({"to": "xaver", "note": "none"})
+    assert (shown["params"]["to"], shown["input_digest"]) == ("xaver", seen)
+    assert [change["resource"] for change in shown["preview"]["predicted_effects"]] == ["mail:xaver"]
+    await lock.approvals.approve(ticket, by=BEN)
+    [agreed] = [one for one in records(lock, "approval") if one["act"] == "approved"]
+    assert agreed["digest"] == seen
+    assert (await lock.approvals.resume(ticket)).ok
+    assert outbox.sent == [("xaver", "none")]
+    # The caller's own input stays on record as it was sent.
+    [intent] = records(lock, "intent")
+    assert (intent["approvalTicketId"], intent["inputHash"]) == (ticket, sha256({"to": "carl"}))
+    assert (await lock.approvals.show(ticket)).document()["input_digest"] == seen
+
+
+@pytest.mark.proves("HITL-08")
+@pytest.mark.parametrize("goes_on", ["by the desk", "by its caller"])
+async def test_a_hook_that_changes_the_input_after_the_approval_voids_it(lock: Interlock, goes_on: str) -> None:
+    name = rewriting(lock)
+    ticket = await ask(lock, to="carl")
+    await lock.approvals.approve(ticket, by=BEN)
+    name[0] = "yvonne"
+    if goes_on == "by the desk":
+        result = await lock.approvals.resume(ticket)
+    else:
+        result = await lock.call("demo.mail", to="carl", key="k")
+    assert ticket_of(result) != ticket
+    assert (await lock.approvals.show(ticket)).state == "VOID"
+    assert (await lock.approvals.show(ticket_of(result))).params["to"] == "yvonne"
+    assert outbox.sent == []
+    # With the hook back as it was, the old approval is still void.
+    name[0] = "xaver"
+    assert (await refusal(lock.approvals.resume(ticket))).code == "E3411"
+    assert (await lock.call("demo.mail", to="carl", key="k")).pending
+    assert outbox.sent == []
+
+
+@pytest.mark.proves("HITL-08")
+async def test_a_hook_that_is_added_after_the_approval_voids_it(lock: Interlock) -> None:
+    ticket = await ask(lock, to="carl")
+    await lock.approvals.approve(ticket, by=BEN)
+    rewriting(lock)
+    assert (await lock.approvals.resume(ticket)).pending
+    assert (await lock.approvals.show(ticket)).state == "VOID"
+    assert outbox.sent == []

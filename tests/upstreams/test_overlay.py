@@ -141,6 +141,8 @@ def test_everything_the_overlay_says_is_in_the_manifest() -> None:
             effects: [{resource: "file:{path}", operation: UPDATE}]
             timeout_default: 60
             restart_safe: true
+            concurrency_safe: true
+            isolated_calls: true
             tags: [text]
             examples: [{path: a.txt}]
             approval: {timeout_seconds: 60}
@@ -153,6 +155,7 @@ def test_everything_the_overlay_says_is_in_the_manifest() -> None:
     assert (manifest.title, manifest.description) == ("Fetch a text", "Fetches the text of one file")
     assert manifest.effects[0].resource == "file:{path}"
     assert (manifest.timeout_default, manifest.timeout_class, manifest.restart_safe) == (60, "long_running", True)
+    assert (manifest.concurrency_safe, manifest.isolated_calls) == (True, True)
     assert manifest.required_scopes == ("files",)
     assert manifest.tags == ("text",)
     assert manifest.approval is not None

@@ -51,7 +51,8 @@ class ToolOverlay(Part):
 
     `restart_safe` says that the tool may be run again after a call of unknown outcome, `idempotent_by_key` that its
     upstream takes the caller's key and acts once under it, `stale_s` that a read may be answered with what its caller
-    was told up to so many seconds ago while the upstream does not answer; such an answer is marked.
+    was told up to so many seconds ago while the upstream does not answer; such an answer is marked. Calls of a batch
+    run beside others when `concurrency_safe` and, because an upstream is another system, `isolated_calls` are set.
     """
 
     mutation_class: MutationClass | None = None
@@ -64,6 +65,7 @@ class ToolOverlay(Part):
     restart_safe: bool | None = None
     idempotent_by_key: bool | None = None
     concurrency_safe: bool | None = None
+    isolated_calls: bool | None = None
     tags: tuple[str, ...] = Field((), strict=False)
     max_inline_chars: int | None = Field(None, ge=100, le=10_000_000)
     max_result_bytes: int | None = Field(None, ge=100, le=1 << 30)

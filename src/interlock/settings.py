@@ -54,6 +54,20 @@ class RedactionPattern(pydantic.BaseModel):
         return self.name, self.pattern, self.marker or f"[{self.name.upper()}_REDACTED]"
 
 
+class HookSetting(pydantic.BaseModel):
+    """A hook that every process on the home has: the server and each command."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    when: Literal["pre", "post", "failure"]
+    run: Annotated[str, pydantic.Field(pattern=r"^[^:]+(\.py)?:[A-Za-z_][A-Za-z0-9_]*$")] = pydantic.Field(
+        description="the function: FILE.py:NAME, from the home on, or MODULE:NAME"
+    )
+    tools: Annotated[str, pydantic.Field(min_length=1, max_length=200)] = "*"
+    timeout_s: Annotated[float, pydantic.Field(gt=0, le=3600)] = 1.0
+
+
 PostgresAddress = Annotated[str, pydantic.AfterValidator(_address)]
 
 
@@ -149,6 +163,9 @@ class Settings(pydantic.BaseModel):
         False, description="go on with approved calls in this process, whoever made them; a server does"
     )
     channels: tuple[Channel, ...] = pydantic.Field((), description="by which approvers are told; see notifications")
+    hooks: tuple[HookSetting, ...] = pydantic.Field(
+        (), description="functions around the calls of every process on this home: id, when, run, tools, timeout_s"
+    )
 
     token_issuer: str = pydantic.Field("interlock", description="what our own issuer calls itself in tokens")
     token_audience: str = pydantic.Field("interlock", description="for whom tokens must be meant to be accepted here")

@@ -529,8 +529,9 @@ async def test_hooks_add_context_and_progress_and_see_failures(lock: Interlock) 
     )
     lock.hook(Hook(id="mourns", when="failure", run=seen.append))  # pyright: ignore[reportArgumentType] - append returns None
     result = await lock.call("demo.add", {"a": 1, "b": 2}, on_progress=progress.append)
-    assert result.metadata["additional_context"] == ["mind the gap"]
-    assert [record["message"] for record in progress] == ["looking around"]
+    told = [(one["hook"], one["output"], one["text"]) for one in result.metadata["hook_outputs"]]
+    assert told == [("adds", "progress", "looking around"), ("adds", "context", "mind the gap")]
+    assert [(record["message"], record["hook"]) for record in progress] == [("hook `adds`: looking around", "adds")]
     sample.flaky.failures = [Failure("E3502")]
     await lock.call("demo.unsteady", name="a", key="k")
     assert [one.error.code for one in seen if one.error] == ["E3502"]

@@ -541,13 +541,16 @@ async def test_a_credential_that_names_what_is_changed_is_still_one(leaks: Leaks
 
 
 @DOORS
-@pytest.mark.parametrize("way", ["raises", "stops", "adds", "reports"])
+@pytest.mark.parametrize("way", ["raises", "stops", "adds", "reports", "says"])
 async def test_a_hook_that_looks_at_credentials_lets_none_out(leaks: Leaks, way: str) -> None:
     def look(seen: Seen) -> HookResult:
         text = str(seen.input["password"])
         if way == "raises":
             raise ValueError(text)
-        said: dict[str, Any] = {"stops": {"stop": text}, "adds": {"context": (text,)}, "reports": {"progress": text}}
+        said: dict[str, Any] = {
+            "stops": {"stop": text}, "adds": {"context": (text,)}, "reports": {"progress": text},
+            "says": {"messages": (text,)},
+        }  # fmt: skip
         return HookResult(**said[way])
 
     leaks.lock.hook(Hook(id="looks", when="pre", run=look))

@@ -18,8 +18,10 @@ from interlock import Context, Deadline, Effect, Failure, Interlock, Preview, to
 from interlock.core.manifest import RetryPolicy
 from interlock.core.objects import ToolProgress
 from interlock.core.results import Result
-from interlock.gateway.hooks import Hook, Seen
+from interlock.gateway.hooks import Hook, HookResult, Seen
+from interlock.gateway.reconcile import unknown_calls
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s
+from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
@@ -169,6 +171,56 @@ async def test_a_hook_that_hangs_ends_the_call_at_its_deadline(slow: Interlock, 
     assert result.error is not None
     assert (result.error.row.error_code, result.error.retryable) == ("DEADLINE_EXCEEDED", True)
     assert "`hangs`" in result.error.message
+
+
+@pytest.mark.supports("LIFE-10")
+@pytest.mark.parametrize("end", ["deadline", "cancelled", "stopped"])
+async def test_a_write_whose_post_hook_is_cut_short_is_known_to_be_done(home: Path, end: str) -> None:
+    """The tool has returned and its effect is confirmed, so nobody has to look whether it happened."""
+    begun, clock = asyncio.Event(), FakeClock()
+
+    async def holds(seen: Seen) -> HookResult | None:
+        begun.set()
+        if end == "stopped":
+            return HookResult(stop="not in this house")
+        await asyncio.Event().wait()
+        return None
+
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+        lock.catalog.attach(sample.increment)
+        if end == "deadline":
+            # Nearly all of the call's time is gone when the next hook begins.
+            lock.hook(Hook(id="delays", when="post", run=lambda _: clock.advance(4.95)))
+        lock.hook(Hook(id="holds", when="post", run=holds, timeout_s=3600))
+        alerts: list[str] = []
+        lock.listen(lambda event: alerts.append(event.data["alert"]) if event.type == "tool.alert" else None)
+        task = asyncio.create_task(lock.call("demo.increment", {"name": "a"}, key="k", timeout_s=5))
+        await asyncio.wait_for(begun.wait(), 30)
+        if end == "cancelled":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            result = await asyncio.wait_for(task, 30)
+            assert code(result) == {"deadline": "E3402", "stopped": "E3211"}[end]
+            assert result.error is not None
+            assert (result.error.details or {})["executed"] is True
+            assert "carried out" in result.error.message
+            assert not result.error.retryable
+        assert unknown_calls(lock.journal) == []
+        assert "OUTCOME_UNKNOWN" not in alerts
+        assert sample.world.counters == {"a": 1}
+        # The key answers with the failure, and nothing runs a second time.
+        lock.gateway.hooks.registered.clear()
+        again = await lock.call("demo.increment", {"name": "a"}, key="k")
+        assert again.replayed
+        assert again.error is not None
+        assert ((again.error.details or {})["executed"], again.error.retryable) == (True, False)
+        assert sample.world.counters == {"a": 1}
+        # Its effect can be undone.
+        ((call,),) = lock.journal.read("SELECT call FROM reservation WHERE key = 'k'")
+        assert (await lock.undo(call, key="u")).ok
+        assert sample.world.counters == {"a": 0}
 
 
 @pytest.mark.proves("LIFE-10")

@@ -10,8 +10,11 @@ from interlock.authority import budgets
 from interlock.authority.identities import DidRegistry
 from interlock.authority.policy import make_defaults
 from interlock.core.clock import Clock
+from interlock.core.errors import Failure
 from interlock.gateway import reconcile
-from interlock.settings import load_settings
+from interlock.gateway.hooks import Hook
+from interlock.registry.source import function
+from interlock.settings import HookSetting, load_settings
 from interlock.store.home import Home
 from interlock.store.journal import Transaction, Unit
 
@@ -48,6 +51,8 @@ class Opening:
         if self._home.new:
             # INVARIANT: these come before the database and never after it: where there is one, a missing policy denies.
             make_defaults(self._home.policy, self._home.principals)
+        # INVARIANT: a hook that cannot be loaded refuses the start; a check that is set up is never left out.
+        hooks = [_hook(one, self._home) for one in settings.hooks]
         lock = self._cls(
             self._home,
             clock=self._clock,
@@ -56,6 +61,8 @@ class Opening:
             caller=self._caller,
             registry=self._registry,
         )
+        for hook in hooks:
+            lock.hook(hook)
         try:
             self._home.still_known()
             await reconcile.block_orphans(lock.journal, lock.instance.alive, lock.gateway.observer.announce)
@@ -81,6 +88,18 @@ class Opening:
 
     def __await__(self) -> Any:
         return self.start().__await__()
+
+
+def _hook(said: HookSetting, home: Home) -> Hook:
+    try:
+        run = function(said.run, home.path)
+    except Failure as failure:
+        raise Failure(
+            failure.code,
+            f"hook `{said.id}` of settings.toml: {failure.message}",
+            resolution="correct its `run`, or take the hook out of the settings; nothing runs without it until then",
+        ) from failure
+    return Hook(id=said.id, when=said.when, run=run, tools=said.tools, timeout_s=said.timeout_s)
 
 
 def _with_key_secret(secret: str) -> Unit[None]:

@@ -43,7 +43,7 @@ async def scratch_home(
         home.prepare()
         home.policy.write_text(_OPEN_POLICY)
         said = settings.model_dump(include={"strict_redaction", "redact_names", "no_pattern_redaction"})
-        async with open_home(directory, **said, housekeeping=False, otlp_endpoint="") as lock:
+        async with open_home(directory, **said, housekeeping=False, otlp_endpoint="", hooks=()) as lock:
             lock.lend_from(secrets)
             lock.connect_through(connect)
             yield lock

@@ -145,7 +145,12 @@ async def _answer(lock: Interlock, out: Output, result: Result) -> int:
         from interlock.cli.tickets import show_waiting
 
         ticket = await lock.approvals.show(result.metadata["pending"]["ticketId"])
-        out.answer(result.document(), lambda page: show_waiting(lock, page, ticket))
+
+        def show(page: Page) -> None:
+            show_waiting(lock, page, ticket)
+            page.hook_outputs(result)
+
+        out.answer(result.document(), show)
     else:
         out.answer(result.document(), lambda page: page.result(result))
     if result.error is not None and result.error.code == "E3208":

@@ -237,6 +237,12 @@ def _asked(history: History) -> Iterator[str]:
         changer = f"The reviewer {who}" if kind == "reviewer" else "Interlock"
         source = "" if kind == "reviewer" else f" ({change.get('source')})"
         yield f"{changer} changed the input at {change.get('pointer')}{source}."
+    for output in cast("list[Json]", facts.get("hookOutputs") or []):
+        from interlock.cli.render import hook_words
+
+        said = hook_words(output)
+        if said is not None and output["output"] != "updated_input":
+            yield f"The hook {output['hook']} ({output['phase']}): {said}."
 
 
 def _decided(history: History) -> Iterator[str]:

@@ -112,6 +112,14 @@ class Page:
             self._preview(result)
         else:
             self._success(result)
+        self.hook_outputs(result)
+
+    def hook_outputs(self, result: Result) -> None:
+        """What hooks emitted, each under the hook's name and apart from the result."""
+        for one in cast("list[Json]", result.metadata.get("hook_outputs") or []):
+            said = hook_words(one)
+            if said is not None:
+                self.line("  ", Text(f"hook {clean(str(one['hook']))}", "bold"), " ", Text(clean(said)))
 
     def _error(self, result: Result, failure: Failure) -> None:
         row = failure.row
@@ -174,6 +182,18 @@ class Page:
             notes.append(f"deprecated: it runs until {clock_time(str(told.get('removalDate')))}{instead}")
         for note in notes:
             self.line("  ", MAYBE, " ", Text(clean(note), "yellow"))
+
+
+def hook_words(output: Json) -> str | None:
+    """One thing that a hook emitted, in words; None for a stop, which the failure itself tells."""
+    kind = output["output"]
+    if kind == "stop":
+        return None
+    if kind == "decision":
+        return f"decided: {output['behavior']}"
+    if kind == "updated_input":
+        return f"changed the input at {', '.join(output['pointers']) or 'no place'}"
+    return f"{kind}: {output['text']}"
 
 
 _WARNINGS = {"WRITE_TOOL_NO_MUTATION": "it reported no change, though it may make some; ctx.effect(…) reports them"}

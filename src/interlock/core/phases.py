@@ -72,8 +72,8 @@ class Call(Trail):
     """The running account of one call: where it stands, and all that its record is written from."""
 
     __slots__ = (
-        "additional_context", "agreed", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision",
-        "detected", "files", "held", "hidden", "id", "input", "input_hash", "launched", "lease", "mappings", "meter",
+        "agreed", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision", "detected", "files",
+        "held", "hidden", "hook_outputs", "id", "input", "input_hash", "launched", "lease", "mappings", "meter",
         "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised",
         "recorded", "request", "resources", "returned", "runs_on", "scope", "span", "started", "started_ms", "task",
         "tool", "trace_id", "waiter", "warnings", "why",
@@ -97,7 +97,7 @@ class Call(Trail):
         # What happened to the input, and what else should be told with the result.
         self.mutations: list[Mutated] = []
         self.warnings: list[str] = []
-        self.additional_context: list[str] = []
+        self.hook_outputs: list[Json] = []
         self.parts: list[Any] = []
         self.pagination: Json | None = None
         self.progress = 0

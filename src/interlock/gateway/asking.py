@@ -176,6 +176,8 @@ class Asking:
         head = records.head("pending", call, now_ms)
         head |= {"states": call.states[:-1], "phases": call.phases, "policy": decision.policy, "rules": decision.rules}
         head["decision"] = records.decided(decision, looking=False)
+        if call.hook_outputs:
+            head["hookOutputs"] = call.hook_outputs
         if capability is not None and len(capability.links) > 1:
             head["onBehalfOf"] = [link.subject for link in capability.links[:-1]]
         return Ticket(

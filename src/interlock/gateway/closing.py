@@ -330,7 +330,9 @@ class Closer:
                 "replay_of": found.call,
                 "ran_at": iso(found.at_ms),
             }
-            raise Failure(error["code"], error["message"], details=details, retryable=False)
+            # Nobody is told to send again what has had its effect, whatever the code says of others.
+            executed = details.get("executed") is True
+            raise Failure(error["code"], error["message"], details=details, retryable=False, unsettled=executed)
         ref, value = outcome["persistence"][1], outcome["value"]
         if ref is not None:
             payload = self.kept.payload(ref)
@@ -384,6 +386,8 @@ class Closer:
         settlement = endings.settlement(call, failure, state)
         if settlement == "unknown":
             failure = unsettled(call, failure)
+        elif endings.effect_stands(call):
+            failure = endings.carried_out(call, failure)
         source: Source = "synthetic" if state in ("timed_out", "canceled") else "compute"
         extra: Json = {} if settlement is None else {"outcome": settlement}
         if failure.details is not None and "replay_of" in failure.details:
@@ -441,7 +445,7 @@ class Closer:
             created_ms=now_ms,
             trace_id=call.trace_id,
             metadata=metadata,
-            error=failure,
+            error=endings.with_hook_outputs(call, failure),
             source=source,
         )
 
@@ -643,8 +647,8 @@ class Closer:
             metadata["pagination"] = call.pagination
         if call.warnings:
             metadata["warnings"] = call.warnings
-        if call.additional_context:
-            metadata["additional_context"] = call.additional_context
+        if call.hook_outputs:
+            metadata["hook_outputs"] = call.hook_outputs
         if call.parts:
             metadata["parts"] = call.parts
         if call.context is not None and call.context.modifiers:

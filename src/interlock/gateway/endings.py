@@ -41,7 +41,7 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
     manifest = call.tool.contract.manifest
     reported: list[Change] = [] if call.context is None else call.context.changes
     cut_off = state in ("timed_out", "canceled")
-    if not cut_off and not failure.retryable:
+    if effect_stands(call) or (not cut_off and not failure.retryable):
         return "done"
     # INVARIANT: a retry may run again only when nothing was changed.
     if call.returned:
@@ -54,6 +54,37 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
         # The upstream may have done it before the connection was lost, unless nothing was sent at all.
         return "released" if (failure.details or {}).get("sent") is False else "unknown"
     return "released"
+
+
+def effect_stands(call: Call) -> bool:
+    """Whether the tool of a call has returned and its effect is confirmed, so that only its hooks were cut short."""
+    return call.scope is not None and call.state == "post_hooks_running" and not call.recorded
+
+
+def carried_out(call: Call, failure: Failure) -> Failure:
+    """The failure of a write that a hook stopped, or that ended in one, after the effect."""
+    manifest = None if call.tool is None else call.tool.contract.manifest
+    undo = (
+        f"; to undo it: interlock calls undo {call.id} --key YOUR-KEY"
+        if manifest is not None and manifest.compensable
+        else ""
+    )
+    return Failure(
+        failure.code,
+        f"{failure.message}; the call was carried out, and only its result is withheld",
+        details={**(failure.details or {}), "invocation_id": call.id, "executed": True},
+        policy_refs=failure.policy_refs,
+        evidence_refs=(*failure.evidence_refs, f"journal:{call.id}"),
+        resolution=f"do not send it again: its effect stands, and its key answers with this failure{undo}",
+        unsettled=True,
+    )
+
+
+def with_hook_outputs(call: Call, failure: Failure) -> Failure:
+    """A failure that tells what hooks emitted, as every wire carries the details of a failure."""
+    if not call.hook_outputs:
+        return failure
+    return failure.saying(failure.message, {**(failure.details or {}), "hook_outputs": call.hook_outputs})
 
 
 def broken(call: Call) -> Settlement | None:

@@ -2,6 +2,10 @@
 
 A hook that raises or takes too long blocks the call. What it changes is validated again and recorded under its name.
 
+Whatever a hook emits (messages, progress, decisions, context, an updated input) is an entry of `hook_outputs` with the
+hook's id and phase. The entries stand beside the result and never in it, in the caller's answer and in the closing
+record. Their texts are redacted and bounded.
+
 Each hook runs in a task of its own, and plain functions in threads that only hooks and tools' own checks use. The call
 waits for it until the hook's `timeout_s` or the call's deadline, whichever comes first, also where the hook ignores its
 cancellation. The deadline ends the call (E3402); the hook's own limit blocks it (E3211). Failure hooks only observe:
@@ -11,14 +15,16 @@ one that has not ended when the call's time is over goes on for the rest of its 
 from __future__ import annotations
 
 import asyncio
+import copy
 import fnmatch
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
+from interlock.core.bounds import LARGE, plain_text, size_of
 from interlock.core.canonical import decode, private_copy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
@@ -30,6 +36,13 @@ from interlock.gateway.observe import Observer
 
 When = Literal["pre", "post", "failure"]
 _log = logging.getLogger("interlock.hooks")
+# The phase of a hook as the standard names it (tool_hook).
+_PHASE: dict[When, str] = {"pre": "pre_tool", "post": "post_tool", "failure": "failure"}
+# How long one text of a hook may be, how many messages and context texts one call passes on, and their length together.
+# A failed call tells them in the details of its error, which must fit into the trailers of gRPC.
+LONGEST_TEXT = 1000
+MOST_TEXTS = 20
+MOST_CHARACTERS = 4000
 
 
 @record
@@ -47,13 +60,18 @@ class Seen:
 
 @record
 class HookResult:
-    """What a hook asks for. Everything unsaid leaves the call as it is."""
+    """What a hook asks for and says. A field that is not set leaves the call as it is.
+
+    `messages` are for the caller, `context` is for the model. Both reach the caller as `hook_outputs`, under the hook's
+    id, and are no part of the result. Only a `pre` hook can decide (`permission`) or change the input.
+    """
 
     updated_input: Mapping[str, Any] | None = None
     permission: Behavior | None = None
     stop: str | None = None
     context: tuple[str, ...] = ()
     progress: str | None = None
+    messages: tuple[str, ...] = ()
 
 
 @record
@@ -86,43 +104,57 @@ class Hooks:
             # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
             seen = self._seen(call, frozen(private_copy(arguments)))
             self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
+            said = len(call.hook_outputs)
             result = await self._run(hook, call, seen, requested.deadline)
-            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id)
-            if result.progress is not None:
-                self._observer.progress(call, {"message": result.progress})
             if result.permission is not None:
                 call.decision = stricter(call.decision, _decision(hook, result.permission))
+                _note(call, hook, "decision", behavior=result.permission)
             if result.updated_input is not None:
+                changed = len(call.mutations)
                 arguments = _updated(requested, hook.id, arguments, thawed(result.updated_input))
+                _note(call, hook, "updated_input", pointers=[one.pointer for one in call.mutations[changed:]])
+            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
         return arguments
 
     async def after(self, requested: Requested, value: Any) -> None:
         """Run the post-hooks of a call that succeeded; one that stops or fails blocks its result."""
         call = requested.call
         chosen = self._matching("post", call)
-        if chosen:
-            call.move("post_hooks_running")
+        if not chosen:
+            return
+        call.move("post_hooks_running")
+        # INVARIANT: a hook sees a copy of the result, so that nothing it does to it changes what the caller gets.
+        large = size_of(value, LARGE) > LARGE
+        shown = await asyncio.to_thread(frozen, value) if large else frozen(value)
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
-            seen = self._seen(call, frozen(decode(requested.model_input)), value)
-            await self._run(hook, call, seen, requested.deadline)
-            self._observer.emit("tool.hook.post.completed", call, hook=hook.id)
+            said = len(call.hook_outputs)
+            seen = self._seen(call, frozen(decode(requested.model_input)), shown)
+            self._ignore(call, hook, await self._run(hook, call, seen, requested.deadline))
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
 
     async def after_failure(self, call: Call, failure: Failure) -> None:
         """Run the failure hooks. They can only look: the call has failed already."""
         for hook in self._matching("failure", call):
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
+            said = len(call.hook_outputs)
             left_s = max(0.0, min(hook.timeout_s, call.deadline - self._clock.monotonic()))
-            task = self._begin(hook, replace(self._seen(call, {}, None, failure), remaining_s=left_s))
+            shown = failure.saying(failure.message, copy.deepcopy(failure.details))
+            task = self._begin(hook, replace(self._seen(call, {}, None, shown), remaining_s=left_s))
             try:
                 if await _ended(task, left_s):
-                    self._answer(hook, call, task)
+                    self._ignore(call, hook, self._answer(hook, call, task))
                 else:
                     call.warnings.append(f"hook `{hook.id}` had not ended when the call did")
                     asyncio.get_running_loop().call_later(hook.timeout_s - left_s, task.cancel)
             except Failure as blocked:
                 call.warnings.append(blocked.message)
-            self._observer.emit("tool.hook.post.completed", call, hook=hook.id)
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
+
+    def _ignore(self, call: Call, hook: Hook, result: HookResult) -> None:
+        """Warn of what a hook asked for after the run, when it is too late for that."""
+        if result.permission is not None or result.updated_input is not None:
+            call.warnings.append(f"hook `{hook.id}` decided or changed the input after the run, which has no effect")
 
     async def _run(self, hook: Hook, call: Call, seen: Seen, deadline: float) -> HookResult:
         """Run one hook within its time; anything but a clean answer blocks the call (E3211)."""
@@ -160,12 +192,37 @@ class Hooks:
         if found is not None and not isinstance(found, HookResult):
             raise Failure("E3211", f"hook `{hook.id}` answered with something that is not a HookResult")
         result = found or HookResult()
+        if wrong := _malformed(result):
+            raise Failure("E3211", f"hook `{hook.id}` answered with {wrong}")
+        if result.progress is not None:
+            # A progress record has no other place for its source that every wire carries.
+            words = _note(call, hook, "progress", text=self._text(call, result.progress))["text"]
+            self._observer.progress(call, {"message": f"hook `{hook.id}`: {words}", "hook": hook.id})
+        self._say(call, hook, "message", result.messages)
+        self._say(call, hook, "context", result.context)
         if result.stop is not None:
-            why = self._observer.hide(call, result.stop)
+            why = self._text(call, result.stop)
+            _note(call, hook, "stop", text=why)
             raise Failure("E3211", f"hook `{hook.id}` stopped the call: {why}")
-        # INVARIANT: a hook may see what a call was given; what it says is looked through like the tool's own words.
-        call.additional_context.extend(self._observer.without(call, text) for text in result.context)
         return result
+
+    def _say(self, call: Call, hook: Hook, kind: Said, texts: Sequence[str]) -> None:
+        """Pass on texts of a hook, as far as the call has room for them."""
+        said = [one["text"] for one in call.hook_outputs if one["output"] in ("message", "context")]
+        room = MOST_CHARACTERS - sum(map(len, said))
+        for index, text in enumerate(texts):
+            shown = self._text(call, text) if len(said) + index < MOST_TEXTS else None
+            if shown is None or len(shown) > room:
+                call.warnings.append(f"hook `{hook.id}` said more than is passed on")
+                return
+            room -= len(shown)
+            _note(call, hook, kind, text=shown)
+
+    def _text(self, call: Call, text: str) -> str:
+        """A text of a hook as others may read it."""
+        # INVARIANT: a hook may see what a call was given; what it says is looked through like the tool's own words.
+        shown = plain_text(str(self._observer.shown(call, text)), LONGEST_TEXT + 1)
+        return shown if len(shown) <= LONGEST_TEXT else f"{shown[: LONGEST_TEXT - 1]}…"
 
     def _matching(self, when: When, call: Call) -> list[Hook]:
         if call.tool is None:
@@ -177,6 +234,31 @@ class Hooks:
         caller = call.request.caller
         name = caller.id if caller else ""
         return Seen(invocation_id=call.id, tool=call.ref, input=observed, caller=name, value=value, error=error)
+
+
+Said = Literal["message", "progress", "decision", "context", "updated_input", "stop"]
+
+
+def _note(call: Call, hook: Hook, kind: Said, **facts: Any) -> Json:
+    """Put something that a hook emitted beside the result, under the hook's name."""
+    output: Json = {"hook": hook.id, "phase": _PHASE[hook.when], "output": kind, **facts}
+    call.hook_outputs.append(output)
+    return output
+
+
+def _malformed(result: HookResult) -> str | None:
+    """The field of a hook's answer that has another type than it should; None if all are as they should be."""
+    for name in ("context", "messages"):
+        texts: Any = getattr(result, name)
+        if isinstance(texts, str) or not isinstance(texts, Sequence) or not all(isinstance(one, str) for one in texts):  # pyright: ignore[reportUnknownVariableType] - whatever the hook put there
+            return f"`{name}` that is not a sequence of texts"
+    for name in ("stop", "progress"):
+        if not isinstance(getattr(result, name), str | None):
+            return f"`{name}` that is not a text"
+    if result.permission is not None and result.permission not in _STRENGTH:
+        return "`permission` that is no decision"
+    updated: Any = result.updated_input
+    return None if isinstance(updated, Mapping | None) else "`updated_input` that is not a mapping"
 
 
 async def _called(run: Callable[[Seen], Any], seen: Seen) -> Any:
@@ -209,12 +291,18 @@ def stricter(one: Decision | None, other: Decision) -> Decision:
 
 
 def _decision(hook: Hook, behavior: Behavior) -> Decision:
-    return Decision(behavior=behavior, reason=f"hook {hook.id}", rules=(f"hook:{hook.id}",), policy="hooks")
+    rules = (f"hook:{hook.id}",)
+    return Decision(behavior=behavior, reason=f"hook {hook.id}", rules=rules, policy="hooks", source="hook")
 
 
 def _updated(requested: Requested, hook: str, before: Json, after: Json) -> Json:
     """A hook's change of the input: checked like the input itself, recorded under the hook's name."""
-    if not requested.tool.contract.input.valid(after):
+    try:
+        after = private_copy(after)
+        valid = requested.tool.contract.input.valid(after)
+    except Failure:  # it is no JSON data
+        valid = False
+    if not valid:
         raise Failure("E3211", f"hook `{hook}` made the input invalid")
     for name in sorted(before.keys() | after.keys()):
         if (name in before, before.get(name)) != (name in after, after.get(name)):

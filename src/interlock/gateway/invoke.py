@@ -204,6 +204,8 @@ class Gateway:
     async def _finish(self, ran: Ran) -> Result:
         try:
             verified = await self._verify(ran)
+            if self.hooks.registered:
+                await self._run_post_hooks(verified)
         except Failure as failure:
             raise await self._roll_back(ran, failure) from failure
         return await self._closer.succeed(verified)
@@ -400,9 +402,19 @@ class Gateway:
             verified = self._cursors.split(verified)
         if call.files:
             verified = replace(verified, artifacts=await self._closer.refer(call))
-        if self.hooks.registered:
-            await self.hooks.after(requested, verified.value)
         return verified
+
+    async def _run_post_hooks(self, verified: Verified) -> None:
+        """Run the post-hooks. A write that one of them stops has had its effect, so the means to undo it are kept."""
+        ran = verified.ran
+        requested = ran.granted.checked.requested
+        if ran.source in ("replay", "preview") or requested.call.request.operation == "compensate":
+            return
+        try:
+            await self.hooks.after(requested, verified.value)
+        except (Failure, asyncio.CancelledError):
+            await asyncio.shield(self._closer.kept.keep_undo_of(verified))
+            raise
 
     def _mapped(self, ran: Ran) -> tuple[Any, tuple[str, ...]]:
         """An output as its contract has it, and where something was taken out that the call was given in private."""

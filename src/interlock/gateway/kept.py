@@ -184,11 +184,19 @@ class Kept:
 
     async def keep_undo(self, ran: Ran) -> None:
         """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
-        requested = ran.granted.checked.requested
+        assert ran.compensation is not None
+        await self._keep_undo(ran.granted.checked.requested, _undo(ran.granted.checked.requested, ran.compensation))
+
+    async def keep_undo_of(self, verified: Verified) -> None:
+        """The same for a call whose effect is confirmed and whose result is withheld; nothing if it has no undo."""
+        undo = compensation(verified)
+        if undo is not None:
+            await self._keep_undo(verified.ran.granted.checked.requested, undo)
+
+    async def _keep_undo(self, requested: Requested, undo: Json) -> None:
         call, caller = requested.call, requested.call.request.caller
         assert caller is not None
-        assert ran.compensation is not None
-        undo, hidden, owner = _undo(requested, ran.compensation), self._observer.hidden(call), owner_of(caller)
+        hidden, owner = self._observer.hidden(call), owner_of(caller)
         await self._journal.commit(lambda transaction: self.store_undo(transaction, call.id, owner, undo, hidden))
 
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -38,6 +39,16 @@ def load(target: str) -> tuple[str, list[Tool[..., Any]]]:
     if path.suffix == ".py":
         return f"file:{path.resolve()}", _some(target, tools_in(vars(_load_file(path.resolve()))))
     return f"module:{target}", _some(target, tools_in(vars(_import(target))))
+
+
+def function(target: str, base: Path) -> Callable[..., Any]:
+    """The function that FILE.py:NAME or MODULE:NAME names; a relative FILE.py is looked for in `base`. Else E3105."""
+    where, _, name = target.rpartition(":")
+    module = _load_file((base / where).resolve()) if where.endswith(".py") else _import(where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise Failure("E3105", f"there is no function `{name}` in `{Path(where).name}`")
+    return found
 
 
 def reload(origin: str, manifests: Path) -> list[Tool[..., Any]]:

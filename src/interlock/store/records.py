@@ -126,6 +126,8 @@ def closed(
         record["error_class"] = failure.row.error_class.value
     if call.mutations:
         record["inputMutations"] = [{"source": change.source, "pointer": change.pointer} for change in call.mutations]
+    if call.hook_outputs:
+        record["hookOutputs"] = call.hook_outputs
     if call.warnings:
         record["warnings"] = call.warnings
     if call.mappings:
@@ -169,7 +171,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     caller = request.caller
     if (
         caller is None or decision is None or tool is None or call.mutations or call.warnings or call.mappings
-        or request.key is not None
+        or call.hook_outputs or request.key is not None
         or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.approval is not None or request.task is not None
         or (caller.capability is not None and caller.capability.bound)

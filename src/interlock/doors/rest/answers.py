@@ -84,6 +84,7 @@ def success(result: Result) -> Json:
         "confidence": metadata.get("confidence", 1.0),
         "pagination": metadata.get("pagination"),
         "warnings": metadata.get("warnings", ()),
+        "hook_outputs": metadata.get("hook_outputs", ()),
         "redacted": result.redacted,
         "deprecation": metadata.get("deprecation"),
         "artifacts": [one.document() for one in result.artifacts],
@@ -104,6 +105,7 @@ def pending(result: Result) -> Json:
         "tool_version": result.tool.partition("@")[2],
         "trace_id": result.trace_id,
         "pending": result.metadata["pending"],
+        "hook_outputs": result.metadata.get("hook_outputs", ()),
         "poll": where,
         "resume": f"/v1/tools/resume/{result.invocation_id}",
     }

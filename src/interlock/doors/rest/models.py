@@ -162,6 +162,7 @@ class Called(Answer):
     replayed: bool
     pagination: Json | None = None
     warnings: list[str] = []
+    hook_outputs: list[Json] = Field([], description="what hooks said of the call; no part of the result")
     redacted: list[str] = []
     deprecation: Json | None = None
     artifacts: list[Artifact] = Field([], description="files that the tool left; /v1/payloads/{ref} has each")
@@ -187,6 +188,7 @@ class Accepted(Answer):
     state: str
     poll: str
     pending: Json | None = None
+    hook_outputs: list[Json] = Field([], description="what hooks said of a call that waits for a person")
 
 
 class CallStatus(Answer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 import tomllib
@@ -28,6 +29,26 @@ def _address(value: str) -> str:
     if parts.password is not None or "password=" in parts.query:
         raise ValueError("keep the password out of the settings: a passfile (PGPASSFILE) holds it")
     return value
+
+
+def _engine_address(value: str) -> str:
+    parts = urlsplit(value)
+    grpc = parts.scheme in ("grpc", "grpcs")
+    if parts.scheme not in ("http", "https", "grpc", "grpcs") or not parts.hostname or parts.username is not None:
+        raise ValueError("an engine is written https://HOST/PATH or grpcs://HOST:PORT")
+    if grpc and (parts.port is None or parts.path not in ("", "/") or parts.query):
+        raise ValueError("a gRPC engine is written grpcs://HOST:PORT")
+    return value
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host name is this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _expression(value: str) -> str:
@@ -177,11 +198,20 @@ class Settings(pydantic.BaseModel):
     )
 
     policy_engine: Literal["embedded", "remote"] = pydantic.Field(
-        "embedded", description="who decides: the Cedar policies of the home, or an engine asked over HTTP"
+        "embedded", description="who decides: the Cedar policies of the home, or an engine asked over HTTP or gRPC"
     )
-    policy_url: str = pydantic.Field("", description="where the remote engine is")
+    policy_url: Annotated[str, pydantic.AfterValidator(_engine_address)] = pydantic.Field(
+        "", description="where the remote engine is: https://HOST/PATH or grpcs://HOST:PORT; http and grpc without TLS"
+    )
     policy_form: Literal["interlock", "authzen"] = pydantic.Field(
-        "interlock", description="what is asked there: POST /v1/authorize, or the AuthZEN evaluation API"
+        "interlock",
+        description="what is asked there: our own question (POST /v1/authorize, or the gRPC service PolicyEngine), or"
+        " the AuthZEN evaluation API, which is HTTP only",
+    )
+    policy_arguments: Literal["redacted", "all", "none"] = pydantic.Field(
+        "redacted",
+        description="which arguments the remote engine sees. redacted: without credentials and what is marked or named"
+        " as private. all: as the caller sent them. none: no arguments",
     )
     policy_timeout_s: float = pydantic.Field(2.0, gt=0, le=30, description="how long the remote engine may take")
     policy_token_file: Path | None = pydantic.Field(None, description="a file with the bearer token it wants")
@@ -264,6 +294,21 @@ class Settings(pydantic.BaseModel):
     housekeeping: bool = pydantic.Field(
         True, description="let go of expired keys and payloads and retire versions in the background, once an hour"
     )
+
+    @pydantic.field_validator("policy_form")
+    @classmethod
+    def _form_has_wire(cls, form: str, info: pydantic.ValidationInfo) -> str:
+        if form == "authzen" and str(info.data.get("policy_url", "")).startswith("grpc"):
+            raise ValueError("AuthZEN is asked over HTTP; use `interlock` with a grpc address")
+        return form
+
+    @pydantic.field_validator("policy_token_file")
+    @classmethod
+    def _token_is_hidden(cls, token: Path | None, info: pydantic.ValidationInfo) -> Path | None:
+        parts = urlsplit(str(info.data.get("policy_url", "")))
+        if token is not None and parts.scheme in ("http", "grpc") and not _is_here(parts.hostname or ""):
+            raise ValueError("the token would travel in clear text; use an https or grpcs address")
+        return token
 
     def redacts(self, namespace: str) -> bool:
         return namespace not in self.no_pattern_redaction

@@ -5,18 +5,25 @@ from __future__ import annotations
 from interlock.authority.policy import Engine, Policies
 from interlock.authority.secrets import Secrets, SecretSource
 from interlock.core.clock import Clock
+from interlock.core.redact import Redactor
 from interlock.settings import Settings
 
 
-def engine(settings: Settings, embedded: Policies, clock: Clock) -> Engine:
-    """Who decides."""
+def engine(settings: Settings, embedded: Policies, clock: Clock, redactor: Redactor) -> Engine:
+    """The engine that decides about calls."""
     if settings.policy_engine == "embedded":
         return embedded
     from interlock.authority.remote import Remote
 
     token = None if settings.policy_token_file is None else settings.policy_token_file.read_text().strip()
     return Remote(
-        settings.policy_url, form=settings.policy_form, timeout_s=settings.policy_timeout_s, token=token, clock=clock
+        settings.policy_url,
+        form=settings.policy_form,
+        timeout_s=settings.policy_timeout_s,
+        token=token,
+        clock=clock,
+        arguments=settings.policy_arguments,
+        redactor=redactor,
     )
 
 

@@ -115,7 +115,6 @@ class Interlock:
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
         self.elsewhere = Elsewhere(self.journal, self.instance)
         self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
-        self.engine = engine(settings, self.policy, clock)
         self.redactor = Redactor(
             RedactionRules(
                 strict=settings.strict_redaction,
@@ -123,6 +122,7 @@ class Interlock:
                 extra_names=settings.redact_names,
             )
         )
+        self.engine = engine(settings, self.policy, clock, self.redactor)
         self.issuer_keys = IssuerKeys(home.keys / "issuer", clock=clock)
         self.identities = LocalIdentities(self.journal)
         self.tokens = Tokens(

@@ -1,45 +1,44 @@
-"""A policy engine elsewhere, asked over HTTP.
+"""A policy engine elsewhere, asked over HTTP or gRPC.
 
 Two forms of the question. `interlock` is our own: `POST {url}/v1/authorize` with subject, action, resource and context,
-answered by decision (allow, deny, ask, passthrough), reason and obligations. `authzen` is that of OpenID AuthZEN 1.0:
+answered by decision (allow, deny, ask, passthrough), reason and obligations. Over gRPC (a URL with grpc:// or grpcs://)
+the same question and answer are messages of policy.proto. `authzen` is that of OpenID AuthZEN 1.0, over HTTP alone:
 `POST {url}/access/v1/evaluation`, answered by a decision of true or false and a context with reason and obligations.
 
 An obligation is a condition on a yes. `require_approval` makes it an ask; `alert` and `log` are passed on for the
 gateway to fulfil; one that nobody here can fulfil is a no.
 
-Each question has a connection of its own. On a connection that is used again, an engine that answers twice would answer
-the next question with what it said of this one.
+Arguments are redacted before they are sent, unless the operator chose otherwise: values that the tool's schema marks as
+sensitive, fields with the name of a secret, credentials in texts.
 
-INVARIANT: whatever is not a well-formed answer in time (an error, a redirect, a status other than 200, too many bytes,
-a name that stands twice in its JSON) is E3205 and is never remembered. What is remembered stands under everything that
-was sent, but for the time of asking.
+INVARIANT: whatever is not a well-formed answer in time (an error, a redirect, a status other than 200 or OK, too many
+bytes, a name that stands twice) is E3205 and is never remembered. A decision is remembered under everything that the
+question was made of, but for the time of asking. A call with large arguments is not remembered: finding it again would
+cost as much as asking.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, cast
 
-import orjson
-
-from interlock.authority.keys import strict_json
 from interlock.authority.questions import Memory, Question, expiry
+from interlock.authority.remote_wires import GRPC_SCHEMES, GrpcWire, HttpWire, Wire, encoded, garbled
+from interlock.core.bounds import LARGE_INPUT, size_of
 from interlock.core.clock import Clock, iso
 from interlock.core.context import Caller
-from interlock.core.errors import Failure
 from interlock.core.phases import Behavior, Decision
+from interlock.core.redact import Redactor, SchemaRedactor
 from interlock.core.schema import Json
 
-if TYPE_CHECKING:
-    import httpx
-
 Form = Literal["interlock", "authzen"]
+Sent = Literal["redacted", "all", "none"]
 
-PATHS: Mapping[Form, str] = {"interlock": "/v1/authorize", "authzen": "/access/v1/evaluation"}
-MAX_ANSWER = 64 * 1024
+PATHS: dict[Form, str] = {"interlock": "/v1/authorize", "authzen": "/access/v1/evaluation"}
 FULFILLED = frozenset({"alert", "log"})
+MOST_OBLIGATIONS = 100
+_MOST_SCHEMAS = 10_000
 _BEHAVIORS: dict[Any, Behavior] = {name: name for name in ("allow", "deny", "ask", "passthrough")}
 
 
@@ -54,26 +53,21 @@ class Remote:
         form: Form = "interlock",
         token: str | None = None,
         timeout_s: float = 2.0,
-        send_arguments: bool = True,
+        arguments: Sent = "redacted",
+        redactor: Redactor | None = None,
     ) -> None:
-        self._url = url.rstrip("/") + PATHS[form]
+        self._wire: Wire
+        if url.partition("://")[0] in GRPC_SCHEMES:
+            self._wire = GrpcWire(url, token)
+        else:
+            self._wire = HttpWire(url.rstrip("/") + PATHS[form], token)
         self._form = form
-        self._token = token
         self._timeout_s = timeout_s
-        self._send_arguments = send_arguments
+        self._arguments = arguments
+        self._redactor = redactor or Redactor()
+        self._redactors: dict[str, SchemaRedactor] = {}
         self._memory = Memory(clock.monotonic)
         self.questions = 0
-
-    @cached_property
-    def _client(self) -> httpx.AsyncClient:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        # The environment's proxies and credentials are not for this connection.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        return httpx.AsyncClient(
-            headers=headers, timeout=self._timeout_s, follow_redirects=False, trust_env=False, limits=limits
-        )
 
     def plain(self, caller: Caller, digest: str, now: float, now_ms: int) -> Decision | None:
         """Nothing: what an engine elsewhere reads of a call is its own affair."""
@@ -82,18 +76,22 @@ class Remote:
     def cached(self, question: Question) -> Decision | None:
         """The decision that is remembered for exactly this question, if any."""
         slot = self._memory.slot(question)
-        return None if slot is None else self._memory.get(slot, self._key(question), question.now_ms)
+        if slot is None or _is_large(question):
+            return None
+        return self._memory.get(slot, self._key(question), question.now_ms)
 
     async def decide(self, question: Question) -> Decision:
-        """What the engine says. E3205 when it does not say anything that can be understood."""
+        """Ask the engine. E3205 when it does not answer in a way that can be understood."""
         known = self.cached(question)
         if known is not None:
             return known
         self.questions += 1
-        epoch, key = self._memory.epoch, self._key(question)
-        decision = self._decision(await self._ask(question), question)
-        if epoch == self._memory.epoch:
-            self._memory.put(self._memory.slot(question) or self._memory.open(question, None), key, decision)
+        epoch, large = self._memory.epoch, _is_large(question)
+        message = await asyncio.to_thread(self._message, question) if large else self._message(question)
+        decision = self._decision(await self._wire.ask(message, self._timeout_s), question)
+        if epoch == self._memory.epoch and not large:
+            slot = self._memory.slot(question) or self._memory.open(question, None)
+            self._memory.put(slot, self._key(question), decision)
         return decision
 
     def forget(self, subjects: Collection[str] | None) -> None:
@@ -102,17 +100,22 @@ class Remote:
 
     async def close(self) -> None:
         """Close the connections."""
-        if "_client" in self.__dict__:
-            await self._client.aclose()
+        await self._wire.close()
 
     # Asking
 
     def _key(self, question: Question) -> bytes:
-        return _encoded(self._context(question))
+        context = self._context(question)
+        if self._arguments != "none":
+            context["arguments"] = question.arguments
+        return encoded(context)
+
+    def _message(self, question: Question) -> bytes:
+        return self._wire.encode(self._document(question))
 
     def _context(self, question: Question) -> Json:
         caller, contract = question.caller, question.contract
-        context: Json = {
+        return {
             "required_permissions": list(contract.auth.required_permissions),
             "on_behalf_of": caller.id,
             "tenant": caller.tenant,
@@ -123,13 +126,12 @@ class Remote:
             "native": question.native,
             "mutation_class": contract.mutation.mutation_class,
         }
-        if self._send_arguments:
-            context["arguments"] = question.arguments
-        return context
 
-    def _body(self, question: Question) -> Json:
+    def _document(self, question: Question) -> Json:
         caller, contract = question.caller, question.contract
         context = {**self._context(question), "timestamp": iso(question.now_ms)}
+        if self._arguments != "none":
+            context["arguments"] = self._shown(question)
         if self._form == "interlock":
             return {
                 "subject": caller.acting,
@@ -145,34 +147,17 @@ class Remote:
             "context": context,
         }
 
-    async def _ask(self, question: Question) -> Json:
-        import httpx
-
-        body = _encoded(self._body(question))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self._post(body)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
-            raise Failure("E3205", "the policy engine does not answer") from None
-        try:
-            document: Any = strict_json(answer)
-        except ValueError:
-            raise _garbled() from None
-        if not isinstance(document, dict):
-            raise _garbled()
-        return cast("Json", document)
-
-    async def _post(self, body: bytes) -> bytes:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
-        async with self._client.stream("POST", self._url, content=body, headers=headers) as response:
-            if response.status_code != 200:
-                raise Failure("E3205", f"the policy engine answered with status {response.status_code}")
-            answer = b""
-            async for piece in response.aiter_raw():
-                answer += piece
-                if len(answer) > MAX_ANSWER:
-                    raise Failure("E3205", "the policy engine's answer is too long")
-        return answer
+    def _shown(self, question: Question) -> Any:
+        """The arguments as the engine sees them."""
+        if self._arguments == "all":
+            return question.arguments
+        redactor = self._redactors.get(question.digest)
+        if redactor is None:
+            if len(self._redactors) >= _MOST_SCHEMAS:
+                self._redactors.clear()
+            redactor = self._redactor.for_schema(question.contract.input.document)
+            self._redactors[question.digest] = redactor
+        return redactor.for_deciding(question.arguments).value
 
     # Understanding the answer
 
@@ -180,14 +165,14 @@ class Remote:
         said = answer.get("decision")
         told: Any = answer if self._form == "interlock" else answer.get("context") or {}
         if not isinstance(told, dict):
-            raise _garbled()
+            raise garbled()
         if self._form == "authzen":
             if not isinstance(said, bool):
-                raise _garbled()
+                raise garbled()
             said = "allow" if said else "deny"
         behavior = _BEHAVIORS.get(said) if isinstance(said, str) else None
         if behavior is None:
-            raise _garbled()
+            raise garbled()
         details = cast("Json", told)
         reason, obligations = details.get("reason"), _obligations(details.get("obligations"))
         words = reason if isinstance(reason, str) and reason else f"the policy engine said {behavior}"
@@ -211,8 +196,8 @@ def _obligations(said: Any) -> frozenset[str]:
     """The names of obligations, each given as text or as an object with an id, name or type."""
     if said is None:
         return frozenset()
-    if not isinstance(said, list):
-        raise _garbled()
+    if not isinstance(said, list) or len(cast("list[Any]", said)) > MOST_OBLIGATIONS:
+        raise garbled()
     return frozenset(_name(one) for one in cast("Sequence[Any]", said))
 
 
@@ -221,16 +206,9 @@ def _name(obligation: Any) -> str:
         known = cast("Json", obligation)
         obligation = known.get("id") or known.get("name") or known.get("type")
     if not isinstance(obligation, str):
-        raise _garbled()
+        raise garbled()
     return obligation
 
 
-def _encoded(document: Json) -> bytes:
-    try:
-        return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
-    except TypeError:
-        raise Failure("E3206", "the call holds values that the policy engine cannot be told") from None
-
-
-def _garbled() -> Failure:
-    return Failure("E3205", "the policy engine's answer is not understood")
+def _is_large(question: Question) -> bool:
+    return size_of(question.arguments, LARGE_INPUT, steps=10_000) > LARGE_INPUT

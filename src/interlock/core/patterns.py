@@ -163,6 +163,13 @@ class Patterns:
         text, left_out = cut(text, _LOG_LIMIT)
         return trim(self._hide_credentials(text), left_out)
 
+    def private(self, text: str) -> str:
+        """The whole text without credentials and matches of configured patterns; other personal data stays."""
+        text = self._hide_credentials(text)
+        for regex, marker in self.extra:
+            text = self._mask_extra(text, regex, marker)
+        return text
+
     def _hide_credentials(self, text: str) -> str:
         return self._spoken.sub(rf"\1\2{REDACTED}", _CREDENTIALS.sub(REDACTED, text))
 

@@ -114,18 +114,29 @@ class Redactor:
         names = any(map(self._is_secret, property_names(schema))) or _is_open(schema)
         return SchemaRedactor(self, compile_graph(schema, self._is_secret), patterns=patterns, names=names)
 
-    def _run(self, data: Any, graph: Graph, *, disclose: frozenset[str], every: bool, patterns: bool) -> Redacted:
+    def _run(
+        self,
+        data: Any,
+        graph: Graph,
+        *,
+        disclose: frozenset[str],
+        every: bool,
+        patterns: bool,
+        change: Callable[[str], str | None] | None = None,
+    ) -> Redacted:
+        """Redact data. `change` is applied to texts where `patterns` is set; without it, all patterns are."""
+        change = change or self._change
         texts: list[str] = []
         plain = compiled is not None and compiled.gathered(data, self._harmless, texts)
         if not plain:
             texts.clear()
             plain = self._glance((data,), texts.append)
         # No pattern of ours reaches over a NUL; one that was configured might.
-        clean = not patterns or (plain and not self._patterns.extra and self._change("\0".join(texts)) is None)
+        clean = not patterns or (plain and not self._patterns.extra and change("\0".join(texts)) is None)
         if plain and not graph.guarded and clean:
             return Redacted(data, ())
         walk = Walk(
-            change=_keep if clean else self._change,
+            change=_keep if clean else change,
             hide=self._hide,
             is_secret=self._is_secret,
             disclose=disclose,
@@ -166,6 +177,10 @@ class Redactor:
         masked = self._mask(text)
         return None if masked == text else masked
 
+    def _change_private(self, text: str) -> str | None:
+        hidden = self._patterns.private(text)
+        return None if hidden == text else hidden
+
     def _hide(self, value: Any) -> str:
         """The marker that stands for a whole value: the pattern's own where the value is a match and nothing else."""
         if isinstance(value, str) and (masked := self._mask(value)) in self._patterns.markers:
@@ -202,6 +217,12 @@ class SchemaRedactor:
     def for_people(self, data: Any) -> Redacted:
         """Redact for a person who must decide about it: names and addresses stay, what is marked private does not."""
         return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=False)
+
+    @_withholding
+    def for_deciding(self, data: Any) -> Redacted:
+        """Redact for a policy engine: what is marked or named private and every credential goes, addresses stay."""
+        change = self._redactor._change_private
+        return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=True, change=change)
 
 
 @_withholding

@@ -1,10 +1,14 @@
-"""Writes the Python of the gRPC contract from its proto file: `python -m interlock.doors.grpc.generate`.
+"""Writes the Python of the gRPC contracts from their proto files: `python -m interlock.doors.grpc.generate`.
+
+There are two: the gateway's own, which clients compile, and that of a policy engine elsewhere, which the operator's
+engine serves and Interlock calls.
 
 What protoc makes demands the very versions of protobuf and grpcio it was made with, or newer ones, although it uses
 nothing that older ones lack. Those demands are taken out, so that Interlock runs with what it declares. Of the classes
 for gRPC the client stays, with types, which protoc does not make; the door registers its methods itself.
 
-`released.binpb` is the contract as clients know it. What would break them is refused here, and by the tests.
+`released.binpb` and `policy.binpb` are the contracts as others know them. A change that would break
+them is refused here, and by the tests.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import (
@@ -26,12 +30,40 @@ if TYPE_CHECKING:
     )
 
 HERE = Path(__file__).parent
-PROTO = "interlock/v1/gateway.proto"
-RELEASED = HERE / "proto" / "interlock" / "v1" / "released.binpb"
-PACKAGE = "interlock.doors.grpc.v1"
+
+
+class Contract(NamedTuple):
+    """A proto file, the package that its Python lives in, and what others rely on of it."""
+
+    proto: str
+    package: str
+    released: Path
+    client: bool  # whether a client comes with the messages
+
+    @property
+    def module(self) -> str:
+        return f"{Path(self.proto).stem}_pb2"
+
+    @property
+    def folder(self) -> Path:
+        return HERE.parents[2].joinpath(*self.package.split("."))
+
+
+GATEWAY = Contract(
+    "interlock/v1/gateway.proto",
+    "interlock.doors.grpc.v1",
+    HERE / "proto" / "interlock" / "v1" / "released.binpb",
+    True,
+)
+POLICY = Contract(
+    "interlock/policy/v1/policy.proto",
+    "interlock.authority.policy_v1",
+    HERE / "proto" / "interlock" / "policy" / "v1" / "policy.binpb",
+    client=False,
+)
 
 _HEADER = """\
-# Written by interlock.doors.grpc.generate from interlock/v1/gateway.proto; not by hand.
+# Written by interlock.doors.grpc.generate from {}; not by hand.
 # ruff: noqa
 # fmt: off
 # pyright: basic
@@ -41,7 +73,7 @@ _NOT_OURS = (
     re.compile(r"^_runtime_version\.ValidateProtobufRuntimeVersion\(.*?^\)\n", re.MULTILINE | re.DOTALL),
     re.compile(r"^import grpc\nimport warnings\n\n", re.MULTILINE),
     re.compile(r"^GRPC_GENERATED_VERSION = .*?^    \)\n\n", re.MULTILINE | re.DOTALL),
-    re.compile(r"\n\nclass GatewayServicer.*\Z", re.DOTALL),
+    re.compile(r"\n\nclass \w+Servicer.*\Z", re.DOTALL),
 )
 _KINDS: Mapping[tuple[bool, bool], str] = {
     (False, False): "UnaryUnary",
@@ -51,23 +83,27 @@ _KINDS: Mapping[tuple[bool, bool], str] = {
 }
 
 
-def generate() -> dict[str, bytes]:
-    """The files of the contract's Python, by name."""
+def generate(contract: Contract = GATEWAY) -> dict[str, bytes]:
+    """The files of a contract's Python, by name."""
     with tempfile.TemporaryDirectory() as into:
-        outputs = (f"--python_out={into}", f"--pyi_out={into}", f"--grpc_python_out={into}")
-        protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{HERE / 'proto'}", *outputs, PROTO]
+        outputs = [f"--python_out={into}", f"--pyi_out={into}"]
+        if contract.client:
+            outputs.append(f"--grpc_python_out={into}")
+        protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{HERE / 'proto'}", *outputs, contract.proto]
         subprocess.run(protoc, check=True)  # noqa: S603 - our own compiler on our own file
-        made = {file.name: file.read_text() for file in Path(into, PROTO).parent.iterdir()}
-    made["gateway_pb2_grpc.pyi"] = _client_types(_descriptor(made["gateway_pb2.py"]))
-    return {name: _ours(text).encode() for name, text in sorted(made.items())}
+        made = {file.name: file.read_text() for file in Path(into, contract.proto).parent.iterdir()}
+    if contract.client:
+        made[f"{contract.module}_grpc.pyi"] = _client_types(contract, _descriptor(made[f"{contract.module}.py"]))
+    return {name: _ours(contract, text).encode() for name, text in sorted(made.items())}
 
 
-def _ours(text: str) -> str:
+def _ours(contract: Contract, text: str) -> str:
     for part in _NOT_OURS:
         text = part.sub("", text)
-    text = text.replace("from interlock.v1 import", f"from {PACKAGE} import")
-    text = text.replace("'interlock.v1.gateway_pb2'", f"'{PACKAGE}.gateway_pb2'")
-    return _HEADER + text
+    theirs = ".".join(Path(contract.proto).parent.parts)
+    text = text.replace(f"from {theirs} import", f"from {contract.package} import")
+    text = text.replace(f"'{theirs}.{contract.module}'", f"'{contract.package}.{contract.module}'")
+    return _HEADER.format(contract.proto) + text
 
 
 def _descriptor(source: str) -> FileDescriptorProto:
@@ -81,9 +117,9 @@ def _descriptor(source: str) -> FileDescriptorProto:
     return FileDescriptorProto.FromString(ast.literal_eval(literal[1]))
 
 
-def _client_types(contract: FileDescriptorProto) -> str:
-    lines = ["import grpc.aio as _aio", f"from {PACKAGE} import gateway_pb2 as _wire", ""]
-    for service in contract.service:
+def _client_types(contract: Contract, file: FileDescriptorProto) -> str:
+    lines = ["import grpc.aio as _aio", f"from {contract.package} import {contract.module} as _wire", ""]
+    for service in file.service:
         lines += [f"class {service.name}Stub:", "    def __init__(self, channel: _aio.Channel) -> None: ..."]
         for method in service.method:
             kind = _KINDS[method.client_streaming, method.server_streaming]
@@ -153,19 +189,20 @@ def _signature(method: MethodDescriptorProto | None) -> tuple[str, str, bool, bo
 
 
 def main() -> None:
-    """Write the files, unless that would break clients. With `--release`, clients know this contract from now on."""
+    """Write the files, unless that would break others. With `--release`, they know these contracts from now on."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-    made = generate()
-    contract = _descriptor(made["gateway_pb2.py"].decode())
-    if RELEASED.exists():
-        broken = breaks(FileDescriptorProto.FromString(RELEASED.read_bytes()), contract)
-        if broken:
-            raise SystemExit("this would break clients:\n" + "\n".join(broken))
-    for name, content in made.items():
-        (HERE / "v1" / name).write_bytes(content)
-    if "--release" in sys.argv[1:]:
-        RELEASED.write_bytes(contract.SerializeToString(deterministic=True))
+    for contract in (GATEWAY, POLICY):
+        made = generate(contract)
+        file = _descriptor(made[f"{contract.module}.py"].decode())
+        if contract.released.exists():
+            broken = breaks(FileDescriptorProto.FromString(contract.released.read_bytes()), file)
+            if broken:
+                raise SystemExit("this would break others:\n" + "\n".join(broken))
+        for name, content in made.items():
+            (contract.folder / name).write_bytes(content)
+        if "--release" in sys.argv[1:]:
+            contract.released.write_bytes(file.SerializeToString(deterministic=True))
 
 
 if __name__ == "__main__":

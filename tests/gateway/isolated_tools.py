@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import json
 import os
@@ -112,10 +113,10 @@ def escape(what: What) -> str:
         case "host files":
             return Path("/etc/shadow").read_text()
         case "other processes":
-            found = [
+            others = [
                 process for process in Path("/proc").glob("[0-9]*") if b"pytest" in (process / "cmdline").read_bytes()
             ]
-            return found[0].joinpath("environ").read_text()
+            return others[0].joinpath("environ").read_text()
         case "ptrace":
             ended = libc.ptrace(16, os.getppid() or 1, None, None)
         case "mount":
@@ -130,8 +131,14 @@ def escape(what: What) -> str:
             os.symlink("/etc/shadow", "/tmp/link")
             return Path("/tmp/link").read_text()
         case "descriptors":
-            opened = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
-            return repr([os.readlink(f"/proc/self/fd/{one}") for one in opened if os.fstat(one).st_size])
+            found: list[str] = []
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):  # the one by which the others are listed is closed by now
+                    found.append(os.readlink(f"/proc/self/fd/{name}"))
+            leaked = [one for one in found if not one.startswith(("pipe:", "socket:", "/dev/null", "/proc/"))]
+            if not found or leaked:
+                return repr(leaked)
+            ended = 1
         case "sudo":
             return subprocess.run(["sudo", "-n", "id"], capture_output=True, text=True, check=True).stdout
         case "its own code":

@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 
 from interlock import Caller, Failure, Interlock, Tool, tool
+from interlock.approvals import standing
+from interlock.approvals.standing import Standing
 from interlock.core.connector import Connector, RemoteCall
 from interlock.core.contract import contract_of
 from interlock.core.declare import from_program, from_upstream
@@ -196,6 +198,25 @@ async def test_full_access_is_asked_for_at_every_call(lock: Interlock) -> None:
     await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
     assert (await lock.call("cell.unbound", what="x")).unwrap() == "x"
     assert (await lock.call("cell.unbound", what="x")).pending
+
+
+@pytest.mark.proves("EXEC-02")
+async def test_nobody_agrees_to_full_access_in_advance(lock: Interlock) -> None:
+    bounds: dict[str, Any] = {
+        "caller": lock.caller.acting, "arguments": {"what": "x"}, "uses": 5,
+        "expires_ms": lock.clock.now_ms() + 60_000,
+    }  # fmt: skip
+    with pytest.raises(Failure, match="tier 3") as refused:
+        await lock.approvals.agree_in_advance("cell.unbound", by=REVIEWER, **bounds)
+    assert refused.value.code == "E3004"
+    # One that is there all the same, from a version of the tool that asked for less, covers no call.
+    wish = Standing(
+        id="sta_old", tenant=lock.caller.tenant, tool="cell.unbound", versions="1.0.0", granted_by=REVIEWER.id, **bounds
+    )
+    groups = frozenset({"approvers"})
+    await lock.journal.commit(standing.grant(wish, REVIEWER, groups, lock.clock.now_ms(), ()))
+    assert (await lock.call("cell.unbound", what="x")).pending
+    assert [one.used for one in lock.approvals.standing()] == [0]
 
 
 # Tiers

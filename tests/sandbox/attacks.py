@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,14 @@ _CALLS = (
     "userfaultfd", "perf_event_open", "chroot", "seccomp", "pivot_root", "shmget", "init_module", "clone",
 )  # fmt: skip
 
-_IN_ITS_OWN_KERNEL = ("host directories", "devices", "a refusal that is caught", "descriptors", "system calls")
+_IN_ITS_OWN_KERNEL = (
+    "host directories",
+    "devices",
+    "a refusal that is caught",
+    "descriptors",
+    "namespaces",
+    "system calls",
+)
 
 PRELUDE = f"""
 import ctypes, errno, json, os, signal, socket, sys, time
@@ -119,6 +127,33 @@ def _all_recorded(outcome: Outcome) -> bool:
     return set(value.values()) <= {"EPERM", "EACCES"} and set(_CALLED) <= set(outcome.violations)
 
 
+NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+
+
+def namespaces() -> Json:
+    """The namespaces that this process is in."""
+    return {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
+
+
+def _all_its_own(outcome: Outcome) -> bool:
+    """Whether no namespace is the server's own.
+
+    Without a namespace for users (bubblewrap, started by root) it is a user that nobody else is.
+    """
+    ours = namespaces()
+    user, its = outcome.value
+    shared = {name for name in ours if its[name] == ours[name]}
+    return not shared or (shared == {"user"} and user >= 65_536)
+
+
+_ON_ITSELF = """for it in /proc/$$/exe $(command -v sh) /proc/self/exe
+do
+    (echo x >> $it) && echo changed $it
+    rm -f $it && echo removed $it
+    chmod u+w $it && echo opened $it
+done
+exit 0"""
+
 ATTACKS = (
     # Files
     Attack("shadow", "return open('/etc/shadow').read()", ("error",), lambda one: b"root:" not in one.stderr),
@@ -139,6 +174,19 @@ ATTACKS = (
         " tried(lambda: os.rename(d, '/tmp/d')), tried(lambda: os.chmod(d, 0o777))]",
         ("ok",),
         _every(*_REFUSED),
+    ),
+    Attack(
+        "its own source",  # which is no file at all
+        "return [os.path.exists(call.__code__.co_filename),"
+        " *(tried(lambda p=p: open(p, 'r+b')) for p in ('/proc/self/exe', sys.executable, os.__file__))]",
+        ("ok",),
+        lambda one: one.value[0] is False and set(one.value[1:]) <= {*_REFUSED},
+    ),
+    Attack(
+        "a program's own file",
+        ("sh", "-c", _ON_ITSELF),
+        ("ok",),
+        lambda one: one.stdout == b"" and one.stderr.count(b"sh:") >= 3,
     ),
     Attack(
         "symbolic and hard links",
@@ -244,6 +292,12 @@ ATTACKS = (
     ),
     # The kernel
     Attack(
+        "namespaces",
+        f"return os.getuid(), {{name: os.readlink('/proc/self/ns/' + name) for name in {NAMESPACES!r}}}",
+        ("ok",),
+        _all_its_own,
+    ),
+    Attack(
         "system calls",
         f"return {{name: call(name, *arguments) for name, arguments in {_CALLED!r}.items()}}",
         ("ok",),
@@ -254,12 +308,18 @@ ATTACKS = (
         "import resource\nfacts = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
         "limits = [tried(lambda r=r: resource.setrlimit(getattr(resource, r), (-1, -1)))"
         " for r in ('RLIMIT_NPROC', 'RLIMIT_AS', 'RLIMIT_NOFILE', 'RLIMIT_CPU')]\n"
-        "return [int(facts['CapEff'], 16), int(facts['CapBnd'], 16), int(facts['NoNewPrivs']), int(facts['Seccomp']),"
-        " os.getuid() == 0, tried(lambda: os.setuid(0)) == 'done', limits.count('done')]",
+        "capabilities = [int(facts['Cap' + set], 16) for set in ('Eff', 'Prm', 'Inh', 'Bnd', 'Amb')]\n"
+        "return [capabilities, int(facts['NoNewPrivs']), int(facts['Seccomp']), os.getuid() == 0,"
+        " tried(lambda: os.setuid(0)) == 'done', limits.count('done')]",
         ("ok",),
-        _equals([0, 0, 1, 2, False, False, 0]),
+        _equals([[0, 0, 0, 0, 0], 1, 2, False, False, 0]),
     ),
-    Attack("another user", ("sh", "-c", "su -c id; sudo -n id; ls -l /tmp >&2; id -u | grep -qv '^0$'"), ("ok",)),
+    Attack(
+        "another user",
+        ("sh", "-c", "su -c 'id -u' && echo su worked; sudo -n id -u && echo sudo worked; echo; id -u; id -g"),
+        ("ok",),
+        lambda one: b"worked" not in one.stdout and b"0" not in one.stdout.split(),
+    ),
     # Memory
     Attack("one large block", "b = bytearray(4 << 30)\nreturn len(b)", ("memory",)),
     Attack("more and more", "kept = []\nwhile True: kept.append(os.urandom(1 << 20))", ("memory",)),

@@ -8,6 +8,7 @@ import json
 import os
 import select
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from interlock.executors.sandbox.job import GIB, MIB, Limits, Mount, Outcome, Pr
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from tests import processes
+from tests.sandbox.attacks import namespaces
 from tests.sandbox.conftest import ROOMY, groups_left, has_cgroups, strays
 
 ON_SESSION = pytest.mark.asyncio(loop_scope="session")
@@ -186,6 +188,7 @@ async def test_a_forged_file_name_ends_the_call(sandbox: Sandbox, path: str) -> 
     assert (await sandbox.run(python(source, limits=Limits(files=2)))).status == "no_result"
 
 
+@pytest.mark.supports("EXEC-03")
 @ON_SESSION
 async def test_nothing_leaks_from_one_call_to_the_next(sandbox: Sandbox) -> None:
     stain = """
@@ -212,6 +215,7 @@ async def test_nothing_leaks_from_one_call_to_the_next(sandbox: Sandbox) -> None
         assert (await sandbox.run(python(look))).value == clean
 
 
+@pytest.mark.supports("EXEC-03")
 @ON_SESSION
 async def test_calls_at_the_same_time_do_not_see_or_reach_one_another(sandbox: Sandbox) -> None:
     began = asyncio.Event()
@@ -243,6 +247,56 @@ async def test_calls_at_the_same_time_do_not_see_or_reach_one_another(sandbox: S
     await asyncio.wait_for(began.wait(), 20)
     assert (await sandbox.run(attacker)).value == [[], ["1"]]
     assert (await running).value == [7, ["secret"]]
+
+
+@pytest.mark.proves("EXEC-03")
+@ON_SESSION
+async def test_a_call_has_every_namespace_to_itself(sandbox: Sandbox) -> None:
+    source = """
+        import os
+        def main(names):
+            return {name: os.readlink("/proc/self/ns/" + name) for name in names}
+    """
+    job = python(source, arguments={"names": ["user", "pid", "mnt", "net", "ipc", "uts", "cgroup"]})
+    first, second = [(await sandbox.run(job)).value for _ in range(2)]
+    assert first.keys() == second.keys() == {"user", "pid", "mnt", "net", "ipc", "uts", "cgroup"}
+    assert set(first.values()).isdisjoint(namespaces().values())
+    assert set(second.values()).isdisjoint(namespaces().values())
+
+
+@pytest.mark.proves("EXEC-03")
+@ON_SESSION
+async def test_code_that_changes_itself_changes_nothing_of_the_next_call(sandbox: Sandbox) -> None:
+    source = """
+        import pathlib
+        answer = 1
+        def main():
+            told = answer
+            pathlib.Path(main.__code__.co_filename).write_text("def main(): return 3")  # in its own /tmp
+            globals()["answer"] = 2
+            globals()["main"] = lambda: 3
+            return told
+    """
+    assert [(await sandbox.run(python(source))).value for _ in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.proves("EXEC-03")
+@pytest.mark.parametrize("mode", [0o755, 0o4755, 0o6755], ids=["plain", "setuid", "setuid and setgid"])
+@ON_SESSION
+async def test_a_program_with_the_setuid_bit_makes_nobody_another_user(
+    sandbox: Sandbox, tmp_path: Path, mode: int
+) -> None:
+    directory = tmp_path / "bin"
+    directory.mkdir(mode=0o755)
+    program = directory / "who"
+    shutil.copy(shutil.which("id") or "", program)
+    program.chmod(mode)
+    script = "cd /in/x; ./who -u; ./who -ru; ./who -g; ./who -rg"
+    job = ProgramJob(argv=("sh", "-c", script), mounts=(Mount(directory, "/in/x"),), tier=1)
+    outcome = await sandbox.run(job)
+    effective, real, group, real_group = map(int, outcome.stdout.split())
+    assert (outcome.status, effective, group) == ("ok", real, real_group)
+    assert 0 not in (effective, group)
 
 
 @ON_SESSION
@@ -306,6 +360,8 @@ async def test_each_tier_reaches_what_it_may_and_no_more(sandbox: Sandbox, tmp_p
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     (inputs / "a").write_text("given")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
     for directory in (inputs, *inputs.parents):
         if directory.is_relative_to("/tmp/pytest-of-root") or directory == inputs:
             directory.chmod(directory.stat().st_mode | 0o055)
@@ -325,6 +381,7 @@ async def test_each_tier_reaches_what_it_may_and_no_more(sandbox: Sandbox, tmp_p
                 "env": os.environ.get("GIVEN"),
                 "proxy": sock is not None and tried(lambda: sock.connect(("127.0.0.1", 3128)) or "reached"),
                 "other": sock is not None and tried(lambda: socket.socket().connect(("192.0.2.1", 80)) or "reached"),
+                "server": sock and tried(lambda: socket.socket().connect(("127.0.0.1", {port})) or "reached"),
                 "root": tried(lambda: open("/x-sandbox", "w")) is not None and os.unlink("/x-sandbox") is None,
             }}
     """
@@ -337,15 +394,17 @@ async def test_each_tier_reaches_what_it_may_and_no_more(sandbox: Sandbox, tmp_p
         given |= {"ticket": "T-1", "env": {"GIVEN": "yes"}}
     if tier < 3 or not __file__.startswith("/tmp/"):  # where modules are in /tmp, tier 3 has none of its own
         given["limits"] = Limits(files=1)
-    outcome = await sandbox.run(python(source, tier=tier, **given), exit_evidence=True)
+    with listener:
+        outcome = await sandbox.run(python(source, tier=tier, **given), exit_evidence=True)
     assert [(one.path, one.content) for one in outcome.files] == ([("left", b"kept")] if "limits" in given else [])
     files = "given" if tier in (1, 2) else None
     common = {"input": files, "written": None, "host": '"""What ' if tier == 3 else None}
     common |= {"env": "yes" if tier else None, "root": tier == 3 and os.getuid() == 0, "other": outcome.value["other"]}
+    common["server"] = "reached" if tier == 3 else None
     assert outcome.value == {**common, "proxy": "reached" if tier == 2 else False if tier < 2 else None}
     assert outcome.value["other"] in ((False,) if tier < 2 else (None,) if tier == 2 else (None, "reached"))
     if tier == 2:
-        assert outcome.violations == ("connect 192.0.2.1 port 80",)
+        assert set(outcome.violations) - {f"connect 127.0.0.1 port {port}"} == {"connect 192.0.2.1 port 80"}
 
 
 def test_what_is_installed_beside_the_package_goes_inside_and_what_lies_beside_it_in_a_checkout_does_not(

@@ -14,6 +14,7 @@ from interlock.approvals import standing, tickets
 from interlock.approvals.ticket import Shown, Ticket, chain_of, seal, ticket_id
 from interlock.approvals.tickets import Channels
 from interlock.authority.facts import in_normal_form
+from interlock.authority.gate import ASKING_TIER
 from interlock.core.canonical import decode, digest, encode
 from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.clock import Clock
@@ -115,6 +116,8 @@ class Asking:
             return False  # whoever agreed to calls of a tool has not agreed to undoing them
         if call.request.caller.passed_on:
             return False  # nor to what others hand to the caller
+        if tool.tier >= ASKING_TIER:
+            return False  # a person agrees to every call with full access
         found = standing.find(
             self._journal.read,
             tenant=call.request.caller.tenant,

@@ -16,6 +16,7 @@ from interlock.approvals.reviewers import is_alone, is_person, state_alone
 from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels, Edit, Happening, Refused
+from interlock.authority.gate import ASKING_TIER
 from interlock.core.canonical import digest, encode
 from interlock.core.clock import Clock, new_id
 from interlock.core.context import Caller
@@ -175,6 +176,12 @@ class Desk:
         """
         version = self._catalog.resolve(tool, versions)
         contract = version.contract
+        if contract.manifest.tier >= ASKING_TIER:
+            raise Failure(
+                "E3004",
+                f"{contract.ref} runs in sandbox tier {contract.manifest.tier}, with full access, so a person must"
+                " agree to each of its calls; decide on their tickets one by one",
+            )
         for fault in standing.range_faults(arguments, contract.input.part):
             raise Failure("E3004", fault)
         now_ms = self._clock.now_ms()

@@ -18,7 +18,7 @@ from interlock.core.bounds import LONGEST_NAME
 from interlock.core.coerce import coerce
 from interlock.core.phases import Request
 from interlock.core.redact import SchemaRedactor
-from interlock.gateway import validate
+from interlock.gateway import invoke, validate
 from interlock.gateway.observe import MOST_PRIVATE, Observer
 from tests import sample
 from tests.gateway.test_interleavings import admit
@@ -69,6 +69,8 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[bool]]:
 
     assert validate.coerce is coerce
     watch(validate, "coerce")
+    watch(invoke, "canonical")
+    watch(invoke, "private_copy")
     watch(SchemaRedactor, "apply")
     watch(Observer, "without")
     watch(Observer, "clean")
@@ -82,6 +84,25 @@ async def test_only_large_inputs_are_checked_in_a_thread(
     result = await lock.call("large.total", numbers=["7"] * (MANY if large else 3), caller=ANN)
     assert result.value == 7 * (MANY if large else 3)
     assert walked["coerce"] == {not large}
+    assert walked["canonical"] == {not large}
+    assert walked.get("private_copy", set()) == ({False} if large else set())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param([1.5e300] * 2000, id="whole numbers of 300 digits"),
+        pytest.param([2**70] * 2000, id="numbers beyond 64 bits"),
+        pytest.param(["e\u0301"] * 2000, id="texts that are not in NFC"),
+        pytest.param("e" + "\u0301\u0316" * 5000, id="marks that are out of order"),
+    ],
+)
+async def test_what_takes_long_to_write_is_written_in_a_thread_although_it_is_short(
+    lock: Interlock, walked: dict[str, set[bool]], value: Any
+) -> None:
+    result = await lock.call("large.give_back", value=value, caller=ANN)
+    assert result.ok, result.error
+    assert walked["canonical"] == {False}
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -56,7 +56,7 @@ async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Inte
 async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Interlock) -> None:
     gateway = lock.gateway
     call = gateway._open(lock.request("demo.increment", {"name": "a"}, key="k"))  # pyright: ignore[reportPrivateUsage]
-    checked = await gateway._validate(gateway._request(call))  # pyright: ignore[reportPrivateUsage]
+    checked = await gateway._validate(await gateway._request(call))  # pyright: ignore[reportPrivateUsage]
     granted = await gateway._authorizer.authorize(checked)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(granted, Granted)
     egress, clock = lock.settings.egress, lock.clock
@@ -451,7 +451,7 @@ def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_inpu
                 gateway = lock.gateway
                 sent = dict(arguments)
                 call = gateway._open(lock.request("demo.add", sent))  # pyright: ignore[reportPrivateUsage]
-                requested = gateway._request(call)  # pyright: ignore[reportPrivateUsage]
+                requested = await gateway._request(call)  # pyright: ignore[reportPrivateUsage]
                 checked = await gateway._validate(requested)  # pyright: ignore[reportPrivateUsage]
                 replayed = orjson.loads(requested.model_input)
                 for change in call.mutations:

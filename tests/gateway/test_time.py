@@ -282,17 +282,17 @@ async def test_a_deadline_is_the_least_of_class_maximum_timeout_and_budget_and_o
     gateway, now = slow.gateway, slow.clock.monotonic()
     name, stated, class_max = of
 
-    def bound(timeout_s: float | None, until: float) -> float:
+    async def bound(timeout_s: float | None, until: float) -> float:
         request = slow.request(name, timeout_s=timeout_s, deadline=Deadline(at=until))
         call = gateway._open(request)  # pyright: ignore[reportPrivateUsage]
-        requested = gateway._request(call)  # pyright: ignore[reportPrivateUsage]
+        requested = await gateway._request(call)  # pyright: ignore[reportPrivateUsage]
         asked_s = stated if timeout_s is None else timeout_s
         assert requested.deadline == pytest.approx(min(call.started + class_max, call.started + asked_s, until))
         return requested.deadline
 
-    parent = bound(outer, now + left)
+    parent = await bound(outer, now + left)
     assert parent <= now + left
-    assert bound(wanted, parent) <= parent
+    assert await bound(wanted, parent) <= parent
 
 
 @pytest.mark.proves("LIFE-15")

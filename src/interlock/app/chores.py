@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from interlock.audit.retention import expire_payloads
 from interlock.authority import budgets
 from interlock.core.clock import Clock
 from interlock.core.supervise import Supervisor
+from interlock.core.threads import DISK
 from interlock.gateway import keys
 from interlock.gateway.desk import Desk
 from interlock.gateway.reconcile import block_orphans
@@ -91,7 +91,7 @@ class Chores:
                 pass
         await expire_payloads(self._journal)
         if self._settings.purge_records and await self._journal.commit(_purge_due):
-            await asyncio.to_thread(self._purge)
+            await DISK.run(self._purge)
         from interlock.registry.retirement import sweep
 
         milestones = await sweep(self._journal, self._clock.now_ms(), by="housekeeping")

@@ -6,12 +6,12 @@ call, and a key that others could read for a week is theirs.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from interlock.core.threads import DISK
 from interlock.store.home import Home
 from interlock.telemetry.alerts import Alerts
 
@@ -32,7 +32,7 @@ class Condition:
 
     async def look(self) -> None:
         """Look at the disk and the keys, in a thread: a disk can be slow. Tells of limits that are near as well."""
-        self._used, exposed = await asyncio.to_thread(_look, self._home)
+        self._used, exposed = await DISK.run(_look, self._home)
         for name in sorted(exposed - self._exposed):
             reason = f"the key `{name}` can be read by others; chmod 600 it, and put a new one in force if it was read"
             self._announce("tool.alert", "", "", alert="KEY_EXPOSED", key=name, reason=reason)

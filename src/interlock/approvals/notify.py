@@ -35,6 +35,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
+from interlock.core.threads import DISK
 from interlock.store import addresses, records
 from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import Box
@@ -277,7 +278,7 @@ class Courier:
         else:
             assert channel.secret_file is not None
             try:
-                texts = [await asyncio.to_thread(channel.secret_file.read_text)]
+                texts = [await DISK.run(channel.secret_file.read_text)]
             except (OSError, UnicodeDecodeError):
                 texts = ()
         found = [line.strip() for text in texts for line in text.splitlines() if line.strip()]

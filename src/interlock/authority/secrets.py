@@ -27,6 +27,7 @@ import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.threads import DISK
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import LASTING, Box, key_id_of, keys_in_use, seal_again
@@ -331,7 +332,7 @@ class Secrets:
 
         Killed at any moment, everything is readable as before; rotating again finishes the work.
         """
-        await asyncio.to_thread(self._box.rotate)
+        await DISK.run(self._box.rotate)
         left = await self.reseal_all(by=by)
         for place in LASTING:
             after: int | None = -1

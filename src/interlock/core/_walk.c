@@ -59,6 +59,8 @@ static const node ANYTHING = {ANY, 0, NULL, NULL, NULL, NULL, 0};
 
 #define FEW 16
 #define LEVELS 6
+#define LONG_RUN 32
+#define LONG_TEXT 32768
 
 /* The names of the last small object at some depth, as they came, and how they are put in order. That object is still
    there while the walk lasts, so names that are the same objects are the same names. */
@@ -168,6 +170,31 @@ static int put_escaped(walker *w, const char *text, const char *end) {
     return 0;
 }
 
+/* Whether is_normalized() may take long for a text: it takes a quadratic time to sort a long run of combining marks, and
+   holds up all threads meanwhile. nfc.py, which has the same ranges, does such a text in pieces. */
+static int may_be_slow(PyObject *text) {
+    const void *data = PyUnicode_DATA(text);
+    Py_ssize_t length = PyUnicode_GET_LENGTH(text), run = 0;
+    int kind = PyUnicode_KIND(text);
+    if (kind == PyUnicode_1BYTE_KIND || length <= LONG_RUN) {
+        return 0;
+    }
+    if (length > LONG_TEXT) {
+        return 1;
+    }
+    for (Py_ssize_t i = 0; i < length; i++) {
+        Py_UCS4 c = PyUnicode_READ(kind, data, i);
+        int loose = c >= 0x300 && (c <= 0x36f || (c >= 0x483 && c <= 0x1dff) || (c >= 0x20d0 && c <= 0x20ff) ||
+                                   (c >= 0x2cef && c <= 0x33ff) || (c >= 0xa66f && c <= 0xabff) ||
+                                   (c >= 0xfb1e && c <= 0xfe2f) || c > 0xffff);
+        run = loose ? run + 1 : 0;
+        if (run > LONG_RUN) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 static int put_text(walker *w, PyObject *text) {
     const char *data, *rest;
     Py_ssize_t size;
@@ -181,6 +208,9 @@ static int put_text(walker *w, PyObject *text) {
         return 0;
     }
     if (!PyUnicode_IS_ASCII(text)) {
+        if (may_be_slow(text)) {
+            return -1;
+        }
         PyObject *given[] = {nfc, text}, *normal = PyObject_Vectorcall(is_normalized, given, 2, NULL);
         Py_XDECREF(normal);
         if (normal != Py_True) {

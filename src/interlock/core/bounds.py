@@ -39,6 +39,8 @@ _DEEPEST = 1024
 LARGE: Final = 1 << 18
 # The same for inputs. Checking one against its schema costs more per byte, where each value has to be converted.
 LARGE_INPUT: Final = 1 << 16
+# Inputs that the compiled walk leaves to Python are read on the event loop up to this size only.
+SMALL_INPUT: Final = 1 << 12
 
 
 # Documents of others

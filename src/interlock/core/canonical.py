@@ -13,12 +13,12 @@ import hmac
 import json
 import math
 import re
-import unicodedata
 from typing import Any, cast
 
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.core.nfc import is_nfc, nfc
 
 try:
     from interlock.core import _walk as compiled
@@ -30,7 +30,12 @@ _SORTED = orjson.OPT_SORT_KEYS
 
 def canonical(value: Any) -> bytes:
     """The canonical bytes of a JSON value. Refuses what JSON cannot hold (E3004)."""
-    return (None if compiled is None else compiled.canonical(value)) or interpreted(value)
+    return plain_form(value) or interpreted(value)
+
+
+def plain_form(value: Any) -> bytes | None:
+    """The canonical bytes of plain data, which take little time; None where there is more to look at."""
+    return None if compiled is None else compiled.canonical(value)
 
 
 def interpreted(value: Any) -> bytes:
@@ -40,7 +45,7 @@ def interpreted(value: Any) -> bytes:
         encoded = orjson.dumps(value, None, _STRICT)
     except TypeError:
         return _slow(value)
-    if not encoded.isascii() and not unicodedata.is_normalized("NFC", encoded.decode()):
+    if not encoded.isascii() and not is_nfc(encoded.decode()):
         return _slow(value)
     # A null may be a NaN in disguise, and an exponent may hide a whole number: then every value is looked at.
     # (orjson writes large numbers as 1e+16, and a lone plus is found a hundred times sooner than an exponent.)
@@ -161,7 +166,7 @@ def _normal(value: Any, depth: int) -> Any:
             raise Failure("E3004", f"`{value}` is not a JSON number")
         return int(value) if value.is_integer() else float(value)
     if isinstance(value, str):
-        return unicodedata.normalize("NFC", value)
+        return nfc(value)
     if depth > 200:
         raise Failure("E3004", "values are nested more than 200 deep")
     if isinstance(value, list | tuple):
@@ -176,7 +181,7 @@ def _normal_object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     for key, item in value.items():
         if not isinstance(key, str):
             raise Failure("E3004", "object keys must be text")
-        name = unicodedata.normalize("NFC", key)
+        name = nfc(key)
         if name in normal:
             raise Failure("E3004", f"the key `{name}` appears twice once its Unicode form is normalised")
         normal[name] = _normal(item, depth + 1)

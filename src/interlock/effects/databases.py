@@ -12,7 +12,6 @@ ends is not seen.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from interlock.core.context import Change
 from interlock.core.errors import Failure
 from interlock.core.manifest import Operation
 from interlock.core.record import record
+from interlock.core.threads import DISK
 
 # Tables up to this many rows are compared row by row.
 SMALL_ROWS = 10_000
@@ -124,15 +124,15 @@ class SqliteWatcher:
 
     async def before(self) -> Seen:
         """What the database holds. E3405 where it cannot be read, E3407 where it is too large."""
-        return await asyncio.to_thread(self._look)
+        return await DISK.run(self._look)
 
     async def after(self, before: Seen) -> list[Change]:
         """What was committed since."""
-        return _compare(self._place, before, await asyncio.to_thread(self._look, damaged=True))
+        return _compare(self._place, before, await DISK.run(self._look, damaged=True))
 
     async def restore(self, before: Seen) -> list[Change]:
         """Bring back what the database held, if a copy was kept; tells what is still not as it was."""
-        await asyncio.to_thread(self._restore, before)
+        await DISK.run(self._restore, before)
         return await self.after(before)
 
     def close(self) -> None:
@@ -331,11 +331,11 @@ class PostgresWatcher:
 
     async def before(self) -> Seen:
         """What the schemas hold. E3405 where they cannot be read, E3407 where they are too large."""
-        return await asyncio.to_thread(self._look)
+        return await DISK.run(self._look)
 
     async def after(self, before: Seen) -> list[Change]:
         """What was committed since."""
-        return _compare(self._place, before, await asyncio.to_thread(self._look))
+        return _compare(self._place, before, await DISK.run(self._look))
 
     async def restore(self, before: Seen) -> list[Change]:
         """Puts nothing back: tells all that changed."""

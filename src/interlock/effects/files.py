@@ -17,7 +17,6 @@ directory without following links, so a tool that leaves a link behind does not 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import stat
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 
 from interlock.core.context import Change
 from interlock.core.errors import Failure
+from interlock.core.threads import DISK
 
 MOST_ENTRIES = 200_000
 KEEP_FILE_BYTES = 1 << 20
@@ -99,15 +99,15 @@ class FileWatcher:
 
     async def before(self) -> Snapshot:
         """What is there. E3407 where that is more than can be watched, E3405 where it cannot be seen."""
-        return await asyncio.to_thread(self._look)
+        return await DISK.run(self._look)
 
     async def after(self, before: Snapshot) -> list[Change]:
         """What was created, changed and deleted since; a rename is a deletion and a creation."""
-        return await asyncio.to_thread(self._changes, before, lambda _, then, now, path: _differs(then, now, path))
+        return await DISK.run(self._changes, before, lambda _, then, now, path: _differs(then, now, path))
 
     async def restore(self, before: Snapshot) -> list[Change]:
         """Put back what was there, as far as copies were kept; tells what could not be put back."""
-        return await asyncio.to_thread(self._restore, before)
+        return await DISK.run(self._restore, before)
 
     # Looking
 

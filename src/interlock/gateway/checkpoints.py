@@ -12,7 +12,6 @@ it saves no more: what was on its way to the journal comes before the closing re
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +35,7 @@ from interlock.core.phases import Call
 from interlock.core.redact import Redacted, Redactor
 from interlock.core.schema import Json
 from interlock.core.scrub import scrubbed_at
+from interlock.core.threads import WALKS
 from interlock.gateway import reconcile
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
@@ -92,7 +92,7 @@ class Checkpoints:
             if bare is not state:
                 redacted = list(scrubbed_at(state, bare))
                 text, sha256 = written(bare, self.bounds.size)
-        packed = _packed(text) if len(text) < _LARGE else await asyncio.to_thread(_packed, text)
+        packed = _packed(text) if len(text) < _LARGE else await WALKS.run(_packed, text)
         # INVARIANT: what is saved of a call is in the journal before its closing record. From here to the queue of the
         # journal nothing else happens, and who closes a call queues behind.
         if not runs():

@@ -30,6 +30,7 @@ from interlock.core.results import INLINE, Persistence, Result
 from interlock.core.schema import Json
 from interlock.core.scrub import holds
 from interlock.core.states import MOVES, State
+from interlock.core.threads import WALKS
 from interlock.effects.session import SessionState
 from interlock.gateway import endings, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
@@ -160,7 +161,7 @@ class Closer:
         extra: Json = {}
         if call.scope is not None:
             large = len(verified.encoded) > LARGE
-            extra["resultHash"] = await asyncio.to_thread(digest, verified.value) if large else digest(verified.value)
+            extra["resultHash"] = await WALKS.run(digest, verified.value) if large else digest(verified.value)
         if verified.artifacts:
             outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.artifacts]
         cost = self._cost(call, metadata, extra)
@@ -586,7 +587,7 @@ class Closer:
             return None if holds(shown, hidden) else refer(call.id, files, self._redactor.text)
 
         # Large files take a while to be looked through, and calls of others should not wait for it.
-        found = await asyncio.to_thread(look)
+        found = await WALKS.run(look)
         # INVARIANT: a credential that was lent or sent is never kept. Of a lease that is over nobody can say any more.
         if found is None or (call.lease is not None and call.lease.closed):
             raise Failure("E3304", f"{call.ref} left a file with something in it that the call was given in private")

@@ -153,7 +153,7 @@ class Desk:
         sealed = self._asking.seal_up(encode({"arguments": arguments, "promised": promised(preview)}), ticket.id)
         was: Json = content["arguments"]
         names = [name for name in sorted(was.keys() | arguments.keys()) if was.get(name) != arguments.get(name)]
-        changed = self._asking.seal_edit(ticket.id, self._gateway.shown_arguments(request), names, seen)
+        changed = self._asking.seal_edit(ticket.id, await self._gateway.shown_arguments(request), names, seen)
         return Edit(sealed, changed, digest(arguments), names)
 
     # In advance

@@ -24,6 +24,7 @@ from interlock.core.phases import Call, Granted, Lease, Ran, Read, Request, Requ
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
+from interlock.core.threads import WALKS
 from interlock.effects.locks import Claim, Locks, check_preconditions
 from interlock.effects.session import SessionState
 from interlock.executors.function import MOST_HUNG, Begun, FunctionExecutor
@@ -271,7 +272,7 @@ class Execution:
         """A tool's failure, fit to be shown. A large input is searched for what is private in it in a thread."""
         if len(requested.model_input) <= LARGE_INPUT and len(failure.message) <= LARGE_INPUT:
             return self._observer.clean(requested.call, failure)
-        return await asyncio.to_thread(self._observer.clean, requested.call, failure)
+        return await WALKS.run(self._observer.clean, requested.call, failure)
 
     # Once
 

@@ -10,22 +10,19 @@ import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from functools import partial
 from typing import Any, cast
 
 from interlock.core.errors import Failure
 from interlock.core.schema import Fault
+from interlock.core.threads import Threads
 
 THREADS = 64
-_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-check")
+_threads = Threads("check", THREADS)
 
 
 async def aside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a plain function of other people's in a thread of the pool that only such functions use."""
-    work = partial(copy_context().run, function, *args, **kwargs)
-    return await asyncio.get_running_loop().run_in_executor(_threads, work)
+    return await _threads.run(function, *args, **kwargs)
 
 
 def being_cancelled() -> bool:

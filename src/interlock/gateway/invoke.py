@@ -23,8 +23,8 @@ from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
-from interlock.core.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, check_values
-from interlock.core.canonical import canonical, decode, private_copy
+from interlock.core.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, SMALL_INPUT, check_values, size_of
+from interlock.core.canonical import canonical, decode, plain_form, private_copy
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock, new_id, new_ids
 from interlock.core.errors import Failure
@@ -35,6 +35,7 @@ from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.core.scrub import scrubbed_at
 from interlock.core.supervise import Supervisor
+from interlock.core.threads import WALKS
 from interlock.effects.locks import Locks
 from interlock.executors.function import Begun
 from interlock.executors.remote import Connect, nowhere
@@ -191,7 +192,7 @@ class Gateway:
 
     async def _go_through(self, call: Call) -> Result:
         """All six phases, one after the other."""
-        checked = await self._validate(self._request(call))
+        checked = await self._validate(await self._request(call))
         granted = await self._authorizer.authorize(checked)
         if isinstance(granted, Ticket):
             return self._closer.await_person(call, granted)
@@ -260,7 +261,7 @@ class Gateway:
             call.span = above
         return call
 
-    def _request(self, call: Call) -> Requested:
+    async def _request(self, call: Call) -> Requested:
         """1. Who asks, for which tool, by when; the input as it was sent."""
         request = call.request
         if request.caller is None:
@@ -278,6 +279,28 @@ class Gateway:
             )
         if not joint.isascii():
             _refuse_unwritable(names)
+        return self._select(call, await self._write_input(call))
+
+    async def _write_input(self, call: Call) -> bytes:
+        """The input as it was sent, in canonical form. A large one is copied and written apart from the event loop."""
+        request = call.request
+        if request.operation == "compensate":
+            return b""  # comes from the call that is undone
+        given: Any = request.arguments
+        size = size_of(given, LARGE_INPUT)
+        model_input = canonical(given) if size <= SMALL_INPUT else None if size > LARGE_INPUT else plain_form(given)
+        if model_input is not None and len(model_input) <= LARGE_INPUT:
+            call.input_hash = hashlib.sha256(model_input).hexdigest()
+            return model_input
+        # INVARIANT: nobody outside can reach what is read from here on.
+        given, model_input, call.input_hash = await WALKS.run(_read_input, given, self._most_values)
+        call.request = replace(request, arguments=given)
+        return model_input
+
+    def _select(self, call: Call, model_input: bytes) -> Requested:
+        """The tool of a call, and its deadline."""
+        request = call.request
+        assert request.caller is not None
         if request.operation == "compensate":
             # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
             stored = self._closer.kept.undo(request.parent or "", request.caller)
@@ -287,10 +310,8 @@ class Gateway:
             call.input_hash = hashlib.sha256(model_input).hexdigest()
             tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
-            model_input = canonical(request.arguments)
             if len(model_input) > self._small:
                 check_values(model_input, self._most_values)
-            call.input_hash = hashlib.sha256(model_input).hexdigest()
             try:
                 tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)
             except Stranded as missing:
@@ -335,7 +356,7 @@ class Gateway:
             assert isinstance(call.request.arguments, dict)
             given = call.request.arguments
             large = len(requested.model_input) > LARGE_INPUT
-            if tool.writes or tool.has_checks or self.hooks.registered or large:
+            if not large and (tool.writes or tool.has_checks or self.hooks.registered):
                 # INVARIANT: nobody outside can reach what is checked from here on. A plain read runs at once, so there
                 # is no step in between at which its caller could.
                 given = private_copy(given)
@@ -520,7 +541,7 @@ class Gateway:
 
     async def checked(self, request: Request) -> Checked:
         """A call as rules and tokens would judge it; raises what is wrong with its input."""
-        return await self._validate(self._request(self._open(request)))
+        return await self._validate(await self._request(self._open(request)))
 
     async def foresee(self, request: Request) -> tuple[Json, Json]:
         """What a call would do: as it is, and as whoever is to agree to it may see it. Nothing is run or recorded."""
@@ -528,10 +549,10 @@ class Gateway:
         preview = await self.execution.look(self._authorizer.to_look(checked))
         return preview, self.observer.for_reviewer(checked.requested.call, preview)
 
-    def shown_arguments(self, request: Request) -> Json:
+    async def shown_arguments(self, request: Request) -> Json:
         """The arguments of a request as a reviewer may see them."""
         call = self._open(request)
-        self._request(call)
+        await self._request(call)
         return self.observer.shown_input(call, request.arguments)
 
     def with_id(self, request: Request) -> Request:
@@ -575,7 +596,20 @@ async def _raise(error: BaseException) -> Result:
 
 async def _apart(large: bool, walk: Callable[[], T]) -> T:
     """Walk over data: at once if it is small, in a thread if it is large."""
-    return await asyncio.to_thread(walk) if large else walk()
+    return await WALKS.run(walk) if large else walk()
+
+
+def _read_input(arguments: Json, most_values: int) -> tuple[Json, bytes, str]:
+    """A copy of a large input, its canonical form and the digest of that."""
+    try:
+        given: Json = private_copy(arguments)
+    except (TypeError, ValueError, RecursionError):
+        given = arguments  # no JSON: the canonical form says what is wrong with it
+    except RuntimeError:
+        raise Failure("E3004", "the arguments were changed while they were read") from None
+    model_input = canonical(given)
+    check_values(model_input, most_values)
+    return given, model_input, hashlib.sha256(model_input).hexdigest()
 
 
 def _with_short_names(request: Request) -> Request:

@@ -6,7 +6,6 @@ of bytes, a payload is as long as its row says, and an outcome is JSON.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -17,6 +16,7 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Ran, Requested, Verified
 from interlock.core.schema import Json
+from interlock.core.threads import WALKS
 from interlock.effects.session import SessionState
 from interlock.gateway import keys
 from interlock.gateway.observe import Observer
@@ -118,7 +118,7 @@ class Kept:
         """Large payloads, sealed beside the event loop; nothing of small ones, which are sealed as they are stored."""
         if sum(map(len, bodies.values())) < _LARGE:
             return {}
-        return await asyncio.to_thread(lambda: {ref: self._sealed(ref, body) for ref, body in bodies.items()})
+        return await WALKS.run(lambda: {ref: self._sealed(ref, body) for ref, body in bodies.items()})
 
     def _sealed(self, ref: str, body: bytes) -> bytes:
         return self._box.seal(body, purpose="payload", about=ref)

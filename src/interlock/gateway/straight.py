@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from interlock.core.bounds import size_of
+from interlock.core.bounds import SMALL_INPUT, size_of
 from interlock.core.canonical import canonical
 from interlock.core.clock import Clock, new_ids
 from interlock.core.phases import Read, Request
@@ -98,9 +98,12 @@ class Straight:
             tool = self._catalog.prepared(request.tool, request.version, caller.capability)
             if not tool.straight or tool.sink is None or tool.sink.guarded:
                 return None
+            size = size_of(given, self._small)
+            if size > self._small:
+                return None
             taken = None if tool.take is None else tool.take(given)
             if taken is None:
-                if not tool.fits_input(given):
+                if size > SMALL_INPUT or not tool.fits_input(given):
                     return None
                 taken = canonical(given), None
             if len(taken[0]) > self._small:

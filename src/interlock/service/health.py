@@ -10,6 +10,7 @@ from interlock._version import __version__
 from interlock.approvals.notify import undelivered
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.core.threads import CHECKS
 from interlock.store.journal import Transaction
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Health:
     async def _look_around(self) -> tuple[Condition, dict[str, Condition]]:
         parts: dict[str, Condition] = {
             "store": await _holds(self._store_answers()),
-            "signer": await _holds(asyncio.to_thread(self._signer_signs)),
+            "signer": await _holds(CHECKS.run(self._signer_signs)),
         }
         if self._lock.engine is self._lock.policy:
             parts["policy"] = self._policy()

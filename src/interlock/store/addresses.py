@@ -12,7 +12,6 @@ its neighbours, the cloud's metadata service. Three things prevent it:
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 import unicodedata
@@ -20,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from interlock.core.errors import Failure
+from interlock.core.threads import LOOKUPS
 
 if TYPE_CHECKING:
     import ssl
@@ -92,7 +92,7 @@ def _inside(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 async def resolve_by_system(host: str) -> Sequence[str]:
     """The addresses of a name, as the system knows them. OSError when it has none."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = await LOOKUPS.run(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 

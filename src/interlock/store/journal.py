@@ -47,6 +47,7 @@ import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.threads import DISK
 from interlock.store import lasthead, records
 from interlock.store.home import Home, connect, no_room, store_failure
 from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
@@ -602,7 +603,7 @@ class Journal:
         await self.drain()
         self._closed = True
         self._batches.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await DISK.run(self._thread.join)
         try:
             self.anchor()
         except Failure as failure:

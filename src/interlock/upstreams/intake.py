@@ -18,17 +18,15 @@ limit are the values outside of texts counted.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import re
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import orjson
 
 from interlock.core.bounds import more_values
 from interlock.core.errors import Failure
+from interlock.core.threads import Threads
 
 T = TypeVar("T")
 
@@ -257,15 +255,9 @@ class Lines:
             idle()
 
 
-@lru_cache(maxsize=1)
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="interlock-intake")
-
-
-async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run bounded work on an answer in a thread of this module. Never use it for code that can hang."""
-    run = partial(contextvars.copy_context().run, work, *args)
-    return await asyncio.get_running_loop().run_in_executor(_threads(), run)
+# For bounded work on answers. Never use it for code that can hang.
+_threads = Threads("intake", _THREADS)
+in_thread = _threads.run
 
 
 # Charsets that decode in linear time. Others are not looked up: Python knows codecs that are quadratic or no charsets.

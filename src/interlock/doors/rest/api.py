@@ -9,7 +9,6 @@ foreseen. The operations are in `routes`.
 
 from __future__ import annotations
 
-import asyncio
 from typing import cast
 
 from fastapi import FastAPI, Request
@@ -20,6 +19,7 @@ from starlette.exceptions import HTTPException
 from interlock import __version__
 from interlock.core.documents import Doubled, Malformed, read_json
 from interlock.core.errors import Failure
+from interlock.core.threads import WALKS
 from interlock.doors.asgi import App, Disconnected, Message, Receive, Scope, Send, answer, header, read_body, replay
 from interlock.doors.rest.answers import Reply, of_failure
 from interlock.doors.rest.hot import Invoke, unforeseen
@@ -136,7 +136,7 @@ class Edge:
             if len(body) < _LARGE:
                 _refuse_doubled(body)
             else:
-                await asyncio.to_thread(_refuse_doubled, body)
+                await WALKS.run(_refuse_doubled, body)
             scope = {**scope, "interlock.trace": trace, "interlock.trace_id": trace_id}
             await self.app(scope, replay(body, receive), send_traced)
         except Disconnected:

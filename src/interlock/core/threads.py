@@ -1,0 +1,45 @@
+"""Threads of our own, one pool per purpose, so that no work waits for a thread that other work holds.
+
+Tools and libraries use the event loop's default threads, and one that hangs there keeps its thread. Nothing of ours
+depends on them: looking up names, checking whether the server is ready and walking over large data each have a pool.
+The threads are started when they are first needed and stay until the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import cached_property, partial
+from typing import ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Threads:
+    """A pool of threads for one purpose."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name = f"interlock-{name}"
+        self._most = most
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._most, thread_name_prefix=self.name)
+
+    async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Do some work on a thread of this pool, in the context of the caller."""
+        run = partial(copy_context().run, work, *args, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+
+
+# Bounded work of the processor alone. Never use it for code that can hang.
+WALKS = Threads("walk", 4)
+# A name server that does not answer holds a thread for as long as the system's resolver waits.
+LOOKUPS = Threads("lookup", 32)
+# Checks of this server's own condition.
+CHECKS = Threads("ready", 4)
+# Files and databases, which may be on a network that hangs.
+DISK = Threads("disk", 32)

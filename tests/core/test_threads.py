@@ -1,0 +1,66 @@
+"""Work of ours has threads of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated
+
+from interlock import Field, Interlock, tool
+from interlock.core.threads import WALKS
+from interlock.service import Service
+from interlock.store import addresses
+
+NAME: ContextVar[str] = ContextVar("NAME", default="")
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="large", timeout_s=120)
+async def total(numbers: Annotated[list[int], Field(description="numbers to add", examples=[[1]])]) -> int:
+    """Add some numbers."""
+    return sum(numbers)
+
+
+@asynccontextmanager
+async def starving() -> AsyncGenerator[None]:
+    """The event loop's own threads are all taken by functions that do not return."""
+    loop, ended = asyncio.get_running_loop(), threading.Event()
+    with ThreadPoolExecutor(2, thread_name_prefix="asyncio_starved") as pool:
+        loop.set_default_executor(pool)
+        hung = [loop.run_in_executor(None, ended.wait) for _ in range(4)]
+        try:
+            yield
+        finally:
+            ended.set()
+            await asyncio.gather(*hung)
+
+
+async def test_work_runs_elsewhere_and_in_the_context_of_its_caller() -> None:
+    NAME.set("ann")
+    here = threading.get_ident()
+    assert await WALKS.run(lambda: (NAME.get(), threading.get_ident() == here)) == ("ann", False)
+
+
+async def test_names_are_looked_up_while_tools_hold_all_default_threads() -> None:
+    async with starving():
+        assert await asyncio.wait_for(addresses.checked("localhost", allow_private=True), 60)
+
+
+async def test_the_server_is_ready_while_tools_hold_all_default_threads(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        lock.issuer_keys.init("EdDSA")
+        async with starving():
+            _, parts = await Service(lock).health.ready()
+    assert parts["signer"] == "healthy"
+
+
+async def test_large_inputs_are_read_while_tools_hold_all_default_threads(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        await lock.add(total)
+        async with starving():
+            result = await asyncio.wait_for(lock.call("large.total", numbers=["7"] * 20_000), 60)
+    assert result.value == 140_000

@@ -491,12 +491,13 @@ class SocketServer:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, tls: ssl.SSLContext | None = None) -> AsyncGenerator[SocketServer]:
+    async def open(cls, tls: ssl.SSLContext | None = None, *, max_size: int = 1 << 20) -> AsyncGenerator[SocketServer]:
         from websockets.asyncio.server import serve
 
         one = cls()
         one.scheme = "wss" if tls else "ws"
-        async with serve(one._serve, "127.0.0.1", 0, ssl=tls, process_request=one._greet, compression=None) as server:
+        said: dict[str, Any] = {"process_request": one._greet, "compression": None, "max_size": max_size}
+        async with serve(one._serve, "127.0.0.1", 0, ssl=tls, **said) as server:
             one.port = next(iter(server.sockets)).getsockname()[1]
             yield one
 

@@ -284,8 +284,9 @@ async def test_a_flood_of_frames_ends_the_link_and_the_call_says_so(kind: str) -
         async with feed(server.port) as one, loop_is_free():
             with pytest.raises(Failure) as caught:
                 await one.call(remote_call(ECHO, attempts=1))
-            assert caught.value.code == "E3502"
-            if kind != "one-byte fragments":  # of which the library itself takes only some thousands
+            # Of fragments the library itself takes only some thousands, and calls the message too large.
+            assert caught.value.code == ("E3416" if kind == "one-byte fragments" else "E3502")
+            if kind != "one-byte fragments":
                 assert (caught.value.details or {}).get("reason") == "flood"
                 with pytest.raises(Failure) as again:
                     await one.call(remote_call(ECHO, attempts=1))
@@ -332,6 +333,72 @@ async def test_large_answers_in_small_pieces_are_no_flood() -> None:
             for _ in range(20):
                 assert len(await one.call(remote_call(ECHO, attempts=1))) == 2_000_000
         assert server.accepted == 1
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+HTTP_FLOODS = {
+    "chunks of one byte": (CHUNKED, b"1\r\nx\r\n" * 20_000),
+    "chunks with long extensions": (CHUNKED, b"1;" + b"y" * 60 + b"\r\nx\r\n"),
+    "answers before the answer": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000),
+    "hints": (b"", b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * 5_000),
+}
+
+
+def _http_flood(kind: str) -> Callable[[socket.socket], None]:
+    head, body = HTTP_FLOODS[kind]
+
+    def serve(connection: socket.socket) -> None:
+        read_head(connection)
+        connection.sendall(head)
+        flood(connection, body * max(1, 100_000 // len(body)))
+
+    return serve
+
+
+@pytest.mark.parametrize("kind", HTTP_FLOODS)
+async def test_a_flood_of_tiny_http_pieces_ends_the_link_and_the_call_says_so(kind: str) -> None:
+    with raw_server(_http_flood(kind)) as server:
+        async with test_http.upstream(f"http://127.0.0.1:{server.port}") as one, loop_is_free():
+            with pytest.raises(Failure) as caught:
+                await one.call(remote_call(READ, attempts=1))
+            assert caught.value.code == "E3502"
+            assert (caught.value.details or {}).get("reason") == "flood"
+            assert await server.all_closed()
+
+
+@pytest.mark.parametrize("size", [8, 100, 5000, 100_000])
+async def test_an_http_answer_in_chunks_is_no_flood(size: int) -> None:
+    text = orjson.dumps(["word"] * (100_000 if size > 8 else 60_000))
+    pieces = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in _cut(text, size)) + b"0\r\n\r\n"
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * 20
+
+    def serve(connection: socket.socket) -> None:
+        for _ in range(20):
+            read_head(connection)
+            connection.sendall(early + CHUNKED + pieces)
+
+    with raw_server(serve) as server:
+        async with test_http.upstream(f"http://127.0.0.1:{server.port}") as one:
+            for _ in range(20 if size > 8 else 3):
+                assert await one.call(remote_call(READ, attempts=1)) == orjson.loads(text)
+        assert server.accepted == 1
+
+
+async def test_an_http_answer_that_ends_with_its_connection_is_whole() -> None:
+    text = orjson.dumps(["word"] * 100_000)
+
+    def serve(connection: socket.socket) -> None:
+        read_head(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + text)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with raw_server(serve) as server:
+        async with test_http.upstream(f"http://127.0.0.1:{server.port}") as one:
+            assert await one.call(remote_call(READ, attempts=1)) == orjson.loads(text)
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
 
 
 async def test_an_id_nested_a_thousand_deep_answers_nobody_and_leaves_no_socket() -> None:

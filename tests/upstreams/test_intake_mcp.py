@@ -171,6 +171,16 @@ async def test_an_error_of_megabytes_is_cut_before_it_is_searched(kind: str) -> 
 # Over HTTP
 
 
+PIECES = {
+    "chunks": (
+        b"HTTP/1.1 200 OK\r\ncontent-type: MEDIA\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"1\r\nx\r\n",
+    ),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "hints": (b"", b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"),
+}
+
+
 class _Hostile(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -216,6 +226,12 @@ class _Hostile(BaseHTTPRequestHandler):
         last = b'{"type": "text", "text": "good"}]}}'
         parts = b'{"type": "text", "text": ""},' * 300_000
         how, _, what = kind.partition("-")
+        if what in PIECES:
+            media = b"application/json" if how == "json" else b"text/event-stream"
+            begun, many = PIECES[what]
+            self.wfile.write(begun.replace(b"MEDIA", media))
+            while True:
+                self.wfile.write(many * 1000)
         self._start(
             "application/json; charset=punycode" if how == "json" else "text/event-stream",
             **({"content_encoding": "gzip"} if what == "gzip" else {}),
@@ -270,6 +286,16 @@ async def test_a_flood_of_events_ends_the_conversation(what: str) -> None:
     with hostile_http() as url:
         async with server(url=url) as one, loop_is_free():
             failure = await failure_of(one, f"sse-{what}")
+            assert failure.code == "E3502", failure.message
+            async with asyncio.timeout(60):
+                assert (await one.call(remote_call(tool("sse-good"))))["content"]
+
+
+@pytest.mark.parametrize("kind", ["json-chunks", "sse-chunks", "json-continue", "json-hints"])
+async def test_a_flood_of_tiny_http_pieces_ends_the_conversation(kind: str) -> None:
+    with hostile_http() as url:
+        async with server(url=url) as one, loop_is_free():
+            failure = await failure_of(one, kind)
             assert failure.code == "E3502", failure.message
             async with asyncio.timeout(60):
                 assert (await one.call(remote_call(tool("sse-good"))))["content"]

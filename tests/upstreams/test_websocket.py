@@ -237,7 +237,17 @@ async def test_an_oversized_answer_breaks_the_connection_and_is_not_held() -> No
             return [{"id": message["id"], "result": "x" * 10_000}]
 
         server.answer = large
-        assert (await failure_of(one, attempts=1)).code == "E3502"
+        failure = await failure_of(one)
+        assert failure.code == "E3416"
+        assert "max_response_bytes" in failure.message
+    assert len(server.handshakes) == 1, "it is not asked again"
+
+
+async def test_a_request_that_the_service_finds_too_large_says_so() -> None:
+    async with SocketServer.open(max_size=1000) as server, upstream(server.url) as one:
+        failure = await failure_of(one, arguments={"text": "x" * 10_000})
+    assert failure.code == "E3401"
+    assert "1009" in failure.message
 
 
 @pytest.mark.parametrize(

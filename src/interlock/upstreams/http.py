@@ -266,6 +266,8 @@ class HttpUpstream:
         import aiohttp
         import yarl
 
+        from interlock.upstreams.answers import Flooded
+
         method, url, headers, body = request
         try:
             for _ in range(MAX_REDIRECTS):
@@ -275,6 +277,8 @@ class HttpUpstream:
                     if response.status not in _REDIRECTS:
                         return await self._read(response, call)
                     url = self._followed(response, url, may=method in _READS)
+        except Flooded:
+            raise self._intake.flooded() from None
         except aiohttp.ClientError:
             raise wire.broken(self._name) from None
         raise Failure("E3401", f"`{self._name}` redirects in circles", details={"status": 310})
@@ -369,7 +373,9 @@ class HttpUpstream:
         import aiohttp
         from aiohttp.abc import AbstractResolver, ResolveResult
 
-        name, config, resolve = self._name, self._config, self._resolve
+        from interlock.upstreams.answers import Flooded, MeteredHandler
+
+        name, config, resolve, intake = self._name, self._config, self._resolve, self._intake
 
         class Judged(AbstractResolver):
             """Gives the addresses of a name if every one of them is allowed."""
@@ -401,15 +407,21 @@ class HttpUpstream:
                 raise wire.unreached(name, "has a certificate that is not trusted") from None
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL):
                 raise wire.unreached(name) from None
+            except Flooded:
+                raise intake.flooded() from None
             except (aiohttp.ClientError, ConnectionError):
                 raise wire.broken(name) from None
 
         # Without a word about TLS, aiohttp's own context serves, which is made once for the whole process.
         context = True if config.tls == wire.Tls() else config.tls.context()
+        connector = aiohttp.TCPConnector(
+            limit=config.max_connections, resolver=Judged(), ssl=context, keepalive_timeout=30
+        )
+        # The library has no public way to choose its protocol.
+        factory: Any = partial(MeteredHandler, asyncio.get_running_loop())
+        connector._factory = factory  # pyright: ignore[reportPrivateUsage]
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=config.max_connections, resolver=Judged(), ssl=context, keepalive_timeout=30
-            ),
+            connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),  # what one caller is handed is no other caller's business
             headers={"user-agent": "interlock"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 CLOSE_S = 2.0
 # Services cut large answers into frames; pieces of this size and more are not charged.
 _FRAGMENT = 256
+_TOO_BIG = 1009  # the close code of a message that is too large
 # The library writes headers, and so credentials, at the level of debugging.
 _log = logging.getLogger("interlock.upstreams.websocket.wire")
 _log.setLevel(logging.WARNING)
@@ -182,16 +183,26 @@ class _Link:
             # INVARIANT: no call waits on a connection that has ended, and no connection is left that nobody reads.
             self.open = False
             waiting, self.waiting = self.waiting, {}
+            failure = self._broken(alone=len(waiting) == 1)
             for answer in waiting.values():
                 if not answer.done():
-                    answer.set_exception(self._broken())
+                    answer.set_exception(failure)
             if not self._closing:
                 self.socket.transport.abort()
             if self.socket.flooded:
                 self._on_flood()
 
-    def _broken(self) -> Failure:
-        return self._intake.flooded() if self.socket.flooded else wire.broken(self._intake.name)
+    def _broken(self, *, alone: bool = False) -> Failure:
+        """The failure of the calls that wait. A message that is too large belongs to the one call there is, if any."""
+        if self.socket.flooded:
+            return self._intake.flooded()
+        protocol = self.socket.protocol
+        if alone and protocol.close_sent is not None and protocol.close_sent.code == _TOO_BIG:
+            if not protocol.close_rcvd_then_sent:
+                return self._intake.too_large()  # the limit was ours
+            name = self._intake.name
+            return Failure("E3401", f"the request is larger than `{name}` takes (close code 1009); send less")
+        return wire.broken(self._intake.name)
 
     async def _heard(self, text: bytes) -> None:
         try:

@@ -14,7 +14,7 @@ import re
 import secrets
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import httpx2
 import mcp_types
@@ -29,6 +29,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import addresses
 from interlock.upstreams.intake import PER_TURN, SMALL, Allowance, Intake, in_thread
+from interlock.upstreams.mcp.pacing import PacedNetwork
 from interlock.upstreams.mcp.session import Session
 from interlock.upstreams.wire import Tls, retry_after_ms
 
@@ -174,6 +175,9 @@ class _Sorting(httpx2.AsyncBaseTransport):
     ) -> None:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0)
         self._inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
+        # The library has no public way to choose the network of a transport.
+        pool: Any = self._inner._pool  # pyright: ignore[reportPrivateUsage]
+        pool._network_backend = PacedNetwork(meter.charge)
         self._address = address
         self._troubles = troubles
         self._clock = clock
@@ -288,16 +292,26 @@ class _Meter:
     async def whole(self, response: httpx2.Response) -> httpx2.Response:
         """A response whose body has arrived: one that breaks off does so here, where it can be answered for."""
         body = bytearray()
+        chunks = 0
         try:
             async for chunk in cast("httpx2.AsyncByteStream", response.stream):
                 body += chunk
+                chunks += 1
+                await self.chunk(chunks)
                 if len(body) > self.intake.max_bytes:
                     raise self.intake.too_large()
         finally:
             await response.aclose()
+        self.allowance.give(chunks)  # it was the answer to a request
         await self.check(bytes(body))
         headers = {**response.headers, "content-type": "application/json"}  # in UTF-8, whatever charset it names
         return httpx2.Response(response.status_code, headers=headers, stream=httpx2.ByteStream(bytes(body)))
+
+    async def chunk(self, number: int) -> None:
+        """Charge a chunk of a response; after so many, others have their turn."""
+        self.charge(1)
+        if number % PER_TURN == 0:
+            await asyncio.sleep(0)
 
     async def check(self, data: bytes) -> None:
         if len(data) > SMALL:
@@ -318,9 +332,12 @@ class _Events(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         held = bytearray()
-        charged, good = 0, True
+        charged, chunks, good = 0, 0, True
         try:
             async for chunk in self._stream:
+                chunks += 1
+                charged += 1
+                await self._meter.chunk(chunks)
                 for at in range(0, len(chunk), _PIECE):
                     piece = chunk[at : at + _PIECE]
                     lines = piece.count(b"\n") + piece.count(b"\r")

@@ -52,6 +52,15 @@ def paint(text: Text) -> str:
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="own")
+def lost(text: Text) -> str:
+    """Say where something is, unless greeted."""
+    from interlock import Failure
+    if text != "hello":
+        raise Failure("E3502", "cannot read /srv/private/key", details={"at": "/srv/private/key"})
+    return text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
 def crash(text: Text) -> str:
     """Fail in a way nobody foresaw, unless greeted."""
     if text != "hello":
@@ -297,7 +306,7 @@ def test_tools_of_a_file_are_admitted(fresh: Cli) -> None:
     assert ended.code == 0, ended.out
     assert "✓ own.shout@1.0.0   admitted" in ended.out
     again = fresh.ask("tools", "add", "mine.py")
-    assert [offer["new"] for offer in again["admitted"]] == [False] * 6
+    assert [offer["new"] for offer in again["admitted"]] == [False] * 7
 
 
 def test_tools_of_a_module_in_the_working_directory_are_admitted_and_can_be_called(fresh: Cli) -> None:
@@ -355,7 +364,7 @@ def test_what_is_no_tool_is_refused_in_words(fresh: Cli) -> None:
 
 def test_one_bad_target_does_not_keep_the_good_ones_out(fresh: Cli) -> None:
     document = fresh.ask("tools", "add", "missing.py", write(fresh, "mine.py", TOOLS))
-    assert len(document["admitted"]) == 6
+    assert len(document["admitted"]) == 7
     assert [offer["tool"] for offer in document["refused"]] == ["missing.py"]
 
 
@@ -651,6 +660,16 @@ def test_a_tool_cannot_draw_on_the_terminal_of_its_reader(fresh: Cli) -> None:
     ended = fresh("call", "own.paint", '{"text": "hey"}')
     assert "\x1b" not in ended.out
     assert "\\x1b[31mred" in ended.out
+
+
+@pytest.mark.proves("CONTRACT-13")
+def test_an_envelope_on_the_command_line_names_no_place_of_the_machine(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", TOOLS))
+    ended = fresh("call", "own.lost", '{"text": "hey"}', "--json")
+    assert ended.json["error"]["error_code"] == "E3502"
+    assert "/srv/private" not in ended.out
+    missing = fresh("call", "own.nothing", "{}", "--json")
+    assert str(fresh.home) not in missing.out
 
 
 def test_a_tool_that_crashes_is_told_without_its_stack_trace(fresh: Cli) -> None:

@@ -181,7 +181,7 @@ def test_titles_and_resolutions_are_lower_case_without_a_full_stop(row: Code) ->
         assert len(text) <= 80, text
 
 
-@pytest.mark.part_of("CONTRACT-13", rest="no host paths in messages")
+@pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("row", ROWS)
 def test_the_envelope_of_every_code_fits_the_published_error_schema(row: Code) -> None:
     envelope = Failure(row.code, details={"faults": []}, retry_after_ms=5, policy_refs=("p",)).envelope("trace")
@@ -195,6 +195,37 @@ def test_the_envelope_of_every_code_fits_the_published_error_schema(row: Code) -
     assert envelope["policy_refs"] == ["p"]
     assert envelope["evidence_refs"] == []
     assert envelope["native_error_ref"] is None
+
+
+ROOTS = st.sampled_from(["/home", "/srv", "/etc", "/var/lib", "/tmp", "/root", "/usr", "~", "C:\\Users"])
+STEPS = st.lists(st.text("abcXYZ019._-", min_size=1, max_size=8).filter(lambda name: name.strip(".")), min_size=1)
+HOST_PATHS = st.tuples(ROOTS, STEPS).map(lambda parts: "/".join([parts[0], *parts[1]]))
+AROUND = st.sampled_from(
+    ["cannot open {}: denied", "'{}'", "`{}` is gone", "UPDATE file:{}", "see file://{}", "({})", "{}", "a {}, b {}"]
+)
+
+
+@pytest.mark.proves("CONTRACT-13")
+@given(path=HOST_PATHS, words=AROUND)
+def test_no_path_of_the_machine_leaves_in_an_envelope(path: str, words: str) -> None:
+    text = words.replace("{}", path)
+    failure = Failure(
+        "E3801", text, details={"at": [text], text: {"deep": text}}, resolution=text, native_error_ref=text
+    )
+    envelope = failure.envelope("trace")
+    assert path not in str(envelope)
+    assert path.split("/")[-1] not in envelope["humanMessage"].replace("[path]", "") or len(path.split("/")[-1]) < 4
+    assert failure.in_full == text
+    assert failure.details_in_full == {"at": [text], text: {"deep": text}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/parameters/0 is missing", "GET /v1/calls/x", "https://api.example.com/etc/x", "either/or, 1/2", "3:/4", "/tmp"],
+)
+def test_what_only_looks_like_a_path_of_the_machine_stays(text: str) -> None:
+    failure = Failure("E3004", text, details={"pointer": "/etc/0", "text": text})
+    assert (failure.message, failure.details) == (text, {"pointer": "/etc/0", "text": text})
 
 
 @pytest.mark.proves("CONTRACT-13")

@@ -192,20 +192,27 @@ def raising(*_: Any, **__: Any) -> Any:
     raise RuntimeError(WORDS)
 
 
-def _hook(lock: Interlock, when: Any) -> None:
-    lock.hook(Hook(id="h", when=when, tools="demo.add", run=raising))
+def failing(*_: Any, **__: Any) -> Any:
+    """A failure of Interlock's own making that says where something is."""
+    trace = f'Traceback (most recent call last):\n  File "{PLACE}", line 3'
+    raise Failure("E3801", f"`{PLACE}` cannot be read\n{trace}", details={"at": [PLACE], f"in {PLACE}": trace})
 
 
-LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch], object]] = {
-    "the service": lambda w, m: [m.setattr(w.service.calls, n, raising) for n in ("invoke", "invoke_plainly")],
-    "request": lambda w, m: m.setattr(w.lock.gateway, "_request", raising),
-    "validate": lambda w, m: m.setattr(w.lock.gateway, "_validate", raising),
-    "a hook before": lambda w, _: _hook(w.lock, "pre"),
-    "authorize": lambda w, m: m.setattr(w.lock.gateway, "_authorizer", None),
-    "execute": lambda w, m: m.setattr(w.lock.gateway.execution, "run", raising),
-    "verify": lambda w, m: m.setattr(w.lock.gateway, "_verify", raising),
-    "closing": lambda w, m: m.setattr(w.lock.gateway._closer, "succeed", raising),  # pyright: ignore[reportPrivateUsage]
-    "the journal": lambda w, m: [m.setattr(w.lock.journal, n, raising) for n in ("append", "record", "commit")],
+def _hook(lock: Interlock, when: Any, raises: Raiser) -> None:
+    lock.hook(Hook(id="h", when=when, tools="demo.add", run=raises))
+
+
+Raiser = Callable[..., Any]
+LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
+    "the service": lambda w, m, r: [m.setattr(w.service.calls, n, r) for n in ("invoke", "invoke_plainly")],
+    "request": lambda w, m, r: m.setattr(w.lock.gateway, "_request", r),
+    "validate": lambda w, m, r: m.setattr(w.lock.gateway, "_validate", r),
+    "a hook before": lambda w, _, r: _hook(w.lock, "pre", r),
+    "authorize": lambda w, m, r: [m.setattr(w.lock.gateway._authorizer, n, r) for n in ("clear", "authorize")],  # pyright: ignore[reportPrivateUsage]
+    "execute": lambda w, m, r: m.setattr(w.lock.gateway.execution, "run", r),
+    "verify": lambda w, m, r: m.setattr(w.lock.gateway, "_verify", r),
+    "closing": lambda w, m, r: m.setattr(w.lock.gateway._closer, "succeed", r),  # pyright: ignore[reportPrivateUsage]
+    "the journal": lambda w, m, r: [m.setattr(w.lock.journal, n, r) for n in ("append", "record", "commit")],
 }
 
 
@@ -218,12 +225,28 @@ async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says
     for door in WIRES:
         assert (await wires.call(door, "demo.add", {"a": 1})).envelope is None
         with monkeypatch.context() as broken:
-            LAYERS[layer](wires, broken)
+            LAYERS[layer](wires, broken, raising)
             heard = await wires.call(door, "demo.add", {"a": 1})
         wires.lock.gateway.hooks.registered.clear()
         envelope = sound(heard, door)
         assert envelope["error_code"] in ("E3000", "E3211"), (door, envelope)
         assert logged(wires, caplog, envelope["traceId"]), door
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("layer", LAYERS)
+async def test_a_failure_of_any_layer_names_no_place_of_this_machine_at_any_door_and_the_log_does(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, layer: str
+) -> None:
+    log_each_in_full(wires)
+    for door in WIRES:
+        with monkeypatch.context() as broken:
+            LAYERS[layer](wires, broken, failing)
+            heard = await wires.call(door, "demo.add", {"a": 1})
+        wires.lock.gateway.hooks.registered.clear()
+        envelope = sound(heard, door)
+        assert envelope["error_code"] in ("E3801", "E3211"), (door, envelope)
+        assert PLACE in logged(wires, caplog, envelope["traceId"]), door
 
 
 @pytest.mark.proves("CONTRACT-13")

@@ -319,7 +319,7 @@ def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
         return caller_meant(lock, who, by)
     except Failure as failure:
         hint = "" if ":" in who else f", or write local:{who}"
-        raise Failure(failure.code, f"{failure.message}; see interlock identities list{hint}") from None
+        raise Failure(failure.code, f"{failure.in_full}; see interlock identities list{hint}") from None
 
 
 def _arguments(schema: Json, patterns: dict[str, str], ranges: dict[str, Json], tool: str) -> Json:

@@ -97,10 +97,10 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
     try:
         yield from check(home)
     except Failure as failure:
-        yield Finding(name, "broken", f"{failure.code} {failure.message}", failure.resolution)
+        yield Finding(name, "broken", f"{failure.code} {failure.in_full}", failure.resolution)
     except (OSError, sqlite3.Error) as error:
         if (full := no_room(error)) is not None:
-            yield Finding(name, "broken", f"{full.code} {full.message}", full.resolution)
+            yield Finding(name, "broken", f"{full.code} {full.in_full}", full.resolution)
             return
         yield Finding(name, "broken", f"cannot be read: {error}", "make the home readable, or choose another one")
 
@@ -233,7 +233,7 @@ def _rewritten(connection: sqlite3.Connection, last: SignedHead | None) -> Itera
     try:
         lasthead.refuse_rewritten(connection, lasthead.ends(connection, last))
     except Failure as failure:
-        yield Finding("journal", "broken", f"{failure.code} {failure.message}", failure.resolution)
+        yield Finding("journal", "broken", f"{failure.code} {failure.in_full}", failure.resolution)
 
 
 def _schema(home: Home, found: str) -> Finding:
@@ -525,7 +525,7 @@ def _check_issuer(home: Home) -> Iterator[Finding]:
         if not paths:
             yield Finding("issuer keys", "good", "none yet, made with the first token")
     except Failure as failure:
-        yield Finding("issuer keys", "broken", f"{failure.code} {failure.message}", failure.resolution)
+        yield Finding("issuer keys", "broken", f"{failure.code} {failure.in_full}", failure.resolution)
     for path in paths:
         yield from _key("issuer keys", path, partial(issuer.load, path.name) if path.name in names else None)
 
@@ -563,7 +563,7 @@ def _key(name: str, key: Path, check: Callable[[], object] | None, absent: str =
         if check is not None:
             check()
     except Failure as failure:
-        yield Finding(name, "broken", f"{failure.code} {failure.message}", failure.resolution)
+        yield Finding(name, "broken", f"{failure.code} {failure.in_full}", failure.resolution)
         return
     yield Finding(name, "good", "in order, readable by its owner alone" if key.exists() else absent)
 

@@ -95,8 +95,8 @@ class Page:
         row = failure.row
         self.line(BAD, " ", Text(row.code, "bold"), f"  {row.title}", right=retry_words(failure))
         facts: list[tuple[str, Cell]] = []
-        if failure.message != row.title:
-            self.console.print(indented(failure.message))
+        if failure.in_full != row.title:
+            self.console.print(indented(failure.in_full))
         if failure.code[:3] == "E38" and home:
             facts.append(("home", home))
         # Here there is no operator with a trace id at hand; there is whoever typed the command.
@@ -131,7 +131,7 @@ class Page:
         if faults:
             self.table([(Text(f"  {name}", "bold"), message) for name, message in faults])
             return
-        self.console.print(indented(failure.message))
+        self.console.print(indented(failure.in_full))
         self.facts([("next", _advice(failure, result.tool.partition("@")[0]))])
 
     def _success(self, result: Result) -> None:

@@ -242,7 +242,7 @@ def refusal(lock: Interlock, failure: Failure, groups: tuple[str, ...], by: Call
     from interlock.core.errors import Failure
 
     members = "; ".join(f"in {group}: {', '.join(_members(lock, group, by)) or 'nobody yet'}" for group in groups)
-    return Failure(failure.code, f"{failure.message} ({members})", details=failure.details)
+    return Failure(failure.code, f"{failure.in_full} ({members})", details=failure.details)
 
 
 def _members(lock: Interlock, group: str, by: Caller) -> list[str]:

@@ -378,7 +378,7 @@ async def test(lock: Interlock, out: Output, /, target: str, live: bool) -> int:
         try:
             trials.append(await lock.try_out(tool, live=live))
         except Failure as failure:
-            trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.message),)))
+            trials.append(Trial(_ref(tool), "none", (Outcome("declaration", False, failure.in_full),)))
 
     passed = all(trial.passed for trial in trials)
     document = {"passed": passed, "live": live, "tools": [_trial_document(trial) for trial in trials]}

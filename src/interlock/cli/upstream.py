@@ -101,7 +101,7 @@ def _explained(failure: Failure, said: str) -> Failure:
     """A failure to add an upstream, in the words of whoever types the command."""
     from interlock.core.errors import Failure
 
-    message, advice = failure.message, failure.resolution
+    message, advice = failure.in_full, failure.resolution
     if failure.code == "E3406" and "private" in message:
         advice = "if it is meant to be there: --allow-private"
     if failure.code == "E3502" and said:

@@ -10,10 +10,15 @@ stack trace, a path or a secret.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from interlock.core.hostpaths import without_paths, without_paths_in
+
+_log = logging.getLogger("interlock.errors")
 
 
 class ErrorCode(StrEnum):
@@ -289,8 +294,10 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
         row = CODES.get(code) or CODES[_DEFAULT_CODE[ErrorCode(code)]]
         super().__init__(message or row.title)
         self.row = row
-        self.message = message or row.title
-        self.details = details
+        # INVARIANT: what leaves any door holds no path of this machine and no stack trace. `in_full` is for the log.
+        self.message = row.title if not message else without_paths(message) or row.title
+        self.details: Mapping[str, Any] | None = None if details is None else without_paths_in(details)
+        self._details = details
         # INVARIANT: where the table decides, nobody overrides it; where it does not, unsaid reads as no. Whether what
         # was asked for took effect comes before both: nobody is told to repeat what may be done already.
         self.unsettled = unsettled
@@ -304,6 +311,16 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
     @property
     def code(self) -> str:
         return self.row.code
+
+    @property
+    def in_full(self) -> str:
+        """The message with the paths in it: for logs, and for people at the command line of this machine."""
+        return str(self)
+
+    @property
+    def details_in_full(self) -> Mapping[str, Any] | None:
+        """The details with the paths in them, for logs."""
+        return self._details
 
     def __repr__(self) -> str:
         return f"Failure({self.row.code}, {self.message!r})"
@@ -326,6 +343,8 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
     def envelope(self, trace_id: str) -> dict[str, Any]:
         """The one form in which a failure leaves any door."""
         row = self.row
+        if self.message != self.in_full or self.details is not self._details:
+            _log.warning("%s: %s %s", row.code, self.in_full, self._details or "", extra={"trace_id": trace_id})
         envelope: dict[str, Any] = {
             "schema_version": "0.2.0",
             "errorCode": row.error_code.value,
@@ -335,9 +354,9 @@ class Failure(Exception):  # noqa: N818 - a failure is a result here, not an err
             "recoverability": "retry" if self.retryable else "none",
             "humanMessage": self.message,
             "message": self.message,
-            "resolution": self.resolution,
+            "resolution": without_paths(self.resolution),
             "traceId": trace_id,
-            "native_error_ref": self.native_error_ref,
+            "native_error_ref": None if self.native_error_ref is None else without_paths(self.native_error_ref),
             "policy_refs": list(self.policy_refs),
             "evidence_refs": list(self.evidence_refs),
         }

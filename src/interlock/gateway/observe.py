@@ -204,9 +204,9 @@ class Observer:
         details = None if failure.details is None else self.shown(call, dict(failure.details))
         if isinstance(failure.__cause__, Exception) and not isinstance(failure.__cause__, Failure):
             self.log_failure(call, f"{call.ref} failed", failure.__cause__)
-        elif message != failure.message or details != failure.details:
+        elif message != failure.in_full or details != failure.details_in_full:
             extra = {"trace_id": call.trace_id, "invocation_id": call.id}
-            told = hide(f"{failure.message[:_LONGEST_TEXT]} {'' if failure.details is None else dict(failure.details)}")
+            told = hide(f"{failure.in_full[:_LONGEST_TEXT]} {dict(failure.details_in_full or {}) or ''}")
             _log.warning("%s failed in call %s: %s", call.ref, call.id, _writable(told), extra=extra)
         if _log.isEnabledFor(logging.DEBUG):
             self._log_reasons(call, failure)

@@ -1,0 +1,69 @@
+"""Paths of this machine in texts that leave it. Messages and details of failures never hold one.
+
+A path counts as one of this machine when it begins with a directory that stands at the root of a file system here, or
+usually does. So a JSON pointer (`/parameters/0`) and a route (`/v1/calls`) stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+MARK = "[path]"
+
+_USUAL = frozenset((
+    "Applications", "Library", "System", "Users", "Volumes", "bin", "boot", "dev", "etc", "home", "lib", "lib64",
+    "media", "mnt", "nix", "opt", "private", "proc", "root", "run", "sbin", "snap", "srv", "sys", "tmp", "usr", "var",
+))  # fmt: skip
+# Names of members in details that hold a JSON pointer and no path.
+_POINTERS = frozenset({"pointer", "pointers"})
+
+
+def _compiled() -> re.Pattern[str]:
+    try:
+        here = {name for name in os.listdir("/") if os.path.isdir(f"/{name}")}
+    except OSError:
+        here = set[str]()
+    names = "|".join(sorted(map(re.escape, _USUAL | here), key=len, reverse=True))
+    plain = r"(?:[^\s'\"`,;:)\]}>|]|:(?!\s|\Z))*"
+    return re.compile(
+        rf"(?<=['\"`])/+(?:{names})/[^'\"`\n]*(?=['\"`])"  # quoted: blanks belong to it
+        rf"|(?:(?<![\w./:~-])|(?<=file:)|(?<=:///))/+(?:{names})/{plain}"
+        rf"|(?<![\w./])~[\w-]*/{plain}"
+        rf"|(?<!\w)[A-Za-z]:[\\/](?![\\/]){plain}"
+    )
+
+
+_PATH = _compiled()
+_TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\).*\Z", re.DOTALL)
+_FRAME = re.compile(r"\s*File \"[^\"\n]*\", line \d+(?:, in \S+)?")
+
+
+def without_paths(text: str) -> str:
+    """A text without paths of this machine and without a stack trace."""
+    if "/" not in text and "\\" not in text and "Traceback" not in text:
+        return text
+    if "Traceback" in text or ", line " in text:
+        text = _FRAME.sub("", _TRACEBACK.sub("", text))
+    return _PATH.sub(MARK, text)
+
+
+def without_paths_in(value: Any) -> Any:
+    """Data whose texts are without paths of this machine; the very same object where there was none."""
+    if isinstance(value, str):
+        return without_paths(value)
+    if isinstance(value, Mapping):
+        members = cast("Mapping[Any, Any]", value)
+        cleaned = {
+            without_paths(name) if isinstance(name, str) else name: one if name in _POINTERS else without_paths_in(one)
+            for name, one in members.items()
+        }
+        same = all(name in members and one is members[name] for name, one in cleaned.items())
+        return members if same else cleaned
+    if isinstance(value, list | tuple):
+        items = cast("list[Any]", value)
+        found = [without_paths_in(one) for one in items]
+        return items if all(one is before for one, before in zip(found, items, strict=True)) else found
+    return value

@@ -6,8 +6,10 @@ Other tests look at `THOROUGH` to do more.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import hypothesis
@@ -33,3 +35,13 @@ def multiply_examples(items: Iterable[pytest.Item]) -> None:
         done.add(test)
         if given.max_examples != hypothesis.settings().max_examples:
             setattr(test, _GIVEN, hypothesis.settings(given, max_examples=given.max_examples * FACTOR))
+
+
+@contextmanager
+def no_collection() -> Generator[None]:
+    """Measure without the garbage collector: it walks whatever all tests before have made."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

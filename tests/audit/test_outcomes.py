@@ -1,4 +1,7 @@
-"""Keys, holds and sessions: after any honest history they agree with the journal, and an edit of a row is found."""
+"""Keys, results, costs, budgets and sessions: after any honest history they agree with the journal.
+
+An edit of a row is found. Nothing is found in a backup, in an older home, or in one in which calls run.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,20 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock.audit import outcomes
 from interlock.audit.chain import Verdict, verify
 from interlock.audit.retention import purge
 from interlock.gateway import reconcile
 from interlock.settings import Settings
+from interlock.store import migrations
+from interlock.store.backup import copied
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.audit.test_chain import unguarded
@@ -26,6 +35,7 @@ from tests.audit.test_chain import unguarded
 Text = Annotated[str, Field(description="any text", examples=["a"])]
 BUDGETS = [{"per": "tenant", "limit": 1_000_000}, {"per": "session", "limit": 1_000_000}]
 DAY_S = 86_400
+VERSIONS = Path(migrations.__file__).parent / "versions"
 
 
 @tool(
@@ -44,7 +54,7 @@ async def work(ctx: Context, name: Text, how: Text) -> str:
     ctx.session["last"] = name
     ctx.cost(external_api=0.25)
     ctx.compensate_with(name=name)
-    return name
+    return name * 5000 if how == "large" else name
 
 
 @work.preview
@@ -68,6 +78,9 @@ async def live(path: Path, acts: list[str], clock: FakeClock) -> None:
                 clock.advance(40 * DAY_S)
                 await lock.maintain()
                 continue
+            if act == "charged":
+                await lock.charge(f"task-{number}", part="retrieval", amount=0.5, key=name)
+                continue
             how = {"undone": "fine", "happened": "unclear", "never": "unclear"}.get(act, act)
             result = await lock.call("out.work", name=name, how=how, key=name, session=f"s{number % 2}")
             if act == "undone":
@@ -80,7 +93,7 @@ async def live(path: Path, acts: list[str], clock: FakeClock) -> None:
             assert verify(Home(path)).faults == ()
 
 
-ACTS = ("fine", "refused", "again", "unclear", "undone", "happened", "never")
+ACTS = ("fine", "refused", "again", "unclear", "undone", "happened", "never", "large", "charged")
 
 
 def edited(home: Path, *statements: str) -> Verdict:
@@ -115,6 +128,9 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FINE, UNCLEAR = "key = 'fine-0'", "key = 'unclear-3'"
+CALL = f"(SELECT call FROM reservation WHERE {FINE})"
+# As an older version would have kept it, in clear text.
+FORGED = """CAST('{"value":"forged","persistence":["inline",null,8,""],"redacted":[]}' AS BLOB)"""
 
 
 @pytest.mark.parametrize(
@@ -138,6 +154,22 @@ FINE, UNCLEAR = "key = 'fine-0'", "key = 'unclear-3'"
         ("DELETE FROM session", "the state of a session is missing in the tables"),
         ("UPDATE spend SET held = held - 1", "millionths aside, and calls hold 0"),
         ("UPDATE spend SET spent = -5", "which cannot be"),
+        ("UPDATE spend SET spent = spent - 250000", "millionths are spent in the tables, on record"),
+        ("UPDATE spend SET spent = 0", "millionths are spent in the tables, on record"),
+        ("DELETE FROM spend", "is missing in the tables, on record"),
+        (f"DELETE FROM cost WHERE call = {CALL}", "is missing in the tables, on record it is 250000 mill"),
+        (f"UPDATE cost SET total = 1 WHERE call = {CALL}", "is 1 millionths in the tables"),
+        (f"UPDATE cost SET parts = '{{}}' WHERE call = {CALL}", "on record {'external_api': 250000}"),
+        ("UPDATE cost SET total = 1 WHERE call LIKE 'charge:%'", "on record {'retrieval': 500000}"),
+        ("INSERT INTO cost VALUES ('a', 't', '', 'local', 5, '{}')", "the cost of call a is in the tables and on no"),
+        ('UPDATE session SET state = \'{"last": "forged"}\'', "holds other values than it had on record"),
+        ("UPDATE session SET state = zeroblob(50)", "cannot be opened"),
+        (f"UPDATE reservation SET result = {FORGED} WHERE {FINE}", "keeps another result than"),
+        (f"UPDATE reservation SET result = {FORGED} WHERE key = 'refused-1'", "keeps another result than"),
+        (f"UPDATE reservation SET result = {FORGED} WHERE key = 'happened-5'", "keeps another result than"),
+        (f"UPDATE reservation SET result = substr(result, 1, 40) WHERE {FINE}", "it was changed after it was sealed"),
+        (f"UPDATE reservation SET result = NULL WHERE {FINE}", "it is not what was stored"),
+        ("UPDATE payload SET body = CAST('1' AS BLOB), size = 1", "keeps another result than is on record"),
         ("INSERT INTO hold VALUES ('a', 'b', 5, 'c')", "a call holds room in the budget b"),
     ],
 )
@@ -187,6 +219,106 @@ async def test_a_home_in_which_calls_run_agrees(tmp_path: Path) -> None:
         assert any("millionths aside" in fault.what for fault in forged.faults)
         ended = await asyncio.to_thread(edited, home, "UPDATE reservation SET state = 'done'")
         assert any("on record 'executing'" in fault.what for fault in ended.faults)
+        gone = await asyncio.to_thread(edited, home, "DELETE FROM reservation")
+        assert any("is missing in the tables, on record it is 'executing'" in fault.what for fault in gone.faults)
         go.set()
         assert (await running).ok
     assert verify(Home(home)).faults == ()
+
+
+async def test_no_fault_is_found_while_calls_begin_and_end(tmp_path: Path) -> None:
+    home, over = tmp_path / "home", False
+
+    async def calling(lock: Interlock, who: int) -> None:
+        number = 0
+        while not over:
+            number += 1
+            key = f"{who}-{number}"
+            call = lock.call("out.work", name=key, how=ACTS[number % 4], key=key, session=f"s{who}")
+            if number % 5:
+                await call
+                continue
+            leaving = asyncio.ensure_future(call)
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+
+    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as lock:
+        await lock.add(work)
+        callers = [asyncio.ensure_future(calling(lock, who)) for who in range(4)]
+        try:
+            found = [(await asyncio.to_thread(verify, Home(home))).faults for _ in range(15)]
+        finally:
+            over = True
+            await asyncio.gather(*callers)
+    assert found == [()] * 15
+    assert verify(Home(home)).faults == ()
+
+
+async def test_a_caller_who_leaves_before_the_key_is_theirs_leaves_a_record_of_that(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with Interlock.open(home, budgets=BUDGETS, housekeeping=False) as lock:
+        await lock.add(work)
+        given_back = "SELECT count(*) FROM journal WHERE kind = 'settled'"
+        for turns in range(60):
+            leaving = asyncio.ensure_future(lock.call("out.work", name="a", how="fine", key=f"k{turns}"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+            await lock.maintain()
+            assert verify(Home(home)).faults == ()
+            if lock.journal.read(given_back)[0][0]:
+                break
+
+
+def test_a_restored_backup_agrees(lived: Path, tmp_path: Path) -> None:
+    with copied(Home(lived), tmp_path / "backup"):
+        pass
+    with copied(Home(tmp_path / "backup"), tmp_path / "restored"):
+        pass
+    assert verify(Home(tmp_path / "restored")).faults == ()
+    keys = Home(tmp_path / "restored").keys
+    (keys / "secrets.key").unlink()
+    # What is sealed cannot be compared without the keys, and that is no fault of the tables.
+    assert verify(Home(tmp_path / "restored")).faults == ()
+    assert not (keys / "secrets.key").exists()
+
+
+def test_a_home_whose_sealing_keys_have_changed_agrees(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    asyncio.run(live(home, list(ACTS), FakeClock()))
+
+    async def rotate() -> None:
+        async with Interlock.open(home, clock=FakeClock().clock, housekeeping=False) as lock:
+            await lock.secrets.rotate_key(by="local:ben")
+
+    asyncio.run(rotate())
+    assert verify(Home(home)).faults == ()
+
+
+@pytest.mark.parametrize("revision", sorted(path.name[:4] for path in VERSIONS.glob("0*.py")))
+def test_an_empty_home_of_any_earlier_schema_agrees(tmp_path: Path, revision: str) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'old.db'}", poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    config = Config()
+    config.set_main_option("script_location", str(VERSIONS.parent))
+    with engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    engine.dispose()
+    with closing(sqlite3.connect(tmp_path / "old.db")) as db:
+        db.text_factory = bytearray
+        assert list(outcomes.disagreements(db, 0, 0)) == []
+
+
+async def test_what_an_older_version_did_not_record_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_before(body: bytes, *_: object) -> bytes:
+        return body
+
+    with monkeypatch.context() as patch:
+        patch.setattr("interlock.store.records.with_budgets", as_before)
+        await live(tmp_path / "home", list(ACTS), FakeClock())
+    assert verify(Home(tmp_path / "home")).faults == ()

@@ -79,9 +79,10 @@ async def hold(journal: Journal, call: str, allowances: Sequence[Allowance], amo
 
 
 async def settle(journal: Journal, call: str, cost: Cost, allowances: Sequence[Allowance] = ()) -> tuple[Overrun, ...]:
-    return await journal.commit(
+    booked = await journal.commit(
         lambda transaction: budgets.settle(transaction, call, cost, allowances, task="t", session="", tenant="acme")
     )
+    return booked.overrun
 
 
 def books(journal: Journal) -> list[tuple[int, int]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import socket
@@ -30,7 +29,7 @@ from interlock.executors.sandbox.child import Child, Ended
 from interlock.executors.sandbox.job import Job, Limits, Outcome, ProgramJob, PythonJob, failure_of
 from interlock.executors.sandbox.watch import Watch
 from tests.sandbox.forged import CUT, DONE, JSON, RESULT_BYTES, ROWS, said, spoilt
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, no_collection
 
 # How many frames the property test has the host take. All of them in a thorough run, which measures the loop too.
 FRAMES = 100_000 if THOROUGH else 1_500
@@ -147,20 +146,16 @@ def test_whatever_is_said_the_call_ends_and_only_what_is_sane_is_passed_on() -> 
         before, odd, done = rows
         stream = spoilt(b"".join((*before, *odd, DONE if done else b"")), cut)
         job: Job = ProgramJob(argv=("x",), limits=LARGE) if program else ODD_JOB
-        heard = runner.run(hear(stream, job, status=status))
+        with no_collection():
+            heard = runner.run(hear(stream, job, status=status))
         _check_sane(heard)
         taken += heard.frames
         longest = max(longest, (heard.longest_s, stream[:200]))
         assert heard.longest_s < HELD_S or not THOROUGH
 
-    gc.collect()
-    gc.freeze()  # the loop is not to wait for the collection of what other tests have made
-    try:
-        with asyncio.Runner() as runner:
-            while taken < FRAMES:
-                one()
-    finally:
-        gc.unfreeze()
+    with asyncio.Runner() as runner:
+        while taken < FRAMES:
+            one()
     print(f"{taken:,} frames were taken; the loop was held for {longest[0] * 1e3:.1f} ms at most: {longest[1]!r}")
 
 

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keyring.errors import KeyringLocked
 
-from interlock import Failure
-from interlock.store.sealing import Box, key_id_of
+from interlock import Failure, Interlock
+from interlock.store.home import Home
+from interlock.store.sealing import LASTING, Box, key_id_of, seal_again
 
 LOCAL = {"purpose": "test", "about": "here"}
 
@@ -191,3 +192,20 @@ def test_importing_and_making_a_box_loads_neither_cryptography_nor_keyring(tmp_p
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_sealing_again_does_the_same_each_time_it_runs_though_the_key_changes_between(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        box = Box(Home(tmp_path / "home").keys)
+        before = box.seal(b"{}", purpose="session", about="00")
+        await lock.journal.commit(lambda tx: tx.execute("INSERT INTO session VALUES (x'00', 1, ?)", (before,)).rowcount)
+        place = next(one for one in LASTING if one.table == "session")
+        unit = seal_again(box, place)
+        for _ in range(2):
+            assert await lock.journal.commit(unit) == 1
+            assert lock.journal.read("SELECT state FROM session") == [(before,)]
+            box.rotate()
+        assert await lock.journal.commit(seal_again(box, place)) == 1
+        ((after,),) = lock.journal.read("SELECT state FROM session")
+    assert key_id_of(after) == box.current
+    assert box.open(after, purpose="session", about="00") == b"{}"

@@ -195,10 +195,15 @@ def _standings(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
 
 def rows(connection: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
     """All rows of a table, by the table itself; none where an older schema has no such table."""
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is None:
+    if not there(connection, table):
         return
     for row in connection.execute(f"SELECT {columns} FROM {table} NOT INDEXED"):  # noqa: S608 - constants
         yield tuple(map(plain, row))
+
+
+def there(connection: sqlite3.Connection, table: str) -> bool:
+    """Whether this schema has a table."""
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
 
 
 def plain(value: Any) -> Any:

@@ -35,13 +35,14 @@ from urllib.parse import quote
 
 import orjson
 
-from interlock.audit import agreement, layout, outcomes
+from interlock.audit import agreement, amounts, layout, outcomes
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import lasthead
 from interlock.store.home import APPLICATION_ID, Home, no_room
 from interlock.store.lasthead import GENESIS, SignedHead, anchor_line
+from interlock.store.sealing import Box, is_sealed, key_id_of
 from interlock.store.signing import signed_by
 
 MAX_FAULTS = 20
@@ -121,7 +122,8 @@ def verify(
     # An anchor is in the database before it is in a file, so the files are read first.
     witness = None if database_only else _Witness.of(home)
     last = None if database_only else _LastHead.of(home)
-    examine = partial(_examine, home, witness, last, public_key, known_head, progress)
+    open_sealed = None if database_only else _opener(home)
+    examine = partial(_examine, home, witness, last, public_key, known_head, progress, open_sealed)
     before = _stamp(home.database)
     if before.beside:
         found = examine(immutable=False)
@@ -212,6 +214,7 @@ def _examine(
     public_key: bytes | None,
     known_head: tuple[int, bytes] | None,
     progress: Callable[[int], None] | None,
+    open_sealed: outcomes.Open | None,
     *,
     immutable: bool,
 ) -> Found:
@@ -232,16 +235,33 @@ def _examine(
                 _check_unsigned(connection, last, found)
             if known_head is not None:
                 _check_known_head(connection, known_head, found)
-            for what in layout.contradictions(connection, (*layout.LEDGER, *agreement.TABLES, *outcomes.TABLES)):
+            tables = (*layout.LEDGER, *agreement.TABLES, *outcomes.TABLES, *amounts.TABLES)
+            for what in layout.contradictions(connection, tables):
                 note(0, what)
             for seq, what in agreement.disagreements(connection, found.purged_through):
                 note(seq, what)
-            for seq, what in outcomes.disagreements(connection, found.purged_through, time.time_ns() // 1_000_000):
+            now_ms = time.time_ns() // 1_000_000
+            for seq, what in outcomes.disagreements(connection, found.purged_through, now_ms, open_sealed):
                 note(seq, what)
     except _UNREADABLE as error:
         full = no_room(error) if isinstance(error, sqlite3.Error) else None
         raise full or Failure("E3804", f"the database in this home cannot be read: {_said(error)}") from None
     return found
+
+
+def _opener(home: Home) -> outcomes.Open | None:
+    """Opens what this home has sealed; None where its sealing keys are not in a file, or cannot be read."""
+    box = Box(home.keys)
+    try:
+        ids = box.ids()
+    except Failure:
+        return None  # `interlock doctor` names what is wrong with them
+
+    def open_sealed(sealed: bytes, purpose: str, about: str) -> bytes | None:
+        lost = is_sealed(sealed) and key_id_of(sealed) not in ids
+        return None if lost else box.open(sealed, purpose=purpose, about=about)
+
+    return open_sealed if ids else None
 
 
 # A damaged schema can make the driver stumble over its own message.

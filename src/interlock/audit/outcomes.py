@@ -1,30 +1,34 @@
-"""Whether keys, holds and sessions still say what the journal has on record.
+"""Whether keys and sessions still say what the journal has on record.
 
-A key's row decides whether a call runs, a hold is room in a budget that nobody else may use, and a session's row is
-what tools remember. Who can write the file can write these rows. The records of a call say what its key must say: an
-intent takes the key, a closing ends it, and what came late or was settled by a person ends it otherwise. The records
-are played through in that order, and the row must say what they come to.
+A key's row decides whether a call runs and what a replay answers, and a session's row is what tools remember. Who can
+write the file can write these rows. The records of a call say what its key must say: an intent takes the key, a closing
+ends it, and what came late or was settled by a person ends it otherwise. The records are played through in that order,
+and the row must say what they come to. The result that a key keeps and the values of a session must have the digest
+that is on record; they are opened for that where the home's sealing keys can be read.
 
 Two things are no fault. A key whose window has passed may be gone. And a key may be blocked (`unknown`) although its
 closing is not on record yet, which lets nothing run.
-
-Not checked: the result that a key keeps for a replay, the values of a session, and what is spent of a budget.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
-from interlock.audit import agreement
-from interlock.core.canonical import key_scope, sealed_digest
+import orjson
+
+from interlock.audit import agreement, amounts
+from interlock.core.canonical import decode, digest, key_scope, sealed_digest
+from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import timekeeping
 
-TABLES = ("reservation", "session", "spend", "hold")
+TABLES = ("reservation", "session")
+# Opens what was sealed for a purpose and a place. None where its key is not here; a Failure where it was changed.
+Open = Callable[[bytes, str, str], bytes | None]
 # Clocks of processes differ by moments, and a record is dated a moment before it is written.
 _MOMENTS_MS = 120_000
 _OF_A_CALL = (
@@ -36,6 +40,11 @@ _MARKED = (
     "SELECT seq, kind, call, body FROM journal NOT INDEXED WHERE kind IN ('intent', 'settled')"
     " OR (kind = 'closed' AND (instr(body, CAST('\"outcome\":\"unknown\"' AS BLOB))"
     " OR instr(body, CAST('\"sessionVersion\":' AS BLOB)))) ORDER BY seq"
+)
+# Calls that began and of whose end nothing is on record: their keys must be there, however old they are.
+_OPEN = (
+    "SELECT seq, call FROM journal AS begun WHERE kind = 'intent' AND NOT EXISTS (SELECT 1 FROM journal"
+    " WHERE journal.call = begun.call AND kind IN ('closed', 'late', 'settled')) ORDER BY seq"
 )
 _FACTS = {
     "tool": "toolId",
@@ -55,6 +64,9 @@ class _Key:
     until_ms: int | None = None
     scope: bytes | None = None
     facts: Json = field(default_factory=dict[str, Any])
+    # The digest of the result that the key keeps, or the code of the failure; None where no record says it.
+    result: str | None = None
+    error: str | None = None
     _window_ms: int | None = None
 
     def play(self, seq: int, kind: str, record: Json) -> None:
@@ -63,15 +75,18 @@ class _Key:
         elif self.state is None:
             return  # before its intent, or after retention removed that
         elif kind == "late":
-            self.state = "done"
+            self.state, self.result, self.error = "done", record.get("resultHash"), None
         elif kind == "settled":
-            self.state = "done" if record.get("happened") else "released"
+            self.state, self.result, self.error = "done", record.get("resultHash"), None
+            if not record.get("happened"):
+                self.state = "released"
             self._lasts_from(record)
         elif record.get("status") == "SUCCESS":
-            self.state = "done" if self.state in ("executing", "unknown") else self.state
+            if self.state in ("executing", "unknown"):
+                self.state, self.result = "done", record.get("resultHash")
         elif self.state == "executing":
             # Without a word about the key, the call had given it back before it ran.
-            self.state = cast("str | None", record.get("outcome"))
+            self.state, self.error = cast("str | None", record.get("outcome")), record.get("error_code")
         self.seq = seq
 
     def _take(self, record: Json) -> None:
@@ -93,25 +108,37 @@ class _Key:
         self.until_ms = None if made is None or self._window_ms is None else made + self._window_ms
 
 
-def disagreements(connection: sqlite3.Connection, purged_through: int, now_ms: int) -> Iterator[tuple[int, str]]:
+def disagreements(
+    connection: sqlite3.Connection, purged_through: int, now_ms: int, open_sealed: Open | None = None
+) -> Iterator[tuple[int, str]]:
     """Where these tables and the records part: the place of the newest record about it, or 0, and what it is.
 
-    `now_ms` is the time of the verifier. The store's own time counts where it is ahead of that.
+    `now_ms` is the time of the verifier. The store's own time counts where it is ahead of that. `open_sealed` is
+    missing where the sealing keys are: then results and sessions that are sealed are not compared.
     """
     try:
         there: set[Any] = set()
-        columns = "scope, call, state, expires_ms, tool, version, key, caller, input_hash"
-        for row in agreement.rows(connection, "reservation", columns):
+        columns = "scope, call, state, expires_ms, tool, version, key, caller, input_hash, result"
+        for *row, result in agreement.rows(connection, "reservation", columns):
             there.add(row[1])
-            yield from _compare(connection, row, complete=purged_through == 0)
+            said = _said(connection, row[1]) if isinstance(row[1], str) else _Key()
+            yield from _compare(said, row, complete=purged_through == 0)
+            if said.state == row[2] == "done":
+                yield from _compare_result(connection, said, row[1], result, open_sealed)
         now_ms = max(now_ms, timekeeping.reached(connection), _newest(connection)) + _MOMENTS_MS
         wanted, sessions = _marked(connection, now_ms)
         for call in sorted(wanted - there):
             said = _said(connection, call)
             if said.state == "unknown" or (said.state == "done" and (said.until_ms or 0) > now_ms):
                 yield said.seq, f"the key of call {call} is missing in the tables, on record it is {said.state!r}"
-        yield from _compare_sessions(connection, sessions)
-        yield from _compare_holds(connection)
+        for seq, call in connection.execute(_OPEN):
+            if agreement.plain(call) not in there:
+                yield (
+                    seq,
+                    f"the key of call {agreement.plain(call)} is missing in the tables, on record it is 'executing'",
+                )
+        yield from _compare_sessions(connection, sessions, open_sealed)
+        yield from amounts.disagreements(connection, purged_through, now_ms)
     except (sqlite3.Error, TypeError, ValueError) as error:
         yield 0, f"the tables that calls leave behind cannot be read: {error}"
 
@@ -122,9 +149,8 @@ def _newest(connection: sqlite3.Connection) -> int:
     return _ms(cast("Json", record).get("timestamp")) or 0 if isinstance(record, dict) else 0
 
 
-def _compare(connection: sqlite3.Connection, row: tuple[Any, ...], *, complete: bool) -> Iterator[tuple[int, str]]:
+def _compare(said: _Key, row: list[Any], *, complete: bool) -> Iterator[tuple[int, str]]:
     scope, call, state, expires_ms, tool, version, key, caller, input_hash = row
-    said = _said(connection, call) if isinstance(call, str) else _Key()
     if said.state is None:
         if not said.seq and (complete or not isinstance(call, str)):
             yield 0, f"the key of call {call} is in the tables and on no record"
@@ -154,10 +180,19 @@ def _said(connection: sqlite3.Connection, call: str) -> _Key:
     return said
 
 
-def _marked(connection: sqlite3.Connection, now_ms: int) -> tuple[set[str], dict[bytes, tuple[int, int]]]:
-    """Calls whose key may have to be there, and the last version of each session with the record that made it."""
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What the last record about a session says of it."""
+
+    seq: int
+    version: int
+    digest: str | None
+
+
+def _marked(connection: sqlite3.Connection, now_ms: int) -> tuple[set[str], dict[bytes, _Session]]:
+    """Calls whose key may have to be there, and each session as its last record has it."""
     wanted: set[str] = set()
-    sessions: dict[bytes, tuple[int, int]] = {}
+    sessions: dict[bytes, _Session] = {}
     for seq, *names, body in connection.execute(_MARKED):
         record = agreement.parsed(body)
         if not isinstance(record, dict):
@@ -168,34 +203,84 @@ def _marked(connection: sqlite3.Connection, now_ms: int) -> tuple[set[str], dict
             wanted.add(call)
         if kind == "closed" and isinstance(version, int):
             row = sealed_digest(str(known.get("tenant")), str(known.get("callerId")), str(known.get("session", "")))
-            sessions[row] = (version, seq)
+            sessions[row] = _Session(seq, version, known.get("sessionHash"))
     return wanted, sessions
 
 
 def _compare_sessions(
-    connection: sqlite3.Connection, recorded: dict[bytes, tuple[int, int]]
+    connection: sqlite3.Connection, recorded: dict[bytes, _Session], open_sealed: Open | None
 ) -> Iterator[tuple[int, str]]:
-    stored = dict(agreement.rows(connection, "session", "id, version")) if recorded else {}
-    for row_id, (version, seq) in recorded.items():
+    stored = (
+        {row[0]: row[1:] for row in agreement.rows(connection, "session", "id, version, state")} if recorded else {}
+    )
+    for row_id, said in recorded.items():
         if row_id not in stored:
-            yield seq, f"the state of a session is missing in the tables, on record it has version {version}"
-        elif stored[row_id] != version:
-            yield seq, f"the state of a session has version {stored[row_id]!r} in the tables, on record {version}"
+            yield said.seq, f"the state of a session is missing in the tables, on record it has version {said.version}"
+            continue
+        version, state = stored[row_id]
+        if version != said.version:
+            yield said.seq, f"the state of a session has version {version!r} in the tables, on record {said.version}"
+        elif said.digest is not None:
+            yield from _compare_state(said, state, row_id.hex(), open_sealed)
 
 
-def _compare_holds(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
-    """What budgets set aside is what calls hold: one is the sum of the other."""
-    held: dict[str, Any] = {}
-    for budget, amount in agreement.rows(connection, "hold", "budget, amount"):
-        held[budget] = held.get(budget, 0) + amount
-    for budget, spent, amount in agreement.rows(connection, "spend", "budget, spent, held"):
-        wanted = held.pop(budget, 0)
-        if amount != wanted:
-            yield 0, f"the budget {budget} sets {amount!r} millionths aside, and calls hold {wanted!r}"
-        if type(spent) is not int or spent < 0:
-            yield 0, f"of the budget {budget} {spent!r} millionths are spent, which cannot be"
-    for budget in held:
-        yield 0, f"a call holds room in the budget {budget}, which is missing in the tables"
+def _compare_state(said: _Session, state: Any, about: str, open_sealed: Open | None) -> Iterator[tuple[int, str]]:
+    """A state in clear text is text, of an older version; anybody could have put one there."""
+    what = f"the state of a session with version {said.version}"
+    try:
+        text = state if isinstance(state, str) else _opened(state, "session", about, open_sealed)
+    except Failure as failure:
+        yield said.seq, f"{what} cannot be opened: {failure.message}"
+        return
+    if text is not None and digest(orjson.loads(text)) != said.digest:
+        yield said.seq, f"{what} holds other values than it had on record"
+
+
+def _compare_result(
+    connection: sqlite3.Connection, said: _Key, call: str, kept: Any, open_sealed: Open | None
+) -> Iterator[tuple[int, str]]:
+    """Hold what a replay would answer against the digest of the result, or the code of the failure, on record."""
+    if said.result is None and said.error is None:
+        return
+    try:
+        outcome = _outcome(connection, call, kept, open_sealed)
+    except Failure as failure:
+        yield said.seq, f"the result that the key of call {call} keeps cannot be opened: {failure.message}"
+        return
+    if outcome is None:
+        return
+    error, value = outcome
+    if error != said.error or (error is None and value is not _GONE and digest(value) != said.result):
+        yield said.seq, f"the key of call {call} keeps another result than is on record"
+
+
+_GONE = object()
+
+
+def _outcome(
+    connection: sqlite3.Connection, call: str, kept: Any, open_sealed: Open | None
+) -> tuple[str | None, Any] | None:
+    """The failure's code or the result that a key keeps, `_GONE` for one that is not kept any more; None: not known."""
+    text = kept if isinstance(kept, bytes) and kept.startswith(b"{") else _opened(kept, "outcome", call, open_sealed)
+    if text is None:
+        return None
+    outcome = cast("Json", decode(text))
+    if "error" in outcome:
+        return str(outcome["error"].get("code")), None
+    ref = outcome["persistence"][1]
+    if ref is None:
+        return None, outcome["value"]
+    row = connection.execute("SELECT body, size FROM payload WHERE ref = ?", (ref,)).fetchone()
+    if row is None or row[0] is None:
+        return None, _GONE
+    body = row[0] if len(row[0]) == row[1] else _opened(row[0], "payload", ref, open_sealed)
+    return None if body is None else (None, decode(bytes(body)))
+
+
+def _opened(sealed: Any, purpose: str, about: str, open_sealed: Open | None) -> bytes | None:
+    if not isinstance(sealed, bytes):
+        raise Failure("E3604", "it is not what was stored")
+    return None if open_sealed is None else open_sealed(sealed, purpose, about)
 
 
 def _ms(timestamp: Any) -> int | None:

@@ -61,6 +61,17 @@ class Overrun(NamedTuple):
         return {"budget": self.name, "limit": self.limit / MILLION, "spent": self.spent / MILLION}
 
 
+class Booked(NamedTuple):
+    """What a cost came to: the budgets that it overran, and each budget that it changed as it is now.
+
+    The latter stand in the record of the same write, so that the verifier knows what must be spent: the key of each,
+    how much is spent of it, and when its row may go.
+    """
+
+    overrun: tuple[Overrun, ...] = ()
+    rows: tuple[tuple[str, int, int | None], ...] = ()
+
+
 class Use(NamedTuple):
     """What is used of a budget by one of those that it is for, who are named from the tenant on."""
 
@@ -174,15 +185,15 @@ def settle(
     task: str,
     session: str,
     tenant: str,
-) -> tuple[Overrun, ...]:
-    """Spend what a call did cost instead of what it held, and store the cost. Returns the budgets overrun by it.
+) -> Booked:
+    """Spend what a call did cost instead of what it held, and store the cost.
 
     The allowances are those it was admitted under. A call is settled once: one whose cost is stored is left as it is. A
     call that cost nothing leaves no row.
     """
     total = actual.total
     if total and not _store(transaction, call_id, actual, task=task, session=session, tenant=tenant):
-        return ()
+        return Booked()
     held = 0
     if allowances:
         held = held_for(transaction, call_id)
@@ -219,8 +230,9 @@ def charge(
             "authority", charge_id, transaction.now_ms, act="cost.charged", by=by, tenant=tenant, task=task, part=part,
             millionths=cost.total,
         )  # fmt: skip
-        transaction.append("authority", charge_id, body)
-        return _spend(transaction, [one for one in allowances if one.key is not None], cost.total, 0)
+        booked = _spend(transaction, [one for one in allowances if one.key is not None], cost.total, 0)
+        transaction.append("authority", charge_id, records.with_budgets(body, booked.rows))
+        return booked.overrun
 
     return unit
 
@@ -233,11 +245,19 @@ def release_orphans(alive: Callable[[str], bool]) -> Unit[list[str]]:
         living = {owner: alive(owner) for owner in {row[3] for row in rows}}
         orphans = [row for row in rows if not living[row[3]]]
         for call, key, amount, _ in orphans:
-            began = transaction.one("SELECT 1 FROM journal WHERE call = ? AND kind = 'intent'", (call,))
+            began = transaction.one("SELECT body FROM journal WHERE call = ? AND kind = 'intent'", (call,))
             transaction.execute(
                 "UPDATE spend SET spent = spent + ?, held = held - ? WHERE budget = ?",
                 (0 if began is None else amount, amount, key),
             )
+            if began is not None:
+                row = transaction.one("SELECT spent, until_ms FROM spend WHERE budget = ?", (key,))
+                intent = orjson.loads(began[0])
+                actors = {name: intent.get(name) for name in ("callerId", "agentId", "tenant")}
+                body = records.plain(
+                    "authority", call, transaction.now_ms, act="hold.spent", by="interlock", millionths=amount, **actors
+                )
+                transaction.append("authority", call, records.with_budgets(body, [(key, *row)] if row else []))
             transaction.execute("DELETE FROM hold WHERE call = ? AND budget = ?", (call, key))
         return sorted({row[0] for row in orphans})
 
@@ -287,19 +307,21 @@ def _book(tx: Transaction, key: str, spent: int, held: int, until_ms: int | None
     )
 
 
-def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: int) -> tuple[Overrun, ...]:
-    """Spend an amount in place of what was held; returns the budgets of which too much is spent now."""
+def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: int) -> Booked:
+    """Spend an amount in place of what was held."""
     overrun: list[Overrun] = []
+    rows: list[tuple[str, int, int | None]] = []
     if not amount and not held:
-        return ()
+        return Booked()
     for key, limit, until_ms, name, _ in allowances:
         spent = amount
         if key is not None:
             _book(tx, key, amount, -held, until_ms)
-            spent = tx.one("SELECT spent FROM spend WHERE budget = ?", (key,))[0]
+            spent, until_ms = tx.one("SELECT spent, until_ms FROM spend WHERE budget = ?", (key,))
+            rows.append((key, spent, until_ms))
         if spent > limit:
             overrun.append(Overrun(name, limit, spent))
-    return tuple(overrun)
+    return Booked(tuple(overrun), tuple(rows) if amount else ())
 
 
 def _exceeded(allowance: Allowance, spent: int, held: int, amount: int, wait_ms: int | None) -> Failure:

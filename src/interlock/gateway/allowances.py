@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from interlock.authority import budgets
-from interlock.authority.budgets import Allowance, Overrun
+from interlock.authority.budgets import Allowance, Booked, Overrun
 from interlock.core.allowances import Budget, millionths
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock
@@ -109,7 +109,7 @@ class Allowances:
             total += Cost(human_review=millionths(self._settings.prices.human_review))
         return total
 
-    def settle(self, transaction: Transaction, call: Call, cost: Cost) -> tuple[Overrun, ...]:
+    def settle(self, transaction: Transaction, call: Call, cost: Cost) -> Booked:
         """Turn what the call set aside into what it cost, in the write that closes it."""
         caller = call.request.caller
         assert caller is not None
@@ -119,10 +119,10 @@ class Allowances:
             transaction, call.id, cost, held, task=task_of(call), session=billed_session(call), tenant=caller.tenant
         )
 
-    def keep(self, transaction: Transaction, call: Call) -> None:
+    def keep(self, transaction: Transaction, call: Call) -> Booked:
         """Count what a call set aside as spent: what it cost is not known."""
         amount = budgets.held_for(transaction, call.id)
-        self.settle(transaction, call, Cost(compute=amount) if call.launched else FREE)
+        return self.settle(transaction, call, Cost(compute=amount) if call.launched else FREE)
 
     def note_limit(self, call: Call, failure: Failure) -> None:
         """Leave a service alone for as long as it asked for."""

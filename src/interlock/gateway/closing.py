@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from interlock.approvals.ticket import Ticket
-from interlock.authority.budgets import Overrun
+from interlock.authority.budgets import Booked, Overrun
 from interlock.core.allowances import MILLION
 from interlock.core.artifacts import Artifact, recalled, refer
 from interlock.core.bounds import LARGE, result_too_large
@@ -166,7 +166,7 @@ class Closer:
             outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.artifacts]
         cost = self._cost(call, metadata, extra)
         if session is not None and session.changed:
-            extra["sessionVersion"] = session.version + 1
+            extra |= {"sessionVersion": session.version + 1, "sessionHash": digest(session.values_now())}
         if "previewDifferences" in metadata:
             extra["previewDifferences"] = metadata["previewDifferences"]
         if undo is not None:
@@ -205,11 +205,12 @@ class Closer:
             self.kept.store_payloads(transaction, call.id, caller, bodies, withheld, ahead)
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
-            overrun = () if cost is None else self._allowances.settle(transaction, call, cost)
+            booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            transaction.append("closed", call.id, record(withheld=withheld) if withheld else body)
-            return withheld, overrun
+            told = record(withheld=withheld) if withheld else body
+            transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
+            return withheld, booked.overrun
 
         call.recorded = True
         withheld, overrun = await self._close_write(call, unit)
@@ -422,11 +423,11 @@ class Closer:
                 return _Written(ended_before=False)
             elif call.noted:
                 reconcile.end(transaction, call.id)
-            overrun = () if cost is None else self._allowances.settle(transaction, call, cost)
+            booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            transaction.append("closed", call.id, body)
-            return _Written(ended_before=ended_before, overrun=overrun)
+            transaction.append("closed", call.id, records.with_budgets(body, booked.rows))
+            return _Written(ended_before=ended_before, overrun=booked.overrun)
 
         written, failure = await self._record_failure(call, failure, unit)
         self._allowances.tell(call, written.overrun)
@@ -471,9 +472,10 @@ class Closer:
                     keys.settle(transaction, call.scope, call.id, settlement, None)
             elif call.noted:
                 reconcile.end(transaction, call.id)
+            booked = Booked()
             if call.tool is not None and call.request.caller is not None:
-                self._allowances.keep(transaction, call)
-            transaction.append("closed", call.id, body)
+                booked = self._allowances.keep(transaction, call)
+            transaction.append("closed", call.id, records.with_budgets(body, booked.rows))
             return _Written(ended_before=False)
 
         written, failure = await self._record_failure(call, failure, unit)
@@ -517,6 +519,7 @@ class Closer:
         call, scope = requested.call, requested.call.scope
         assert scope is not None
         caller, bodies = call.request.caller, dict[str, bytes]()
+        facts: Json = {}
         assert caller is not None
         try:
             value = verify.map_output(requested.tool, done.result(), self.most_bytes(requested.tool))
@@ -538,21 +541,26 @@ class Closer:
                 "redacted": verified.redacted,
                 "metadata": {"late": True},
             }
+            facts["resultHash"] = digest(verified.value)
             if persistence.ref is not None:
                 bodies[persistence.ref] = verified.encoded
-        facts: Json = {"succeeded": "error" not in outcome, "traceId": call.trace_id}
+        facts |= {"succeeded": "error" not in outcome, "traceId": call.trace_id}
         cost = self._cost(call, {}, facts)
-        body = records.about("late", call, self._clock.now_ms(), **facts)
+        now_ms = self._clock.now_ms()
+        body = records.about("late", call, now_ms, **facts)
 
         def unit(transaction: Transaction) -> None:
+            booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call.id))
             if row is not None and row[0] in ("unknown", "executing"):
                 withheld = self.kept.why_withheld(transaction, caller, bodies) if bodies else ""
                 keys.settle(transaction, scope, call.id, "done", self.kept.sealed_outcome(call.id, outcome))
                 self.kept.store_payloads(transaction, call.id, caller, bodies, withheld)
-                transaction.append("late", call.id, body)
-            if cost is not None:
-                self._allowances.settle(transaction, call, cost)
+                transaction.append("late", call.id, records.with_budgets(body, booked.rows))
+            elif booked.rows:
+                # A person settled it meanwhile. What it cost counts all the same.
+                spent = records.about("authority", call, now_ms, act="cost.late", by="interlock", **facts)
+                transaction.append("authority", call.id, records.with_budgets(spent, booked.rows))
 
         self._journal.post(unit)
 

@@ -353,6 +353,9 @@ class Execution:
         def unit(transaction: Transaction) -> None:
             if claim is not None and keys.is_open(transaction, claim.scope, claim.call):
                 keys.settle(transaction, claim.scope, claim.call, "released", None)
+                if not transaction.has("closed", claim.call):
+                    # Its intent is on record and its end is not: the record says why its key is free.
+                    transaction.append("settled", claim.call, keys.given_back(call, claim, transaction.now_ms))
             self._closer.give_back(transaction, call)
 
         self._closer.commit_or_owe(call, unit)

@@ -18,7 +18,7 @@ from interlock.approvals import tickets
 from interlock.core.canonical import key_scope
 from interlock.core.contract import Contract
 from interlock.core.errors import Failure
-from interlock.core.phases import Request
+from interlock.core.phases import Call, Request
 from interlock.core.schema import Json
 from interlock.store import records, timekeeping
 from interlock.store.journal import Transaction, Unit
@@ -181,6 +181,14 @@ def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settle
         "UPDATE reservation SET state = ?, result = ? WHERE scope = ? AND call = ?",
         (settlement, result, scope, call),
     )
+
+
+def given_back(call: Call, claim: Claim, at_ms: int) -> bytes:
+    """The record of a key that was taken for a call whose caller went away before the call began."""
+    return records.about(
+        "settled", call, at_ms, toolId=claim.tool, version=claim.version, idempotencyKey=claim.key, happened=False,
+        by="interlock", resultHash=None,
+    )  # fmt: skip
 
 
 def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str]]]:

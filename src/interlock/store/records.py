@@ -6,7 +6,7 @@ names its own kind and call, so the chain covers all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast
 
@@ -289,6 +289,14 @@ def about(kind: Kind, call: Call, at_ms: int, **facts: Any) -> bytes:
 def plain(kind: Kind, call_id: str, at_ms: int, **facts: Any) -> bytes:
     """A record that is not about a running call: registration, settlement, reading the ledger."""
     return encode({"kind": kind, "call": call_id, "timestamp": iso(at_ms), **facts})
+
+
+def with_budgets(body: bytes, rows: Sequence[tuple[str, int, int | None]]) -> bytes:
+    """A record with what is spent of each budget after it, and when the budget's row may go.
+
+    Both are known only inside the write, when the rest of the record is encoded already.
+    """
+    return body if not rows else b'%b,"budgets":%b}' % (body[:-1], orjson.dumps(rows))
 
 
 def encode(record: Json) -> bytes:

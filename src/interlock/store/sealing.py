@@ -175,6 +175,11 @@ class Box:
         return cipher
 
 
+def is_sealed(value: bytes) -> bool:
+    """Whether bytes have the form of something sealed."""
+    return value.startswith(_VERSION) and len(value) > _HEADER + _NONCE
+
+
 def key_id_of(sealed: bytes) -> str:
     """The id of the key that something was sealed with."""
     return sealed[len(_VERSION) : _HEADER].hex()
@@ -188,7 +193,8 @@ def keys_in_use(database: Transaction | sqlite3.Connection) -> set[str]:
 def seal_again(box: Box, place: Place, after: int = -1) -> Unit[int | None]:
     """A unit that seals the next rows of a place under the current key. Returns the last row, None at the end.
 
-    What cannot be opened, and what an older version left in clear text, stays as it is.
+    Rows under the key that is current now stay as they are, so every run of the unit seals the same ones. What cannot
+    be opened, and what an older version left in clear text, stays as it is too.
     """
     found = (
         f"SELECT rowid, {place.column}, {place.about} FROM {place.table}"  # noqa: S608 - constants
@@ -196,8 +202,10 @@ def seal_again(box: Box, place: Place, after: int = -1) -> Unit[int | None]:
     )
     change = f"UPDATE {place.table} SET {place.column} = ? WHERE rowid = ?"  # noqa: S608 - constants
 
+    # Asked before the unit, which may run more than once: looking for the current key makes one where there is none.
+    current = box.current
+
     def unit(transaction: Transaction) -> int | None:
-        current = box.current
         last: int | None = None
         for last, sealed, about in transaction.all(found, (after,)):
             if key_id_of(sealed) == current:

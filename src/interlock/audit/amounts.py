@@ -1,0 +1,104 @@
+"""Whether costs and budgets still say what the journal has on record.
+
+A cost is in the record that closes its call, or in the one that charges a task. A record that spends from budgets says
+what is spent of each after it, so the row of a budget must say what the last record about it says. What calls hold is
+on no record: there, one table is the sum of the other.
+
+A budget whose period is over may be gone, and may begin again. Rows that no record names were written by an older
+version, and are left alone.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, cast
+
+from interlock.audit import agreement
+from interlock.core.allowances import millionths
+from interlock.core.schema import Json
+
+TABLES = ("spend", "hold", "cost")
+_RECORDS = (
+    "SELECT seq, kind, call, body FROM journal NOT INDEXED WHERE kind IN ('closed', 'late', 'authority')"
+    " AND (instr(body, CAST('\"cost\":' AS BLOB)) OR instr(body, CAST('\"budgets\":' AS BLOB))"
+    " OR instr(body, CAST('\"cost.charged\"' AS BLOB))) ORDER BY seq"
+)
+_UNRECORDED = (
+    "SELECT call FROM cost WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.call = cost.call"
+    " AND kind IN ('closed', 'late', 'authority'))"
+)
+_COST = "SELECT total, parts FROM cost WHERE call = ?"
+
+
+def disagreements(connection: sqlite3.Connection, purged_through: int, now_ms: int) -> Iterator[tuple[int, str]]:
+    """Where these tables and the records part: the place of the newest record about it, or 0, and what it is."""
+    spent: dict[str, tuple[int, Any, Any]] = {}
+    has_costs = agreement.there(connection, "cost")
+    for seq, *names, body in connection.execute(_RECORDS):
+        record = agreement.parsed(body)
+        if not isinstance(record, dict):
+            continue
+        known, (kind, call) = cast("Json", record), map(agreement.plain, names)
+        for budget, amount, until_ms in known.get("budgets") or ():
+            spent[budget] = (seq, amount, until_ms)
+        wanted = _recorded(kind, known)
+        if wanted and has_costs:
+            yield from _compare_cost(connection, seq, call, wanted)
+    if has_costs and purged_through == 0:
+        for (call,) in connection.execute(_UNRECORDED):
+            yield 0, f"the cost of call {agreement.plain(call)} is in the tables and on no record"
+    yield from _compare_budgets(connection, spent, now_ms)
+
+
+def _recorded(kind: str, record: Json) -> dict[str, int]:
+    """The cost that a record stores, by parts; nothing where it stores none."""
+    if kind == "authority":
+        amount: Any = record.get("millionths")
+        charged = record.get("act") == "cost.charged" and isinstance(amount, int) and amount
+        return {str(record.get("part")): int(amount)} if charged else {}
+    told = record.get("cost")
+    parts = cast("Json", told) if isinstance(told, dict) else {}
+    return {part: millionths(amount) for part, amount in parts.items() if part != "total" and amount}
+
+
+def _compare_cost(
+    connection: sqlite3.Connection, seq: int, call: str, wanted: dict[str, int]
+) -> Iterator[tuple[int, str]]:
+    row = connection.execute(_COST, (call,)).fetchone()
+    if row is None:
+        yield (
+            seq,
+            f"the cost of call {call} is missing in the tables, on record it is {sum(wanted.values())} millionths",
+        )
+        return
+    total, parts = row[0], agreement.parsed(row[1])
+    if total != sum(wanted.values()) or parts != wanted:
+        yield seq, f"the cost of call {call} is {total!r} millionths in the tables ({parts!r}), on record {wanted!r}"
+
+
+def _compare_budgets(
+    connection: sqlite3.Connection, recorded: dict[str, tuple[int, Any, Any]], now_ms: int
+) -> Iterator[tuple[int, str]]:
+    held: dict[str, Any] = {}
+    for budget, amount in agreement.rows(connection, "hold", "budget, amount"):
+        held[budget] = held.get(budget, 0) + amount
+    for budget, spent, amount in agreement.rows(connection, "spend", "budget, spent, held"):
+        wanted = held.pop(budget, 0)
+        if amount != wanted:
+            yield 0, f"the budget {budget} sets {amount!r} millionths aside, and calls hold {wanted!r}"
+        if type(spent) is not int or spent < 0:
+            yield 0, f"of the budget {budget} {spent!r} millionths are spent, which cannot be"
+        seq, told, until_ms = recorded.pop(budget, (0, spent, None))
+        if spent != told and _lasts(until_ms, now_ms):
+            yield seq, f"of the budget {budget} {spent!r} millionths are spent in the tables, on record {told!r}"
+    for budget in held:
+        yield 0, f"a call holds room in the budget {budget}, which is missing in the tables"
+    for budget, (seq, told, until_ms) in recorded.items():
+        if _lasts(until_ms, now_ms):
+            yield seq, f"the budget {budget} is missing in the tables, on record {told!r} millionths of it are spent"
+
+
+def _lasts(until_ms: Any, now_ms: int) -> bool:
+    """Whether the row of a budget cannot have gone yet."""
+    return not isinstance(until_ms, int) or until_ms > now_ms

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from interlock import BatchPolicy, Context, Effect, Failure, Field, Interlock, Request, tool
+from interlock import BatchPolicy, Caller, Context, Effect, Failure, Field, Interlock, Preview, Request, tool
 from interlock.gateway.batch import Batch
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
@@ -102,9 +102,40 @@ async def write_isolated(number: Number) -> int:
 async def _unwrite_isolated(number: int) -> None: ...
 
 
-TOOLS = (safe, alone, depends, modifies, outside, outside_isolated, write, write_isolated)
+def _destroys(name: str, isolated: bool) -> Any:
+    """A tool whose effect cannot be undone."""
+
+    @tool(
+        version="1.0.0", mutation_class="write_irreversible", namespace="b", name=name, concurrency_safe=True,
+        external_io=False, isolated_calls=isolated, effects=[Effect("place:{number}", "DELETE")],
+    )  # fmt: skip
+    async def destroys(number: Number) -> int:
+        """Destroys a place."""
+        return await _work(number, False)
+
+    @destroys.preview
+    def _(number: int) -> Preview:
+        return Preview(impact=f"{number} would be gone")
+
+    return destroys
+
+
+destroy, destroy_isolated = _destroys("destroy", False), _destroys("destroy_isolated", True)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="b", concurrency_safe=True, external_io=False)
+async def tells(ctx: Context, number: Number) -> int:
+    """Says how far it is, and ends at once."""
+    ctx.progress(f"{number} is half way", percent=50)
+    return number
+
+
+TOOLS = (
+    safe, alone, depends, modifies, outside, outside_isolated, write, write_isolated, destroy, destroy_isolated, tells,
+)  # fmt: skip
 OVERLAPPING = ("safe", "outside_isolated", "write_isolated")
-KINDS = (*OVERLAPPING, "alone", "depends", "outside", "write")
+KINDS = (*OVERLAPPING, "alone", "depends", "outside", "write", "destroy", "destroy_isolated")
+REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 
 @pytest.fixture
@@ -123,8 +154,16 @@ async def prepare(lock: Interlock) -> None:
 
 
 def requests(lock: Interlock, kinds: list[str]) -> list[Request]:
-    keys = [f"k{index}" if kind.startswith("write") else None for index, kind in enumerate(kinds)]
+    keys = [f"k{index}" if kind.startswith(("write", "destroy")) else None for index, kind in enumerate(kinds)]
     return [lock.request(f"b.{kind}", {"number": i}, key=keys[i]) for i, kind in enumerate(kinds)]
+
+
+async def agree(lock: Interlock, wanted: list[Request]) -> None:
+    """Have a person agree to what needs it, so that the batch runs everything."""
+    for request in wanted:
+        if request.tool.startswith("b.destroy"):
+            asked = await lock.call(request.tool, request.arguments, key=request.key)
+            await lock.approvals.approve(asked.metadata["pending"]["ticketId"], by=REVIEWER)
 
 
 async def release(numbers: list[int], until: Callable[[], bool]) -> None:
@@ -157,7 +196,9 @@ def test_unsafe_calls_never_overlap_and_results_keep_the_order_of_requests(kinds
         with tempfile.TemporaryDirectory() as directory:
             async with Interlock.open(directory) as lock:
                 await prepare(lock)
-                task = asyncio.create_task(lock.batch(requests(lock, kinds)))
+                wanted = requests(lock, kinds)
+                await agree(lock, wanted)
+                task = asyncio.create_task(lock.batch(wanted))
                 await release(list(order), task.done)
                 results = await task
                 assert [result.unwrap() for result in results] == list(range(len(kinds)))
@@ -179,6 +220,35 @@ async def test_safe_calls_really_run_at_the_same_time(batches: Interlock, kind: 
     for gate in gates.values():
         gate.set()
     assert [result.unwrap() for result in await task] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.proves("LIFE-17")
+@pytest.mark.parametrize("kind", ["destroy", "destroy_isolated", "write", "outside", "alone"])
+async def test_what_destroys_writes_or_reaches_outside_runs_alone(batches: Interlock, kind: str) -> None:
+    wanted = requests(batches, ["safe", kind, kind, "safe"])
+    await agree(batches, wanted)
+    task = asyncio.create_task(batches.batch(wanted))
+    await release([0, 1, 2, 3], task.done)
+    assert [result.unwrap() for result in await task] == [0, 1, 2, 3]
+    assert overlaps == [(frozenset(), number) for number in range(4)]
+
+
+@pytest.mark.proves("LIFE-17")
+async def test_progress_is_heard_at_once_and_results_wait_for_their_turn(batches: Interlock) -> None:
+    heard: list[str] = []
+
+    def hear(step: dict[str, Any]) -> None:
+        heard.append(step["message"])
+
+    wanted = [
+        batches.request("b.safe", {"number": 0}),
+        batches.request("b.tells", {"number": 1}, on_progress=hear),
+    ]
+    task = asyncio.create_task(batches.batch(wanted))
+    await until(lambda: bool(heard))
+    assert (heard, running, task.done()) == (["1 is half way"], {0}, False)
+    gates[0].set()
+    assert [result.unwrap() for result in await task] == [0, 1]
 
 
 def failing(lock: Interlock) -> list[Request]:
@@ -242,5 +312,7 @@ async def test_context_modifiers_of_calls_that_overlapped_are_refused_unless_all
     both = [batches.request("b.modifies", {"text": text}) for text in ("a", "b")]
     results = await batches.batch(both, BatchPolicy(concurrent_modifiers=allowed))
     assert [("context_modifiers" in result.metadata) for result in results] == [allowed, allowed]
+    warned = None if allowed else ["CONTEXT_MODIFIERS_REFUSED"]
+    assert [result.metadata.get("warnings") for result in results] == [warned, warned]
     (single,) = await batches.batch(both[:1])
     assert single.metadata["context_modifiers"] == {"topic": "a"}

@@ -526,9 +526,17 @@ async def test_nothing_sleeps_past_the_deadline_and_a_wanted_delay_is_honoured()
     script = Scripted([Failure("E3504", retry_after_ms=7000), None])
     await script.run(max_attempts=5)
     assert script.pauses == [7.0]
-    script = Scripted([Failure("E3502", native_error_ref="http:404"), None])
+    # Shorter than what would be drawn (1 s), and longer than the longest pause of the policy.
+    script = Scripted([Failure("E3504", retry_after_ms=1), None])
     await script.run(max_attempts=5)
-    assert script.attempts == 1
+    assert script.pauses == [0.001]
+    script = Scripted([Failure("E3504", retry_after_ms=90_000), None])
+    await script.run(max_attempts=5, backoff_max_seconds=60)
+    assert script.pauses == [90.0]
+    for refused in (404, 501):
+        script = Scripted([Failure("E3502", native_error_ref=f"http:{refused}"), None])
+        await script.run(max_attempts=5)
+        assert script.attempts == 1
     script = Scripted([Failure("E3502", native_error_ref="http:503"), None])
     await script.run(max_attempts=5)
     assert script.attempts == 2
@@ -561,7 +569,7 @@ def test_a_thousand_clients_that_failed_together_do_not_come_back_together() -> 
     assert max(buckets.values()) <= 3 * 1000 / 10
 
 
-@pytest.mark.proves("IDEM-11")
+@pytest.mark.proves("IDEM-10", "IDEM-11")
 @pytest.mark.parametrize(("jitter", "least", "most"), [({}, 0.0, 0.1), ({"jitter": "proportional"}, 0.08, 0.12)])
 async def test_a_manifest_chooses_how_its_retries_are_paced(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, jitter: Any, least: float, most: float
@@ -591,15 +599,31 @@ async def test_a_manifest_chooses_how_its_retries_are_paced(
 
 
 @pytest.mark.proves("IDEM-10")
+async def test_a_read_without_a_key_is_sent_again_within_the_limit_and_the_deadline(lock: Interlock) -> None:
+    runs: list[str | None] = []
+
+    async def down(ctx: Context) -> str:
+        """Fail, and ask for a pause that no deadline of its class allows."""
+        runs.append(ctx.idempotency_key)
+        raise Failure("E3502", "it is down", retry_after_ms=1 if len(runs) < 3 else 3_600_000)
+
+    paced = tool(version="1.0.0", mutation_class="read_only", namespace="slow", retry={"max_attempts": 10})(down)
+    await admit(lock, paced)
+    result = await asyncio.wait_for(lock.call_with_retries("slow.down"), 60)
+    assert (runs, code(result)) == ([None] * 3, "E3502"), "an hour's pause is not slept: the last error is the answer"
+
+
+@pytest.mark.proves("IDEM-10")
 async def test_retries_keep_the_key_and_count_as_one_call_for_the_world(lock: Interlock) -> None:
     sample.flaky.failures = [Failure("RATE_LIMITED", "slow down", retry_after_ms=1), Failure("E3502", retry_after_ms=1)]
     result = await lock.call_with_retries("demo.unsteady", {"name": "a"}, key="k")
     assert result.unwrap() == "a"
     assert sample.flaky.runs == 3
-    assert {record["idempotencyKey"] for record in records(lock)} == {"k"}
+    assert [record["idempotencyKey"] for record in records(lock)] == ["k"] * 3
     sample.flaky.failures = [Failure("E3502", retry_after_ms=1)] * 9
     gave_up = await lock.call_with_retries("demo.unsteady", {"name": "b"}, key="k2")
-    assert code(gave_up) == "E3415"
+    assert gave_up.error is not None
+    assert (gave_up.error.code, gave_up.error.row.error_code) == ("E3415", "RETRY_EXHAUSTED")
     assert lock.gateway.observer.metrics["RETRY_BUDGET_EXHAUSTED"] == 1
 
 

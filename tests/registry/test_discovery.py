@@ -185,12 +185,14 @@ async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_bac
             await lock.upstreams.add("far", "mcp", config, by=lock.caller, overlay=overlay)
             assert (await lock.call("far.look")).ok
             registered = kept()
+            assert _availability(lock) == "AVAILABLE"
 
         stopped_at = probes
         await watch.heard("UPSTREAM_UNAVAILABLE")
         assert probes - stopped_at <= 2
         assert lock.upstreams.get("far").state == "unavailable"
         assert kept() == registered
+        assert _availability(lock) == "UNAVAILABLE"
         away = await lock.call("far.look")
         assert away.error is not None
         assert (away.error.code, away.error.row.error_class) == ("E3502", "dependency_unavailable")
@@ -202,6 +204,11 @@ async def test_a_server_that_stops_is_noticed_by_schedule_and_its_tools_come_bac
             assert probes - started_at <= 2
             assert (await lock.call("far.look")).ok
             assert kept() == registered
+            assert _availability(lock) == "AVAILABLE"
+
+
+def _availability(lock: Interlock) -> str:
+    return lock.availability(lock.catalog.resolve("far.look").row)
 
 
 # Kept running

@@ -51,7 +51,7 @@ from interlock.gateway.invoke import Gateway
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.registry import quarantine
-from interlock.registry.catalog import Catalog, contract_digest
+from interlock.registry.catalog import Catalog, Row, contract_digest
 from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings
@@ -385,6 +385,14 @@ class Interlock:
     async def batch(self, requests: Sequence[Request], policy: BatchPolicy | None = None) -> list[Result]:
         """Call several tools; results come in the order of the requests."""
         return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests)
+
+    def availability(self, row: Row) -> str:
+        """AVAILABLE, or UNAVAILABLE for a version of an upstream that did not answer when it was last asked.
+
+        Its tools are kept: calls fail at once (E3502), and the first probe that succeeds makes them available again.
+        """
+        upstream = row.origin.removeprefix("upstream:")
+        return "AVAILABLE" if upstream == row.origin or self.upstreams.answers(upstream) else "UNAVAILABLE"
 
     def request(
         self, tool: str | Tool[..., Any], arguments: Mapping[str, Any] | None = None, /, **options: Any

@@ -239,6 +239,7 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
                 "version": row.version,
                 "mutation_class": manifest.get("mutation_class"),
                 "state": "quarantined" if lock.gateway.quarantine.holds(row.digest) else row.state,
+                "availability": lock.availability(row),
                 "description": str(manifest.get("description", "")).splitlines()[0],
                 "digest": row.digest,
                 "origin": row.origin,
@@ -252,7 +253,8 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
             page.line("no tools yet; add some: interlock tools add FILE.py")
             return
         columns = ("tool", "version", "mutation_class", "state", "description")
-        rows = [[str(document[column]) for column in columns] for document in documents]
+        shown = [{**one, "state": _state(one["state"], one["availability"])} for one in documents]
+        rows = [[str(document[column]) for column in columns] for document in shown]
         page.table(rows, ("tool", "version", "changes", "state", "what it does"))
 
     out.answer({"tools": documents}, show)
@@ -279,6 +281,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "version": row.version,
         "digest": row.digest,
         "state": row.state,
+        "availability": lock.availability(row),
         "origin": row.origin,
         "deprecation": None if row.notice is None else row.notice.document(),
         "input_schema": contract.input.model_facing,
@@ -288,8 +291,14 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "execution_profile": execution_profile(contract).document(),
         "permission_profile": permission_profile(contract).document(),
     }
-    out.answer(document, lambda page: _show_version(page, version))
+    state = _state(row.state, document["availability"])
+    out.answer(document, lambda page: _show_version(page, version, state))
     return 0
+
+
+def _state(state: str, availability: str) -> str:
+    """The state of a version for people: `unavailable` where it could be called if its upstream answered."""
+    return "unavailable" if state in ("active", "deprecated") and availability != "AVAILABLE" else state
 
 
 def _version(lock: Interlock, name: str, spec: str | None) -> Version:
@@ -301,12 +310,12 @@ def _version(lock: Interlock, name: str, spec: str | None) -> Version:
     return lock.catalog.resolve(name, spec)
 
 
-def _show_version(page: Page, version: Version) -> None:
+def _show_version(page: Page, version: Version, state: str) -> None:
     from interlock.cli.render import Text
 
     row, contract = version.row, version.contract
     manifest, timeout = contract.manifest, contract.timeout
-    page.line(Text(f"{row.address}@{row.version}", "bold"), f"   {row.state}", right=contract.mutation.mutation_class)
+    page.line(Text(f"{row.address}@{row.version}", "bold"), f"   {state}", right=contract.mutation.mutation_class)
     page.line(manifest.description)
     page.line("")
     page.line(Text("takes", "bold"))

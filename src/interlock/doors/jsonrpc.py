@@ -34,6 +34,7 @@ from interlock.doors.asgi import (
 )
 from interlock.doors.heads import Reply, Way
 from interlock.doors.template import REQUEST, Templates
+from interlock.registry.catalog import Version
 from interlock.service import Ask, Service, native_id
 from interlock.service.listing import LEADS, Wanted, moment
 from interlock.telemetry.w3c import joined
@@ -225,7 +226,7 @@ class JsonRpcDoor:
         if limit.__class__ is not int or not 1 <= limit <= 1000:
             raise _Fault(_PARAMS, "invalid params: `limit` is a number from 1 to 1000")
         page = self._service.tools.page(caller, _text(cursor, "cursor"), limit, _expected(expected))
-        return {"tools": [_brief(one) for one in page.versions], "cursor": page.cursor}
+        return {"tools": [self._brief(one) for one in page.versions], "cursor": page.cursor}
 
     async def _negotiate(self, caller: Caller, expected: Json) -> Json:
         matches = self._service.tools.negotiate(_expected(expected) or {}, caller)
@@ -235,9 +236,20 @@ class JsonRpcDoor:
         found = self._service.tools.find(_text(tool_id, "tool_id") or "", _text(tool_version, "tool_version"), caller)
         contract = found.contract
         return {
-            **_brief(found),
+            **self._brief(found),
             "input_schema": contract.input.model_facing,
             "output_schema": contract.delivers,
+        }
+
+    def _brief(self, version: Version) -> Json:
+        manifest = version.contract.manifest
+        return {
+            "tool_id": version.row.address,
+            "version": version.row.version,
+            "title": manifest.title or manifest.name,
+            "description": manifest.description,
+            "mutation_class": manifest.mutation_class,
+            "availability": self._service.tools.availability(version),
         }
 
     async def _invoke(
@@ -374,17 +386,6 @@ def _text(value: Any, name: str) -> str | None:
     if value is None or (isinstance(value, str) and len(value) <= LONGEST_TEXT):
         return value
     raise _Fault(_PARAMS, f"invalid params: `{name}` is a string of at most {LONGEST_TEXT} characters")
-
-
-def _brief(version: Any) -> Json:
-    manifest = version.contract.manifest
-    return {
-        "tool_id": version.row.address,
-        "version": version.row.version,
-        "title": manifest.title or manifest.name,
-        "description": manifest.description,
-        "mutation_class": manifest.mutation_class,
-    }
 
 
 def _failed(request_id: Any, failure: Failure, trace_id: str) -> Json:

@@ -110,6 +110,10 @@ class Tools:
         self._lock.gateway.quarantine.check(version.row.digest, version.contract.ref, self._lock.clock.monotonic())
         return version
 
+    def availability(self, version: Version) -> str:
+        """AVAILABLE, or UNAVAILABLE while the upstream that serves the tool does not answer."""
+        return self._lock.availability(version.row)
+
     def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
         """Tools whose name, title, description, tags or hint hold every word, best first."""
         words = query.lower().split()

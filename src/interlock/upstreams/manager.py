@@ -187,6 +187,12 @@ class Upstreams:
             raise Failure("E3101", words, resolution=advice)
         return found
 
+    def answers(self, name: str) -> bool:
+        """Whether an upstream answered when it was last asked."""
+        self._refresh()
+        known = self._known.get(name)
+        return known is not None and known.state == "available"
+
     def offers(self, name: str) -> tuple[Offered, ...]:
         """What an upstream was last seen to offer, and what became of each."""
         return book.offers(self._journal.read, name)

@@ -104,7 +104,7 @@ class _Struct:
 # Out
 
 
-def tool(version: Version) -> wire.Tool:
+def tool(version: Version, availability: str) -> wire.Tool:
     """A tool as clients read about it."""
     contract, notice = version.contract, version.row.notice
     return wire.Tool(
@@ -122,6 +122,7 @@ def tool(version: Version) -> wire.Tool:
         timeout_max_s=contract.timeout.max_s,
         tags=contract.manifest.tags,
         deprecation_json=None if notice is None else encode(notice.document()),
+        availability=availability,
     )
 
 

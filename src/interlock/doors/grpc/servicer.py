@@ -31,6 +31,7 @@ from interlock.core.results import Result
 from interlock.doors.asgi import server_ended, too_large
 from interlock.doors.grpc import messages
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.registry.catalog import Version
 from interlock.service import Service
 from interlock.telemetry import w3c
 
@@ -182,13 +183,16 @@ class Servicer:
         limit = min(request.page_size or PAGE, LARGEST_PAGE)
         tools = self._service.tools
         if request.query:
-            return wire.DiscoverResponse(tools=map(messages.tool, tools.search(request.query, caller, limit)))
+            return wire.DiscoverResponse(tools=map(self._tool, tools.search(request.query, caller, limit)))
         page = tools.page(caller, request.page_token or None, limit)
-        return wire.DiscoverResponse(tools=map(messages.tool, page.versions), next_page_token=page.cursor)
+        return wire.DiscoverResponse(tools=map(self._tool, page.versions), next_page_token=page.cursor)
 
     async def describe(self, request: wire.DescribeRequest, caller: Caller, _: Rpc) -> wire.Tool:
         spec = request.version if request.HasField("version") else None
-        return messages.tool(self._service.tools.find(request.tool_id, spec, caller))
+        return self._tool(self._service.tools.find(request.tool_id, spec, caller))
+
+    def _tool(self, version: Version) -> wire.Tool:
+        return messages.tool(version, self._service.tools.availability(version))
 
     async def invoke(self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc) -> wire.CallResult:
         return _told(await self._invoke(request, caller, rpc))

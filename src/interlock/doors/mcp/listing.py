@@ -80,7 +80,7 @@ class Listing:
     def __init__(self, service: Service, names: Names) -> None:
         self._service = service
         self._names = names
-        self._described: dict[tuple[str, str, int], Described] = {}
+        self._described: dict[tuple[str, str, int, str], Described] = {}
         self._forms: dict[str, Form] = {}
 
     def page(
@@ -94,12 +94,13 @@ class Listing:
     def described(self, version: Version) -> Described:
         """The description of a version."""
         row = version.row
-        key = row.digest, self._names.of(row.address), row.notice.removal_ms if row.notice else 0
+        available = self._service.tools.availability(version)
+        key = row.digest, self._names.of(row.address), row.notice.removal_ms if row.notice else 0, available
         found = self._described.get(key)
         if found is None:
             if len(self._described) >= _KEPT:
                 self._described.clear()
-            document = describe(version, key[1])
+            document = describe(version, key[1], available)
             found = Described(document, orjson.dumps(document), form_of(version.contract))
             self._described[key] = found
         return found
@@ -114,7 +115,7 @@ class Listing:
         return found
 
 
-def describe(version: Version, name: str) -> Json:
+def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
     """A version as MCP's `Tool`. What it says of safety is what was admitted, never what an upstream claims."""
     contract, manifest = version.contract, version.contract.manifest
     writes, irreversible = contract.mutation.writes, contract.mutation.mutation_class == "write_irreversible"
@@ -124,6 +125,8 @@ def describe(version: Version, name: str) -> Json:
         "interlock/version": version.row.version,
         "interlock/class": contract.mutation.mutation_class,
     }
+    if available != "AVAILABLE":
+        meta["interlock/availability"] = available
     if version.row.notice is not None:
         meta["interlock/deprecation"] = version.row.notice.document()
     output = output_schema(contract)

@@ -376,6 +376,9 @@ class Tool(Answer):
     name: str
     description: str
     state: str
+    availability: Literal["AVAILABLE", "UNAVAILABLE"] = Field(
+        "AVAILABLE", description="UNAVAILABLE while the upstream that serves the tool does not answer"
+    )
     mutation_class: str | None
     parameters: Json
     result_schema: Json | bool | None = None

@@ -15,7 +15,7 @@ from interlock.doors.rest.answers import of_result
 from interlock.doors.rest.hot import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, bearer, json, reply, says
 from interlock.registry.catalog import Version
-from interlock.service.tools import sees
+from interlock.service.tools import Tools, sees
 
 router = APIRouter(prefix="/v1")
 
@@ -32,9 +32,9 @@ async def list_tools(ask: Ask, query: Annotated[models.ToolsQuery, Query()]) -> 
     tools = ask.service.tools
     if query.q is not None:
         found = tools.search(query.q, ask.caller, query.limit)
-        return json({"tools": [_tool(version) for version in found], "cursor": None})
+        return json({"tools": [_tool(tools, version) for version in found], "cursor": None})
     shown = tools.page(ask.caller, query.cursor, query.limit)
-    return json({"tools": [_tool(version) for version in shown.versions], "cursor": shown.cursor})
+    return json({"tools": [_tool(tools, version) for version in shown.versions], "cursor": shown.cursor})
 
 
 @router.post(
@@ -55,7 +55,7 @@ async def invoke_tool(
 async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
     """How far tools offer what you expect of them, and those of them that you can use."""
     matches = ask.service.tools.negotiate(body.expected, ask.caller)
-    usable = [_tool(one.version) for one in matches if one.usable]
+    usable = [_tool(ask.service.tools, one.version) for one in matches if one.usable]
     return json({"matches": [one.document() for one in matches], "tools": usable})
 
 
@@ -87,7 +87,7 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 @router.get("/tools/{tool_id}", tags=["tools"], **says(models.Tool))
 async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
     """One tool: what it takes, what it gives, what it changes."""
-    return json(_tool(ask.service.tools.find(tool_id, query.version, ask.caller)))
+    return json(_tool(ask.service.tools, ask.service.tools.find(tool_id, query.version, ask.caller)))
 
 
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))
@@ -112,8 +112,9 @@ def _version(version: Version) -> Json:
     return {"version": row.version, "state": row.state, "published_at": iso(row.published_ms), "deprecation": notice}
 
 
-def _tool(version: Version) -> Json:
+def _tool(tools: Tools, version: Version) -> Json:
     """A tool for those who call it; what runs it and where it came from is the operator's affair."""
     told = shown(version.contract)
     told.pop("namespace", None)
-    return {**told, "tool_id": version.row.address, **_version(version)}
+    availability = tools.availability(version)
+    return {**told, "tool_id": version.row.address, **_version(version), "availability": availability}

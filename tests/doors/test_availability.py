@@ -1,0 +1,74 @@
+"""Tools of an upstream that does not answer: every wire lists them as unavailable, and as available once it is back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from tests.doors.test_conditions import RATE, READS
+from tests.doors.test_lifecycle import Place, opened
+from tests.doors.test_parity import Wish
+from tests.upstreams.servers import Answer, HttpServer, json_answer
+
+Json = dict[str, Any]
+
+
+async def _listed(place: Place) -> dict[str, Any]:
+    """The availability of `bank.rate` as each wire lists and describes it."""
+    bearer = place._bearer(Wish("", {}))  # pyright: ignore[reportPrivateUsage]
+    stub, metadata = place._stub, tuple(bearer.items())  # pyright: ignore[reportPrivateUsage]
+    rest: Json = (await place.http.get("/v1/tools?limit=100", headers=bearer)).json()
+    shown: Json = (await place.http.get("/v1/tools/bank.rate", headers=bearer)).json()
+    rpc = (await place.rpc("tools.list", {"limit": 1000}))["result"]["tools"]
+    described = await stub.Describe(wire.DescribeRequest(tool_id="bank.rate"), metadata=metadata)
+    discovered = await stub.Discover(wire.DiscoverRequest(page_size=1000), metadata=metadata)
+    found: dict[str, Any] = {
+        "library": place.lock.availability(place.lock.catalog.resolve("bank.rate").row),
+        "rest list": _of(rest["tools"]),
+        "rest show": shown["availability"],
+        "jsonrpc list": _of(rpc),
+        "jsonrpc describe": (await place.rpc("tools.describe", {"tool_id": "bank.rate"}))["result"]["availability"],
+        "grpc list": next(one.availability for one in discovered.tools if one.tool_id == "bank.rate"),
+        "grpc describe": described.availability,
+    }
+    for era in ("mcp-modern", "mcp-legacy"):
+        async with place.mcp(era) as client:
+            (tool,) = [one for one in (await client.list_tools()).tools if one.name == "bank-rate"]
+            found[era] = tool.meta.get("interlock/availability", "AVAILABLE")
+    return found
+
+
+def _of(tools: list[Json]) -> str:
+    (found,) = [one["availability"] for one in tools if one["tool_id"] == "bank.rate"]
+    others = {one["availability"] for one in tools if one["tool_id"] != "bank.rate"}
+    assert others == {"AVAILABLE"}
+    return found
+
+
+@pytest.mark.proves("REG-11")
+async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(home: Path) -> None:
+    async with opened(home) as place, HttpServer.open() as server:
+        upstreams = place.lock.upstreams
+        config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
+        await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
+        registered = place.lock.catalog.resolve("bank.rate").row
+        assert set((await _listed(place)).values()) == {"AVAILABLE"}
+        server.otherwise = lambda _: Answer(status=0)  # connections are closed without an answer
+        assert await upstreams.probe("bank") == "unavailable"
+        assert set((await _listed(place)).values()) == {"UNAVAILABLE"}
+        asked = len(server.got)
+        for door, way in place.ways.items():
+            told = await way(Wish("bank.rate", {"of": "CHF"}))
+            assert told.error is not None, door
+            # From the sixth on, it is the breaker that refuses.
+            assert (told.error[0] in ("E3502", "E3501"), told.error[2]) == (True, "dependency_unavailable"), door
+        assert len(server.got) == asked, "calls fail at once; nobody was asked"
+        server.otherwise = lambda _: json_answer({"rate": 1})
+        assert await upstreams.probe("bank") == "available"
+        assert set((await _listed(place)).values()) == {"AVAILABLE"}
+        assert place.lock.catalog.resolve("bank.rate").row == registered, "and nothing was registered anew"
+        for door, way in place.ways.items():
+            assert (await way(Wish("bank.rate", {"of": "CHF"}))).error is None, door

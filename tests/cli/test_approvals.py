@@ -326,6 +326,29 @@ def test_silence_is_a_no(desk: Cli, cast: Cast) -> None:
     assert not (desk.path / "sunk").exists()
 
 
+@pytest.mark.proves("HITL-12")
+def test_the_command_line_tells_by_which_mechanism_each_call_was_approved(desk: Cli, cast: Cast) -> None:
+    agent, bob = holding(desk, cast.agent), holding(desk, cast.bob)
+    calls = {"auto": agent.call("demo.post", {"account": "cash", "cents": 5}, "--key", "p-1")}
+    ticket = agent.ask(*MAIL)["pending"]["ticketId"]
+    bob("approvals", "approve", ticket)
+    calls["human_review"] = agent.ask(*MAIL)
+    bounds = ("--arg", "account=cash", "--arg", "to=*@example.org", "--uses", "1", "--expires", "7d")
+    given = desk.ask("approvals", "grant", "demo.mail_statement", "--caller", "research-7", *bounds)
+    calls["standing"] = agent.ask(*MAIL[:-1], "m-2")
+    late = agent("call", "quick.sink", '{"name": "old"}', "--key", "s", "--wait", "--json")
+    calls["timeout"] = late.json
+    told = {mechanism: call["metadata"]["approval"] for mechanism, call in calls.items()}
+    assert {mechanism: one["mechanism"] for mechanism, one in told.items()} == {name: name for name in calls}
+    assert told["auto"]["rule"]
+    assert (told["human_review"]["by"], told["human_review"]["ticketId"]) == ("did:web:example.org:bob", ticket)
+    assert (told["standing"]["rule"], told["standing"]["by"]) == (given["id"], given["grantedBy"])
+    assert "nobody decided before" in told["timeout"]["rule"]
+    for mechanism, call in calls.items():
+        story = " ".join(desk.ask("audit", "explain", call["invocation_id"])["story"])
+        assert f"through {mechanism}, by " in story
+
+
 # Who may decide
 
 

@@ -340,7 +340,8 @@ class Interlock:
                 return await self.approvals.resume(ticket.id)
             failure = rejection(ticket)
             if failure is not None:
-                return replace(pending, state="denied", error=failure)
+                metadata = {**pending.metadata, "approval": ticket.outcome()}
+                return replace(pending, state="denied", error=failure, metadata=metadata)
             if ticket.state != "PENDING":
                 break  # another process has gone on with it
             if give_up is not None and self.clock.monotonic() >= give_up:

@@ -282,6 +282,12 @@ def _bounds(standing: Standing) -> str:
 
 
 def _record(transaction: Transaction, standing: Standing, act: str, **facts: Any) -> None:
-    told = {"tenant": standing.tenant, "bounds": _bounds(standing), "count": standing.used, **facts}
+    told = {
+        "mechanism": "standing",
+        "tenant": standing.tenant,
+        "bounds": _bounds(standing),
+        "count": standing.used,
+        **facts,
+    }
     ref = standing.id
     transaction.append("approval", ref, records.plain("approval", ref, transaction.now_ms, act=act, **told))

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import orjson
 
+from interlock.approvals import mechanism
 from interlock.core.clock import iso, new_id
 from interlock.core.manifest import Approval
 from interlock.core.schema import Json
@@ -180,6 +181,20 @@ class Ticket:
             "reason": self.reason,
         }
 
+    def late(self) -> str | None:
+        """Why time decided against it, if it did."""
+        words = {"AUTO_DENIED": "nobody decided", "LAPSED": "it was approved, but not run"}.get(self.state)
+        return None if words is None else f"{words} before {iso(self.expires_ms)}"
+
+    def outcome(self) -> Json | None:
+        """By which mechanism it was decided, and by whom or what; None while it is open, and where it became void."""
+        late = self.late()
+        if late is not None:
+            return mechanism.timeout(self.id, late)
+        if self.state not in ("APPROVED", "USED", "DENIED"):
+            return None
+        return mechanism.human_review(self.id, self.resolved_by, approved=self.state != "DENIED")
+
     def document(self) -> Json:
         """The ticket for people and programs. Holds nothing that had to be sealed."""
         return {
@@ -203,6 +218,7 @@ class Ticket:
             "resolvedBy": self.resolved_by,
             "resolvedAt": None if self.resolved_ms is None else iso(self.resolved_ms),
             "comment": self.comment,
+            "approval": self.outcome(),
             "user_modified": self.edited is not None,
             "edit": self._edit(),
             "input_digest": self.digest,

@@ -18,12 +18,13 @@ Expiry needs no timer to hold: a ticket whose time has passed is never used or r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import orjson
 
+from interlock.approvals.mechanism import Mechanism
 from interlock.approvals.reviewers import FourEyes, behind, is_alone, is_person, signature, speaks_for
 from interlock.approvals.ticket import COLUMNS, Sealed, Ticket, TicketState, from_row
 from interlock.core.clock import iso
@@ -417,12 +418,11 @@ def rejection(ticket: Ticket) -> Failure | None:
     """What a caller whose ticket ended without a yes is told."""
     if not ticket.rejected:
         return None
-    why = {
-        "DENIED": f"{ticket.resolved_by} said no" + (f": {ticket.comment}" if ticket.comment else ""),
-        "AUTO_DENIED": f"nobody decided before {iso(ticket.expires_ms)}",
-        "LAPSED": f"it was approved, but not run before {iso(ticket.expires_ms)}",
-    }[ticket.state]
-    details = {"ticketId": ticket.id, "status": ticket.state, "invocation_id": ticket.call}
+    no = f"{ticket.resolved_by} said no" + (f": {ticket.comment}" if ticket.comment else "")
+    why = ticket.late() or no
+    details = {
+        "ticketId": ticket.id, "status": ticket.state, "invocation_id": ticket.call, "approval": ticket.outcome(),
+    }  # fmt: skip
     return Failure("E3209", f"{ticket.ref} was not approved: {why}", details=details)
 
 
@@ -496,7 +496,14 @@ def _move(transaction: Transaction, ticket: Ticket, state: TicketState, *, act: 
     _record(transaction, ticket, act, **facts)
 
 
+_MECHANISMS: Mapping[str, Mechanism] = {
+    "approved": "human_review", "denied": "human_review", "auto_denied": "timeout", "lapsed": "timeout",
+}  # fmt: skip
+
+
 def _record(transaction: Transaction, ticket: Ticket, act: str, **facts: Any) -> None:
+    if act in _MECHANISMS:
+        facts["mechanism"] = _MECHANISMS[act]
     body: Json = {
         "act": act, "approvalTicketId": ticket.id, "toolId": ticket.tool, "version": ticket.version,
         **_actors(ticket), **facts,
@@ -510,13 +517,14 @@ def _actors(ticket: Ticket) -> Json:
 
 def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E3209", state: State = "denied") -> None:
     """The closing record of a call that will not run."""
-    row = CODES[code]
+    row, outcome = CODES[code], load(transaction.all, ticket.id).outcome()
     body = {
         **ticket.head, "kind": "closed", "timestamp": iso(transaction.now_ms), "approvalTicketId": ticket.id,
         "authDecision": "DENY" if state == "denied" else "REQUIRES_APPROVAL", "status": "ERROR",
         "errorCode": row.error_code.value, "error_code": code, "error_class": row.error_class.value,
         "states": [*ticket.head.get("states", ()), "awaiting_approval", state],
         "source": "synthetic", "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": why,
+        **({} if outcome is None else {"approval": outcome}),
     }  # fmt: skip
     transaction.append("closed", ticket.call, records.encode(body))
 

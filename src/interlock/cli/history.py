@@ -260,12 +260,26 @@ def _decided(history: History) -> Iterator[str]:
 def _agreed(history: History) -> Iterator[str]:
     for at, words in history.approval():
         yield f"At {at} {words}."
+    if outcome := history.facts.get("approval"):
+        yield _mechanism(outcome)
     for ticket, preview in history.previews.items():
         yield f"On ticket {ticket} a reviewer could see the input, and that it would {_foreseen(preview)}."
         if ticket in history.edits:
             yield f"Of the input as they changed it they were shown that it would {_foreseen(history.edits[ticket])}."
     for difference in cast("list[str]", history.facts.get("previewDifferences") or []):
         yield f"It did not keep to what the reviewer was shown: {difference}."
+
+
+def _mechanism(outcome: Json) -> str:
+    """The mechanism that decided, with the rule or person behind it."""
+    by = f" of {outcome['by']}" if outcome.get("by") else ""
+    behind = {
+        "auto": f"by rule {outcome.get('rule')}; no person was asked",
+        "standing": f"by the standing approval {outcome.get('rule')}{by}",
+        "human_review": f"by {outcome.get('by')}, on ticket {outcome.get('ticketId')}",
+        "timeout": f"by time: {outcome.get('rule')} (ticket {outcome.get('ticketId')})",
+    }.get(str(outcome.get("mechanism")), str(outcome.get("rule") or outcome.get("by")))
+    return f"It was {outcome.get('outcome')} through {outcome.get('mechanism')}, {behind}."
 
 
 def _foreseen(preview: Json) -> str:

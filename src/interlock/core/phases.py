@@ -72,8 +72,9 @@ class Call(Trail):
     """The running account of one call: where it stands, and all that its record is written from."""
 
     __slots__ = (
-        "agreed", "approval", "borrowed", "claimed", "claims", "context", "deadline", "decision", "detected", "files",
-        "held", "hidden", "hook_outputs", "id", "input", "input_hash", "launched", "lease", "mappings", "meter",
+        "agreed", "approval", "approval_outcome", "borrowed", "claimed", "claims", "context", "deadline", "decision",
+        "detected", "files", "held", "hidden", "hook_outputs", "id", "input", "input_hash", "launched", "lease",
+        "mappings", "meter",
         "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised",
         "recorded", "request", "resources", "returned", "runs_on", "scope", "span", "started", "started_ms", "task",
         "tool", "trace_id", "waiter", "warnings", "why",
@@ -113,6 +114,8 @@ class Call(Trail):
         self.resources: tuple[str, ...] | None = None
         self.detected: tuple[Change, ...] = ()
         self.approval: str | None = None
+        # By which mechanism its approval was decided, and the rule or person behind that; None where none was needed.
+        self.approval_outcome: Json | None = None
         # Who agreed to it, and the digest of the preview they saw.
         self.agreed: Json | None = None
         self.promised: Json | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from interlock.approvals import standing, tickets
+from interlock.approvals import mechanism, standing, tickets
 from interlock.approvals.ticket import Shown, Ticket, chain_of, seal, ticket_id
 from interlock.approvals.tickets import Channels
 from interlock.authority.facts import in_normal_form
@@ -83,6 +83,7 @@ class Asking:
             call.move("approved")
             self._claim(call, _refuse_used)
             return Found()
+        call.approval_outcome = ticket.outcome()
         no = tickets.rejection(ticket)
         if no is not None:
             raise no
@@ -131,6 +132,7 @@ class Asking:
         if found is None:
             return False
         call.approval = found.id
+        call.approval_outcome = mechanism.standing(found.id, found.granted_by)
         call.agreed = {"approvedBy": found.granted_by, "previewDigest": None}  # agreed in advance, to bounds
         self._claim(call, lambda transaction: standing.use(transaction, found, call.id))
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from interlock.approvals import mechanism
 from interlock.approvals.ticket import Ticket
 from interlock.authority.gate import Gate, gate
 from interlock.authority.policy import Engine, Question
@@ -65,11 +66,11 @@ class Authorizer:
 
     async def authorize(self, checked: Checked) -> Granted | Ticket:
         """A grant, or the ticket that a person must decide on first; raises when the answer is no."""
-        call = checked.requested.call
+        call, tool = checked.requested.call, checked.requested.tool
         caller = call.request.caller
         assert caller is not None
         call.phases.append("authorize")
-        odd = self._loops.seen(caller, checked.requested.tool.ref, call.input_hash, call.started)
+        odd = self._loops.seen(caller, tool.ref, call.input_hash, call.started)
         if odd is not None:
             self._observer.alert("RUNAWAY_LOOP", call, what=odd)
         decision = self._plainly(checked, caller) or await self._decide(checked, caller)
@@ -82,6 +83,8 @@ class Authorizer:
                 checked = await self._edited(checked, found.edited, found.by)
                 # What the reviewer wrote is judged like anything else; only the agreement is not asked for twice.
                 decision = await self._decide(checked, caller)
+        elif (tool.writes or tool.tier) and not call.request.dry_run:
+            call.approval_outcome = mechanism.auto(decision)
         if self._allowances.needed(checked, caller):
             self._allowances.claim(checked, caller)
         return Granted(checked, decision, self._seal, call.request.dry_run)

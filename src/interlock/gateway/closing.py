@@ -648,6 +648,8 @@ class Closer:
         metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}
         if call.decision is not None:
             metadata["policy_refs"] = call.decision.rules
+        if call.approval_outcome is not None:
+            metadata["approval"] = call.approval_outcome
         if call.tool is not None and call.tool.notice is not None:
             metadata["deprecation"] = call.tool.notice
         if call.mutations:

@@ -219,6 +219,7 @@ class Calls:
             "version": facts.get("version"),
             "error_code": facts.get("error_code"),
             "approval_ticket_id": facts.get("approvalTicketId"),
+            "approval": facts.get("approval"),
             "trace_id": facts.get("traceId"),
             "latency_ms": facts.get("latencyMs"),
             "outcome": facts.get("outcome"),

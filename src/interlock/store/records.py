@@ -78,6 +78,8 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
         record["rules"] = call.decision.rules
     if call.approval is not None:
         record["approvalTicketId"] = call.approval
+    if call.approval_outcome is not None:
+        record["approval"] = call.approval_outcome
     record["predicted"] = [{"resource": change.resource, "operation": change.operation} for change in predicted]
     record["authDecision"] = _decision(call)
     # How long the key answers with what comes of it, so that the verifier knows until when its row must be there.
@@ -120,6 +122,8 @@ def closed(
         record["policy"] = decision.policy
         record["rules"] = decision.rules
         record["decision"] = decided(decision, looking=call.request.dry_run)
+    if call.approval_outcome is not None:
+        record["approval"] = call.approval_outcome
     if failure is not None:
         record["errorCode"] = failure.row.error_code.value
         record["error_code"] = failure.code
@@ -157,6 +161,8 @@ def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None) -> byte
     record |= {"approvalTicketId": call.approval, "latencyMs": None, "outputSummary": None, "sideEffects": []}
     record |= {"states": [*call.states, "failed"], "errorCode": failure.row.error_code.value}
     record |= {"error_code": failure.code, "error_class": failure.row.error_class.value}
+    if call.approval_outcome is not None:
+        record["approval"] = call.approval_outcome
     if outcome is not None:
         record["outcome"] = outcome
     return encode(record)
@@ -174,6 +180,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
         or call.hook_outputs or request.key is not None
         or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.approval is not None or request.task is not None
+        or call.approval_outcome is not None
         or (caller.capability is not None and caller.capability.bound)
     ):  # fmt: skip
         # Facts that only some records hold.

@@ -309,7 +309,7 @@ def _about(result: Result) -> Json:
     return {"interlock/call": call}
 
 
-_TOLD = frozenset(("pagination", "deprecation", "warnings", "hook_outputs"))
+_TOLD = frozenset(("approval", "pagination", "deprecation", "warnings", "hook_outputs"))
 
 
 def _words(failure: Failure) -> str:

@@ -76,6 +76,7 @@ def success(result: Result) -> Json:
         "result": result.value if kept is None else None,
         "execution_time_ms": latency_ms,
         "cost": metadata.get("cost", 0),
+        "approval": metadata.get("approval"),
         "trace_id": result.trace_id,
         "source": result.source,
         "replayed": result.replayed,

@@ -165,6 +165,9 @@ class Called(Answer):
     hook_outputs: list[Json] = Field([], description="what hooks said of the call; no part of the result")
     redacted: list[str] = []
     deprecation: Json | None = None
+    approval: Json | None = Field(
+        None, description="by which mechanism it was approved: auto, standing or human_review, and the rule or person"
+    )
     artifacts: list[Artifact] = Field([], description="files that the tool left; /v1/payloads/{ref} has each")
     payload_ref: str | None = Field(None, description="where a result too large to be sent is kept")
     preview: str | None = None

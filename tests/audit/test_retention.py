@@ -444,15 +444,15 @@ async def test_a_large_result_expires_and_its_envelope_stays_readable(tmp_path: 
         result = await lock.call("demo.report", account="cash")
         ref = result.persistence.ref
         assert ref is not None
-        size = len(lock.read_payload(ref))
+        size = len(await lock.read_payload(ref))
         time.now_ms += 2 * DAY_MS - 1
         assert await expire_payloads(lock.journal) == 0
-        assert len(lock.read_payload(ref)) == size
+        assert len(await lock.read_payload(ref)) == size
         time.now_ms += 1
         assert await expire_payloads(lock.journal) == 1
         assert await expire_payloads(lock.journal) == 0
         with pytest.raises(Failure, match="is gone: expired"):
-            lock.read_payload(ref)
+            await lock.read_payload(ref)
         rows = lock.journal.read("SELECT call, size, body FROM payload WHERE ref = ?", (ref,))
         assert rows == [(result.invocation_id, size, None)]
     assert verify(Home(tmp_path)).intact

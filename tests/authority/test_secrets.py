@@ -42,7 +42,6 @@ from interlock.store.journal import Journal
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
-from tests import processes
 from tests.cli.conftest import INTERLOCK, Cli
 
 API_KEY, PASSWORD = "sk-secret123456", "supersecret"
@@ -412,7 +411,6 @@ async def test_when_the_call_has_ended_its_credentials_are_void_and_zeroed(store
     assert bytes(held) == bytes(9)
     assert refusal(credential.reveal) == "E3603"
     assert refusal(lease.values) == "E3603", "an empty list would read as nothing to hide"
-    assert refusal(lambda: lease.as_file("github/token")) == "E3603"
 
 
 async def test_a_rotation_reaches_the_next_call_and_no_running_one(store: Secrets, time: FakeClock) -> None:
@@ -453,32 +451,6 @@ async def test_when_one_of_several_cannot_be_had_none_is_kept(store: Secrets, ti
         await open_lease(store, ["first", "absent"], lifetime_s=30, clock=time.clock)
     assert caught.value.code == "E3602"
     assert [refusal(one.reveal) for one in lent] == ["E3603"]
-
-
-@pytest.mark.proves("EXEC-07")
-async def test_a_child_reads_its_credential_from_a_file_in_memory_that_is_emptied_at_the_end(
-    store: Secrets, time: FakeClock
-) -> None:
-    await store.set("api", API_KEY, by="me")
-    lease = await open_lease(store, ["api"], lifetime_s=30, clock=time.clock)
-    descriptor = lease.as_file("api")
-    assert lease.as_file("api") == descriptor
-    program = (
-        "import os, sys; fd = int(sys.argv[1]); first = os.pread(fd, 99, 0); print(len(first), flush=True);"
-        "sys.stdin.readline(); print(len(os.pread(fd, 99, 0)), flush=True)"
-    )
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, str(descriptor),
-        pass_fds=[descriptor], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert child.stdout is not None
-    assert await child.stdout.readline() == b"%d\n" % len(API_KEY)
-    assert API_KEY.encode() not in b"\n".join(processes.told("cmdline"))
-    await lease.close()
-    out, _ = await child.communicate(b"go on\n")
-    assert out == b"0\n", "void also for a child that still holds it"
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
 
 
 # Never to be seen

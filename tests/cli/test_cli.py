@@ -1192,3 +1192,40 @@ def test_a_manifest_that_says_one_thing_twice_is_refused_with_its_line(cli: Cli)
 def test_a_mistyped_head_is_a_usage_error_and_no_broken_chain(cli: Cli, head: str) -> None:
     ended = cli("audit", "verify", "--known-head", head)
     assert (ended.code, "SEQ:HASH" in ended.err) == (2, True)
+
+
+VERSIONED = '''
+from interlock import Effect, Preview, tool
+from typing import Annotated
+from pydantic import Field
+
+Name = Annotated[str, Field(description="what", examples=["a"])]
+
+
+@tool(version="{version}", mutation_class="write_reversible", namespace="ver", effects=[Effect("x:{{name}}", "UPDATE")])
+def touch(name: Name) -> str:
+    """Touch something."""
+    return "{version}"
+
+
+@touch.preview
+def _(name: str) -> Preview:
+    return Preview()
+
+
+@touch.compensate
+def _(name: str) -> None:
+    return None
+'''
+
+
+@pytest.mark.proves("IDEM-06")
+def test_a_known_key_at_another_version_is_a_conflict(fresh: Cli) -> None:
+    for version in ("1.0.0", "1.1.0"):
+        added = fresh("tools", "add", write(fresh, f"ver_{version[2]}.py", VERSIONED.format(version=version)))
+        assert added.code == 0, added.out
+    assert fresh.ask("call", "ver.touch@1.0.0", '{"name": "a"}', "--key", "k")["status"] == "succeeded"
+    refused = fresh("call", "ver.touch@1.1.0", '{"name": "a"}', "--key", "k", "--json")
+    assert refused.code == 1
+    assert (refused.json["error"]["error_code"], refused.json["error"]["errorCode"]) == ("E3306", "CONFLICT")
+    assert refused.json["structured_content"] is None

@@ -354,7 +354,7 @@ async def test_a_result_that_is_kept_is_referred_to(world: World) -> None:
     assert result.WhichOneof("outcome") == "kept"
     assert result.kept.size_chars == 1002
     caller = await world.lock.caller_of(world.token)
-    assert world.lock.read_payload(result.kept.ref, caller=caller) == orjson.dumps("x" * 1000)
+    assert await world.lock.read_payload(result.kept.ref, caller=caller) == orjson.dumps("x" * 1000)
 
 
 async def test_a_call_is_traced_under_the_callers_trace(world: World) -> None:

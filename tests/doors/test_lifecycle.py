@@ -25,6 +25,7 @@ from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult,
 from interlock.audit.invocations import invocation_of
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
+from interlock.core.errors import CODES
 from interlock.core.events import Event
 from interlock.core.objects import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
@@ -776,7 +777,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.part_of("IDEM-06", rest="the same key at another version")
+@pytest.mark.proves("IDEM-06")
 async def test_at_every_door_a_known_key_with_another_argument_is_a_conflict(place: Place) -> None:
     for door in DOORS:
         wish = Wish("demo.increment", {"name": door}, key=door)
@@ -791,6 +792,44 @@ async def test_at_every_door_a_known_key_with_another_argument_is_a_conflict(pla
     body = place._body(Wish("demo.increment", {"name": "z"}, key="rest"))  # pyright: ignore[reportPrivateUsage]
     answer = await place.http.post("/v1/tools/invoke", json=body, headers=place._bearer(Wish("", {})))  # pyright: ignore[reportPrivateUsage]
     assert answer.status_code == 409
+
+
+@tool(
+    version="1.1.0", mutation_class="write_reversible", namespace="demo", effects=[Effect("counter:{name}", "UPDATE")]
+)
+async def increment(ctx: Context, name: sample.Name, by: sample.Number = 1) -> int:
+    """Count, as the next version does it."""
+    sample.world.runs += 1
+    return -1
+
+
+@increment.preview
+def _(name: str, by: int) -> Preview:
+    return Preview()
+
+
+@increment.compensate
+async def _(name: str) -> None:
+    return None
+
+
+@pytest.mark.proves("IDEM-06")
+async def test_at_every_door_a_known_key_at_another_version_is_a_conflict(place: Place) -> None:
+    for door in DOORS:
+        assert (await place.ways[door](Wish("demo.increment", {"name": door}, key=door))).data == 1
+    # The same call, word for word: only the version that the name stands for is another one.
+    await admit(place.lock, increment)
+    place.lock.catalog.forget()
+    for door in DOORS:
+        told = await place.ways[door](Wish("demo.increment", {"name": door}, key=door))
+        assert told.data is None, door
+        assert told.error is not None, door
+        assert told.error[:2] == ("E3306", "CONFLICT"), door
+        assert (await place.last())["version"] == "1.1.0"
+        assert sample.world.counters[door] == 1
+    assert sample.world.runs == len(DOORS)
+    assert (await place.ways["library"](Wish("demo.increment", {"name": "fresh"}, key="fresh"))).data == -1
+    assert CODES["E3306"].http == 409
 
 
 # Tokens

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Failure, Interlock, Result
 from interlock.audit.retention import expire_payloads
-from interlock.cli.artifacts import fetch, save
+from interlock.cli.artifacts import check, save
 from interlock.core.artifacts import File, refer
 from interlock.core.manifest import Sandboxing, parse_manifest
 from interlock.core.objects import ToolResult
@@ -72,9 +72,9 @@ async def test_files_come_back_by_reference_with_their_hashes_and_are_their_call
     for path, content in contents.items():
         one = left[path]
         assert (one.size, one.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-        assert lock.read_payload(one.ref) == content
+        assert await lock.read_payload(one.ref) == content
         with pytest.raises(Failure, match="no payload"):
-            lock.read_payload(one.ref, caller=Caller(id="local:other"))
+            await lock.read_payload(one.ref, caller=Caller(id="local:other"))
     (record,) = records(lock, result.invocation_id)
     assert record["artifacts"] == [one.document() for one in result.artifacts]
     assert Service(lock).calls.status(result.invocation_id, lock.caller)["artifacts"] == record["artifacts"]
@@ -103,8 +103,8 @@ async def test_a_large_result_and_files_are_kept_apart(lock: Interlock, tmp_path
     result = await lock.call("prog.both", text="x" * 200)
     assert result.ok
     assert result.persistence.ref is not None
-    assert [lock.read_payload(one.ref) for one in result.artifacts] == [b"left\n", b"two"]
-    assert orjson.loads(lock.read_payload(result.persistence.ref)) == "x" * 200
+    assert [await lock.read_payload(one.ref) for one in result.artifacts] == [b"left\n", b"two"]
+    assert orjson.loads(await lock.read_payload(result.persistence.ref)) == "x" * 200
 
 
 @ON_MODULE
@@ -114,7 +114,7 @@ async def test_they_are_gone_when_payloads_are_and_their_record_stays(lock: Inte
     await lock.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
     assert await expire_payloads(lock.journal) >= 2
     with pytest.raises(Failure, match="expired"):
-        lock.read_payload(result.artifacts[0].ref)
+        await lock.read_payload(result.artifacts[0].ref)
     (record,) = records(lock, result.invocation_id)
     assert len(record["artifacts"]) == 2
 
@@ -199,7 +199,7 @@ async def test_links_and_pipes_are_no_files_and_none_is_followed(
 ) -> None:
     result = await lock.call("file.misuse", what=what)
     assert result.ok, result.error
-    assert {one.path: lock.read_payload(one.ref) for one in result.artifacts} == found
+    assert {one.path: await lock.read_payload(one.ref) for one in result.artifacts} == found
 
 
 @ON_MODULE
@@ -232,7 +232,7 @@ async def test_personal_data_in_the_name_of_a_file_is_not_written_down(lock: Int
     result = await lock.call("file.leave", files=in_base64({"ann@example.org": b"x", "bob@example.org": b"y"}))
     assert [one.path for one in result.artifacts] == ["[EMAIL_REDACTED]", "[EMAIL_REDACTED].2"]
     assert "example.org" not in str(records(lock, result.invocation_id))
-    assert lock.read_payload(result.artifacts[1].ref) == b"y"
+    assert await lock.read_payload(result.artifacts[1].ref) == b"y"
 
 
 # Where it is said
@@ -288,7 +288,7 @@ def _flat(tree: dict[str, Any]) -> dict[str, bytes]:
 async def test_whatever_is_left_comes_back_as_it_was(lock: Interlock, tree: dict[str, bytes]) -> None:
     result = await lock.call("file.leave", files=in_base64(tree))
     assert result.ok, result.error
-    found = {one.sha256: lock.read_payload(one.ref) for one in result.artifacts}
+    found = {one.sha256: await lock.read_payload(one.ref) for one in result.artifacts}
     assert len(result.artifacts) == len(tree)
     assert sorted(found.values()) == sorted(set(tree.values()))
     shown = {one.path for one in result.artifacts}
@@ -343,9 +343,9 @@ def test_no_file_that_is_there_is_written_over(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_what_the_journal_says_is_not_written() -> None:
     (one,) = refer("01A", [File("a", b"as it was")], str)
-    assert fetch([one], lambda _: b"as it was") == {"a": b"as it was"}
+    assert check({one: b"as it was"}) == {"a": b"as it was"}
     with pytest.raises(Failure, match="audit verify"):
-        fetch([one], lambda _: b"as it is")
+        check({one: b"as it is"})
 
 
 def test_from_the_command_line_files_are_shown_and_fetched(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ async def test_large_results_and_results_kept_for_replay_are_nowhere_in_clear_te
         for times in (20, 20_000):
             result = await lock.call("rest.essay", {"times": times})
             assert result.persistence.ref is not None
-            assert lock.read_payload(result.persistence.ref).decode() == f'"{PLANTED * times}"'
+            assert (await lock.read_payload(result.persistence.ref)).decode() == f'"{PLANTED * times}"'
         assert (await lock.call("rest.note", {"text": PLANTED}, key="1")).unwrap() == PLANTED
         again = await lock.call("rest.note", {"text": PLANTED}, key="1")
         assert (again.replayed, again.unwrap()) == (True, PLANTED)
@@ -116,11 +116,11 @@ async def test_large_results_and_results_kept_for_replay_are_nowhere_in_clear_te
         again = await lock.call("rest.note", {"text": PLANTED}, key="1")
         assert (again.replayed, again.unwrap()) == (True, PLANTED)
         assert result.persistence.ref is not None
-        assert PLANTED.encode() in lock.read_payload(result.persistence.ref)
+        assert PLANTED.encode() in await lock.read_payload(result.persistence.ref)
     with copied(Home(home), home.parent / "again"):
         pass
     async with Interlock.open(home.parent / "again", housekeeping=False) as lock:
-        assert PLANTED.encode() in lock.read_payload(result.persistence.ref)
+        assert PLANTED.encode() in await lock.read_payload(result.persistence.ref)
 
 
 async def test_a_write_whose_outcome_could_not_be_sealed_does_not_begin(home: Path) -> None:
@@ -218,7 +218,7 @@ async def test_what_an_older_version_stored_in_clear_text_is_still_read(home: Pa
             transaction.execute("UPDATE reservation SET result = ?", (outcome,))
 
         await lock.journal.commit(as_before)
-        assert lock.read_payload(ref) == content
+        assert await lock.read_payload(ref) == content
         assert (await lock.call("rest.note", {"text": "new"}, key="1")).unwrap() == "old"
         assert (await lock.call("rest.remember", {"text": "new"}, session="s", key="2")).value == ["old"]
         assert (await lock.call("rest.remember", {"text": "more"}, session="s", key="3")).value == ["new", "old"]

@@ -118,7 +118,7 @@ async def test_a_write_whose_payload_does_not_fit_is_recorded_and_says_why_the_p
             assert result.persistence.ref == f"payload:{first.invocation_id}"
         assert again.replayed
         with pytest.raises(Failure, match="withheld") as gone:
-            lock.read_payload(f"payload:{first.invocation_id}", caller=ANN)
+            await lock.read_payload(f"payload:{first.invocation_id}", caller=ANN)
         assert gone.value.code == "E3702"
         (closed,) = lock.journal.read(
             "SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (first.invocation_id,)

@@ -276,9 +276,9 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
         (ref,) = document["persistence_refs"]
         assert document["structured_content"] is None
         assert document["content"][0]["type"] == "persisted_ref"
-        assert orjson.loads(results.read_payload(ref)) == "x" * size
+        assert orjson.loads(await results.read_payload(ref)) == "x" * size
         with pytest.raises(Failure):
-            results.read_payload(ref, caller=Caller(id="local:other"))
+            await results.read_payload(ref, caller=Caller(id="local:other"))
         again = await results.call("r.read_back", ref=ref)
         assert again.document()["persistence_refs"] == []
 
@@ -291,7 +291,7 @@ async def test_the_envelope_of_an_expired_payload_stays_readable(results: Interl
     await results.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
     assert await expire_payloads(results.journal) == 1
     with pytest.raises(Failure, match="expired"):
-        results.read_payload(ref)
+        await results.read_payload(ref)
     assert records(results, result.invocation_id)[0]["outputSummary"] == {"type": "string", "bytes": 502}
 
 

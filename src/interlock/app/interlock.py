@@ -451,7 +451,7 @@ class Interlock:
             )
         )
 
-    def read_payload(self, ref: str, *, caller: Caller | None = None) -> bytes:
+    async def read_payload(self, ref: str, *, caller: Caller | None = None) -> bytes:
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         who = caller or self.caller
         rows = self.journal.read("SELECT body, owner, reason, call, size FROM payload WHERE ref = ?", (ref,))
@@ -459,7 +459,7 @@ class Interlock:
             raise Failure("E3702", f"no payload `{ref}`")
         if who.capability is not None and not self.ownership.has_call(who, rows[0][3]):
             raise Failure("E3702", f"no payload `{ref}`")
-        body = self.gateway.kept.opened(ref, rows[0][0], rows[0][4])
+        body = await self.gateway.kept.opened(ref, rows[0][0], rows[0][4])
         if body is None:
             raise Failure("E3702", f"the payload `{ref}` is gone: {rows[0][2]}")
         return body

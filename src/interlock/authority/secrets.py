@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, cast
@@ -147,13 +146,12 @@ async def open_lease(source: SecretSource, names: Sequence[str], *, lifetime_s: 
 class Lease:
     """The credentials of one call, and of no other."""
 
-    __slots__ = ("_closed", "_credentials", "_ends", "_files", "_log_again", "_source")
+    __slots__ = ("_closed", "_credentials", "_ends", "_log_again", "_source")
 
     def __init__(self, source: SecretSource, ends: float) -> None:
         self._source = source
         self._ends = ends
         self._credentials: dict[str, Credential] = {}
-        self._files: dict[str, int] = {}
         self._closed = False
         self._log_again: Callable[[], None] | None = None
 
@@ -184,17 +182,6 @@ class Lease:
         nobody may take an empty list for "nothing to hide"."""
         return [text for credential in self._credentials.values() for text in credential.texts()]
 
-    def as_file(self, name: str) -> int:
-        """A descriptor of a file in memory that holds the value, to be handed to a child process.
-
-        When the lease is closed the file is emptied, also for a child that still holds it.
-        """
-        if name not in self._files:
-            value = self[name].reveal().encode()
-            descriptor = self._files[name] = os.memfd_create("credential", os.MFD_CLOEXEC)
-            os.pwrite(descriptor, value, 0)
-        return self._files[name]
-
     async def rate_limited(self, name: str, ms: int) -> None:
         """Let the credential this call was lent rest: its service answered that the rate limit is reached."""
         await self._source.rest(name, self[name].slot, ms)
@@ -206,10 +193,6 @@ class Lease:
         if self._log_again is not None:
             self._log_again()
             self._log_again = None
-        while self._files:
-            descriptor = self._files.popitem()[1]
-            os.ftruncate(descriptor, 0)
-            os.close(descriptor)
 
     async def close(self) -> None:
         """Wipe, then have revoked what was issued for this call alone. An issuer that fails does not fail the call."""

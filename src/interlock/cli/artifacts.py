@@ -17,20 +17,18 @@ from interlock.core.artifacts import Artifact
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    pass
 
 _STEP = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def fetch(artifacts: Iterable[Artifact], read: Callable[[str], bytes]) -> dict[str, bytes]:
-    """What is in each file, by its path. E3801 if that is not what the record of the call says."""
-    found: dict[str, bytes] = {}
-    for one in artifacts:
-        found[one.path] = content = read(one.ref)
+def check(contents: Mapping[Artifact, bytes]) -> dict[str, bytes]:
+    """The content of each file, by its path. E3801 if one is not what the record of the call says."""
+    for one, content in contents.items():
         if hashlib.sha256(content).hexdigest() != one.sha256:
             raise Failure("E3801", f"`{one.ref}` is not what the journal says it was; see interlock audit verify")
-    return found
+    return {one.path: content for one, content in contents.items()}
 
 
 def save(files: Mapping[str, bytes], directory: Path) -> list[Path]:

@@ -424,7 +424,7 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
     left = recalled(history.facts.get("artifacts", ()))
     if not left:
         raise Failure("E3702", f"call {history.call} left no files")
-    files = artifacts.fetch(left, lambda ref: lock.read_payload(ref, caller=caller))
+    files = artifacts.check({one: await lock.read_payload(one.ref, caller=caller) for one in left})
     paths = artifacts.save(files, Path(directory))
 
     def show(page: Page) -> None:

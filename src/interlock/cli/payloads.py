@@ -36,7 +36,7 @@ async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, 
     """
     from interlock.core.artifacts import is_file
 
-    ref, body = _read(lock, name, await acting(lock, token))
+    ref, body = await _read(lock, name, await acting(lock, token))
     told: Json = {"payload_ref": ref, "size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     if path is not None:
         from pathlib import Path
@@ -57,7 +57,7 @@ async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, 
     return 0
 
 
-def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
+async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
     """What a reference, or a call, stands for. A file is what the record of its call says, or it is not given."""
     from interlock.cli import artifacts
     from interlock.cli.history import find
@@ -70,11 +70,11 @@ def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
         if not lock.journal.read("SELECT 1 FROM payload WHERE ref = ?", (ref,)):
             files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"
             raise Failure("E3702", f"call {history.call} has no result that was kept", resolution=files)
-        return ref, lock.read_payload(ref, caller=caller)
-    body = lock.read_payload(name, caller=caller)
+        return ref, await lock.read_payload(ref, caller=caller)
+    body = await lock.read_payload(name, caller=caller)
     if is_file(name):
         left = recalled(find(lock.journal, name[len("payload:") :].partition(".")[0]).facts.get("artifacts", ()))
-        artifacts.fetch([one for one in left if one.ref == name], lambda _: body)
+        artifacts.check({one: body for one in left if one.ref == name})
     return name, body
 
 

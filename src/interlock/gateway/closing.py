@@ -321,7 +321,7 @@ class Closer:
 
     # Replays
 
-    def recall(self, ran: Ran) -> Verified:
+    async def recall(self, ran: Ran) -> Verified:
         """The stored outcome as a verified result; a stored failure is raised again."""
         found: keys.Replay = ran.output
         outcome = self.kept.outcome(found)
@@ -335,12 +335,15 @@ class Closer:
             # Nobody is told to send again what has had its effect, whatever the code says of others.
             executed = details.get("executed") is True
             raise Failure(error["code"], error["message"], details=details, retryable=False, unsettled=executed)
-        ref, value = outcome["persistence"][1], outcome["value"]
+        ref, value, large = outcome["persistence"][1], outcome["value"], False
         if ref is not None:
-            payload = self.kept.payload(ref)
-            value = None if payload is None else decode(payload)
+            payload = await self.kept.payload(ref)
+            large = payload is not None and len(payload) > LARGE
+            value = None if payload is None else await WALKS.run(decode, payload) if large else decode(payload)
         # What the caller may see is decided now, not when the call ran.
-        shown = self.redact(ran, value) if value is not None else Verified(ran, None, b"")
+        shown = Verified(ran, None, b"")
+        if value is not None:
+            shown = await WALKS.run(self.redact, ran, value) if large else self.redact(ran, value)
         redacted, artifacts = tuple({*outcome["redacted"], *shown.redacted}), recalled(outcome.get("artifacts", ()))
         return Verified(ran, shown.value, b"", redacted, artifacts)
 

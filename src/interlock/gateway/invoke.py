@@ -396,7 +396,7 @@ class Gateway:
         call, tool = requested.call, requested.tool
         call.phases.append("verify")
         if ran.source == "replay":
-            return self._closer.recall(ran)
+            return await self._closer.recall(ran)
         if ran.source == "preview" or call.request.operation == "compensate":
             value = self.observer.shown(call, ran.output) if ran.source == "preview" else None
             return Verified(ran, value, orjson.dumps(value))

@@ -7,6 +7,7 @@ of bytes, a payload is as long as its row says, and an outcome is JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 import orjson
@@ -26,7 +27,7 @@ from interlock.store.sealing import Box
 
 _DAY_MS = 86_400_000
 _OUTCOME = "outcome"
-# From so many bytes on, sealing leaves the event loop.
+# From so many bytes on, sealing and opening leave the event loop.
 _LARGE = 256_000
 
 
@@ -68,16 +69,20 @@ class Kept:
 
     # Payloads
 
-    def payload(self, ref: str) -> bytes | None:
+    async def payload(self, ref: str) -> bytes | None:
         """What is kept under a reference; None once it is not kept any more."""
         rows = self._journal.read("SELECT body, size FROM payload WHERE ref = ?", (ref,))
-        return self.opened(ref, *rows[0]) if rows else None
+        return await self.opened(ref, *rows[0]) if rows else None
 
-    def opened(self, ref: str, body: bytes | None, size: int) -> bytes | None:
-        """The content of a payload, from its row. One in clear text is as long as its row says."""
+    async def opened(self, ref: str, body: bytes | None, size: int) -> bytes | None:
+        """The content of a payload, from its row. One in clear text is as long as its row says.
+
+        A large one is decrypted beside the event loop.
+        """
         if body is None or len(body) == size:
             return body
-        return self._box.open(body, purpose="payload", about=ref)
+        opening = partial(self._box.open, body, purpose="payload", about=ref)
+        return opening() if size < _LARGE else await WALKS.run(opening)
 
     def check_room(self, transaction: Transaction, caller: Caller, size: int) -> None:
         """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the home.

@@ -194,7 +194,7 @@ class Sdk:
             reading = self._offers.read(uri, caller, asked)
             return await self._offered(reading, asked, _OWN, f"Resource not found: {uri}", uri=uri)
         try:
-            body = self._service.lock.read_payload(uri, caller=caller)
+            body = await self._service.lock.read_payload(uri, caller=caller)
         except Failure as failure:
             raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
         return {"contents": [{"uri": uri, **(_file(body) if is_file(uri) else _result(body))}], **_OWN}

@@ -420,6 +420,16 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "policy_refs": ["p"],
         "telemetry_refs": ["t"],
         "persistence_refs": ["pp"],
+        "handoff_refs": [
+            {
+                "handoff_id": "h",
+                "what": {"case": 1},
+                "to": {"agent": "did:key:z", "tool": None},
+                "authority": {"scopes": ["a"], "resources": ["r"]},
+                "from": "local:x",
+                "expires_at": NOW,
+            }
+        ],
         "summary": "s",
     },
     "tool_result_persistence": {
@@ -857,7 +867,7 @@ def test_progress_keeps_its_percent_within_a_hundred(percent: float) -> None:
         assert refused("tool_progress", changed("tool_progress", ["percent"], outside))
 
 
-@pytest.mark.supports("CONTRACT-19")
+@pytest.mark.proves("CONTRACT-19")
 @pytest.mark.parametrize("kind", CONTENT)
 def test_a_result_holds_content_of_every_type(kind: str) -> None:
     item = {"type": kind, **CONTENT[kind]}
@@ -869,7 +879,7 @@ def test_a_result_holds_content_of_every_type(kind: str) -> None:
         assert not fits("tool_result", document | {"content": [wrong]})
 
 
-@pytest.mark.supports("CONTRACT-19")
+@pytest.mark.proves("CONTRACT-19")
 def test_the_representations_of_a_result_differ_without_losing_the_original() -> None:
     result = ToolResult(
         result_id="r",

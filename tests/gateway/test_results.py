@@ -260,7 +260,7 @@ async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock
 
 
 @pytest.mark.part_of("LIFE-20", rest="preview; private payloads by reference")
-@pytest.mark.part_of("CONTRACT-19", rest="content types and views")
+@pytest.mark.proves("CONTRACT-19")
 @pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True)])
 async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: int, kept: bool) -> None:
     events: list[Any] = []

@@ -147,6 +147,10 @@ class Page:
             self.facts([("all of it", f"interlock calls payload {result.persistence.ref}")])
         if result.artifacts:
             self.artifacts(result.artifacts)
+        if result.handoffs:
+            self.facts([("hands over", _handoff(one)) for one in result.handoffs])
+        if result.content:
+            self.facts([("also", _item(one)) for one in result.content])
         self._warnings(result)
 
     def artifacts(self, artifacts: Iterable[Artifact], indent: str = "  ") -> None:
@@ -319,3 +323,16 @@ def clock_time(stamp: str) -> str:
         return stamp
     today = at.date() == datetime.now(at.tzinfo).date()
     return f"{at:%H:%M:%S}" if today else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def _handoff(one: Json) -> str:
+    """A handoff in one line. It grants nothing, and says so."""
+    to = one["to"].get("agent") or one["to"].get("tool")
+    named = ", ".join((*one["authority"]["scopes"], *one["authority"]["resources"])) or "no authority"
+    return f"{clean(json.dumps(one['what']))} to {clean(to)}, naming {clean(named)}, until {one['expires_at']}"
+
+
+def _item(one: Json) -> str:
+    """An item of content in one line."""
+    words = one.get("name") or one.get("uri") or one.get("path") or one.get("text") or one.get("mime_type") or ""
+    return f"{one['type']} {clean(str(words).partition(chr(10))[0][:100])}".strip()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from interlock.core.attached import Attached
 from interlock.core.capability import Capability
 from interlock.core.clock import Deadline
 from interlock.core.cost import FREE, reported
@@ -148,6 +149,8 @@ class Context:
         self.attestations: list[Attestation] = []
         self.compensation: dict[str, Any] | None = None
         self.modifiers: dict[str, Any] = {}
+        self.attached = Attached()
+        self.last_progress: dict[str, Any] | None = None
         self._monotonic = monotonic
         self._on_progress = on_progress
         self._on_partial = on_partial
@@ -177,7 +180,8 @@ class Context:
         """Report progress: a message, a percentage, and any of current_step, total_steps, bytes_read, bytes_written,
         line_count and artifact_refs. Nothing is passed on once the call has ended.
         """
-        self._on_loop(self._on_progress, {"message": message, "percent": percent, **facts})
+        self.last_progress = {"message": message, "percent": percent}
+        self._on_loop(self._on_progress, {**self.last_progress, **facts})
 
     def partial(self, value: Any) -> None:
         """Give an ordered part of the result early. It never replaces the final result."""
@@ -233,6 +237,41 @@ class Context:
     def cost(self, **parts: float) -> None:
         """Report what the call cost: external_api, storage_io, network, token, human_review or compute."""
         self.costs += reported(parts)
+
+    def attach(self, type: str, **fields: Any) -> None:  # noqa: A002 - the standard's name
+        """Add an item of content to the result: text, json, image, audio, video, file, resource_link,
+        embedded_resource, log or diff, with the fields that the standard gives it. Bytes become base64.
+
+            ctx.attach("image", mime_type="image/png", data=chart)
+            ctx.attach("diff", diff=patch, path="README.md")
+        """
+        self.attached.add_content({"type": type, **fields})
+
+    def show(self, *, model: str | None = None, summary: str | None = None, search: str | None = None) -> None:
+        """State how the result is shown: to a model, in one line to people, and to whoever searches a transcript.
+
+        The value itself stays as it is, for callers that read structured data.
+        """
+        self.attached.add_views({"model": model, "summary": summary, "search": search})
+
+    def handoff(
+        self,
+        what: Mapping[str, Any],
+        *,
+        agent: str | None = None,
+        tool: str | None = None,
+        scopes: Sequence[str] = (),
+        resources: Sequence[str] = (),
+        expires_s: float = 3600,
+    ) -> None:
+        """Hand work over to an agent or to a tool: what, with which authority, and for how long.
+
+        The result lists it and the journal records it. It grants nothing: the receiver needs a token of its own that
+        covers what it does. It can name no scope and no resource that this call itself lacks.
+        """
+        to = {name: one for name, one in (("agent", agent), ("tool", tool)) if one is not None}
+        said = {"what": what, "to": to, "scopes": scopes, "resources": resources, "expires_s": expires_s}
+        self.attached.add_handoff(said, self.caller)
 
     def modify_context(self, **modifiers: Any) -> None:
         """Ask for changes to the conversation's context; the scheduler decides whether they are allowed."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from interlock.core.artifacts import Artifact
+from interlock.core.attached import for_models, words_of
 from interlock.core.bounds import Shortener
 from interlock.core.canonical import encode
 from interlock.core.clock import iso
-from interlock.core.errors import Failure
+from interlock.core.errors import ErrorClass, Failure
 from interlock.core.phases import Source
 from interlock.core.record import record, step
 from interlock.core.schema import Json
@@ -40,6 +41,12 @@ class Persistence:
 
 
 INLINE = Persistence(decision="inline")
+# What of the metadata has a place of its own in the document.
+_BESIDE = frozenset({"content", "views", "handoffs", "progress"})
+_RESOURCES = frozenset({"resource_link", "embedded_resource"})
+_REJECTIONS = frozenset(
+    {ErrorClass.PERMISSION_DENIED, ErrorClass.POLICY_BLOCKED, ErrorClass.HOOK_BLOCKED, ErrorClass.APPROVAL_REJECTED}
+)
 
 _TIME: Json = {"type": "string", "format": "date-time"}
 # What every success says beside its data; the doors put the sections where their wires have room for them.
@@ -140,6 +147,25 @@ class Result:
         """What a model reads: the value, a preview of it with a reference, or the reason there is none."""
         if self.error is not None:
             return f"{self.error.row.error_code}: {self.error.message}"
+        return self._views.get("model") or self._original()
+
+    @property
+    def _views(self) -> Mapping[str, str]:
+        """What the tool says its result is shown as."""
+        return self.metadata.get("views") or {}
+
+    @property
+    def content(self) -> Sequence[Json]:
+        """The items of content that the tool added to its result."""
+        return self.metadata.get("content") or ()
+
+    @property
+    def handoffs(self) -> Sequence[Json]:
+        """The references with which the call hands work over. None of them grants anything."""
+        return self.metadata.get("handoffs") or ()
+
+    def _original(self) -> str:
+        """The value as text, or the beginning of it with a reference."""
         kept, value = self.persistence.ref is not None, self.value
         if kept:
             # Only its beginning is shown. A character or value more cannot be among so many characters of JSON.
@@ -156,6 +182,8 @@ class Result:
         if self.error is not None:
             message = self.error.message
             return message if message.startswith(f"{self.tool} ") else f"{self.tool} {self.state}: {message}"
+        if self._views.get("summary"):
+            return self._views["summary"]
         how = {"replay": " (replayed)", "preview": " (preview)", "synthetic": " (synthetic)"}.get(self.source, "")
         return f"{self.tool} {self.state}{how}"
 
@@ -188,14 +216,32 @@ class Result:
             "execution": {"executionDurationMs": took, "latencyMs": took, "resourceCost": cost, "cost": cost},
         }
 
+    def _rendering(self) -> Json:
+        """What people see, in each view. A refusal is no error of the call: somebody or something said no."""
+        error = self.error
+        rejected = error is not None and (self.pending or error.row.error_class in _REJECTIONS)
+        words = None if error is None else error.message
+        return {
+            "progress": self.metadata.get("progress"),
+            "rejection": words if rejected else None,
+            "error": None if rejected else words,
+            "grouped": self.summary(),
+            "expanded": "\n".join(filter(None, (self.text() if error else self._original(), words_of(self.content)))),
+        }
+
+    def _search_text(self) -> str:
+        """What a search of a transcript looks through: the tool, how it ended, and the words that the tool gave."""
+        said = self._views.get("search") or words_of(self.content)[:PREVIEW_CHARS]
+        return f"{self.summary()}\n{said}".strip()
+
     def document(self) -> Json:
         """The tool_result of the standard, with the error envelope and metadata beside it."""
         kept = self.persistence.ref is not None
         content: list[Json]
         if kept:
-            content = [{"type": "persisted_ref", "ref": self.persistence.ref, "preview": self.text()}]
+            content = [{"type": "persisted_ref", "ref": self.persistence.ref, "preview": self._original()}]
         else:
-            content = [{"type": "text", "text": self.text()}]
+            content = [{"type": "text", "text": self.text() if self.error is not None else self._original()}]
         left = [
             {"type": "artifact_ref", "ref": one.ref, "path": one.path, "size_bytes": one.size, "sha256": one.sha256}
             for one in self.artifacts
@@ -210,28 +256,26 @@ class Result:
             "status": self.state,
             "history_status": "pending" if self.pending else HISTORY.get(self.state, "error"),
             "is_error": not self.ok and not self.pending,
-            "content": [*content, *left],
+            "content": [*content, *self.content, *left],
             "structured_content": None if kept or not self.ok else self.value,
-            "model_facing_content": [{"type": "text", "text": self.text()}, *left],
+            "model_facing_content": [{"type": "text", "text": self.text()}, *for_models(self.content), *left],
             "ui_facing_summary": self.summary(),
-            "ui_facing_rendering": {
-                "error": None if self.error is None else self.error.message,
-                "grouped": self.summary(),
-                "expanded": self.text(),
-            },
-            "resource_refs": [],
+            "ui_facing_rendering": self._rendering(),
+            "resource_refs": [one["uri"] for one in self.content if one["type"] in _RESOURCES],
             "artifact_refs": [one.ref for one in self.artifacts],
             "evidence_refs": [f"journal:{self.invocation_id}"],
             "policy_refs": list(self.metadata.get("policy_refs", ())),
             "telemetry_refs": [f"trace:{self.trace_id}"],
             "persistence_refs": [self.persistence.ref] if kept else [],
+            "persisted_payload_ref": self.persistence.ref,
+            "handoff_refs": list(self.handoffs),
             "summary": self.summary(),
-            "transcript_search_text": self.summary(),
+            "transcript_search_text": self._search_text(),
             "redaction_state": {"redacted": bool(self.redacted), "paths": list(self.redacted)},
             "created_at": iso(self.created_ms),
             "error": None if self.error is None else self.error.envelope(self.trace_id),
             "metadata": {
-                **self.metadata,
+                **{name: one for name, one in self.metadata.items() if name not in _BESIDE},
                 "replayed": self.replayed,
                 "source": self.source,
                 "synthetic": self.source == "synthetic",

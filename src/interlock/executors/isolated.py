@@ -383,6 +383,11 @@ def _take_over(context: Context, reports: Json) -> None:
     cost = Cost(**reports.get("cost", {}))
     if cost.total:
         context.costs += cost
+    for item in reports.get("content", ()):
+        context.attached.add_content(item)
+    context.attached.add_views(reports.get("views", {}))
+    for one in reports.get("handoffs", ()):
+        context.attached.add_handoff({**one, **(one.get("authority") or {})}, context.caller)
     said: Json = reports.get("session", {})
     for name in [name for name in context.session if name not in said]:
         del context.session[name]

@@ -16,6 +16,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.authority.budgets import Booked, Overrun
 from interlock.core.allowances import MILLION
 from interlock.core.artifacts import Artifact, recalled, refer
+from interlock.core.attached import Attached, binary, cleaned, handoffs
 from interlock.core.bounds import LARGE, result_too_large
 from interlock.core.canonical import decode, digest, encode
 from interlock.core.clock import Clock, iso
@@ -46,6 +47,8 @@ from interlock.store.sealing import Box
 T = TypeVar("T")
 _log = logging.getLogger("interlock.gateway")
 
+# What of the metadata is part of a result, and is told again with a replay.
+_ATTACHED = ("content", "views", "handoffs")
 _EVENT_OF_STATE: dict[State, str] = {
     "canceled": "canceled",
     "timed_out": "timed_out",
@@ -94,6 +97,8 @@ class Closer:
         persistence = INLINE if fits and not verified.redacted else _persistence(call.id, size, fits=fits)
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
+        if ran.context is not None and ran.context.attached:
+            self._attach(call, ran.context.attached, now_ms, metadata)
         if (
             tool.plain and persistence.ref is None and not call.noted and not call.files
             and not self._allowances.counts(call)
@@ -158,7 +163,12 @@ class Closer:
         if any(change.source.startswith("reviewer:") for change in call.mutations):
             # Whoever asks again under the key is told too that this is not what they asked for.
             outcome["metadata"] = {"input_mutations": metadata["input_mutations"]}
+        told_beside = {name: metadata[name] for name in _ATTACHED if name in metadata}
+        if told_beside:
+            outcome["metadata"] = {**outcome.get("metadata", {}), **told_beside}
         extra: Json = {}
+        if "handoffs" in metadata:
+            extra["handoffs"] = metadata["handoffs"]
         if call.scope is not None:
             large = len(verified.encoded) > LARGE
             extra["resultHash"] = await WALKS.run(digest, verified.value) if large else digest(verified.value)
@@ -216,6 +226,25 @@ class Closer:
         withheld, overrun = await self._close_write(call, unit)
         self._allowances.tell(call, overrun)
         return withheld
+
+    def _attach(self, call: Call, attached: Attached, now_ms: int, metadata: Json) -> None:
+        """Put what a call hands out beside its value into its metadata, without what its reader may not see."""
+        observer, caller = self._observer, call.request.caller
+        assert caller is not None
+        hidden = observer.hidden(call) if observer.hides(call) else []
+        # INVARIANT: a credential that was lent or sent does not leave in an image either.
+        if holds([binary(item) for item in attached.content], hidden):
+            raise Failure("E3304", f"{call.ref} attached something with what the call was given in private")
+
+        def clean(value: Any) -> Any:
+            return observer.without(call, self._redactor.value(value).value)
+
+        if attached.content:
+            metadata["content"] = cleaned(attached.content, clean)
+        if attached.views:
+            metadata["views"] = clean(attached.views)
+        if attached.handoffs:
+            metadata["handoffs"] = clean(handoffs(attached, call.id, caller, now_ms))
 
     def _compare(self, call: Call, changes: tuple[Change, ...], metadata: Json) -> None:
         """Hold what the call did against what its reviewer was shown."""
@@ -665,6 +694,8 @@ class Closer:
             metadata["hook_outputs"] = call.hook_outputs
         if call.parts:
             metadata["parts"] = call.parts
+        if call.context is not None and call.context.last_progress is not None:
+            metadata["progress"] = self._observer.shown(call, call.context.last_progress)
         if call.context is not None and call.context.modifiers:
             metadata["context_modifiers"] = self._observer.without(call, call.context.modifiers)
         return metadata

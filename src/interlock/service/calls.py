@@ -224,6 +224,7 @@ class Calls:
             "latency_ms": facts.get("latencyMs"),
             "outcome": facts.get("outcome"),
             "artifacts": facts.get("artifacts", []),
+            "handoffs": facts.get("handoffs", []),
             "invocation": invocation_of(told),
             "permission_decisions": decisions_of(told),
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from interlock.core.errors import ErrorClass, ErrorCode
 from interlock.core.objects.document import (
@@ -106,6 +106,17 @@ ContentItem = Annotated[
 ]
 
 
+_ITEM: TypeAdapter[Part] = TypeAdapter(ContentItem)
+
+
+def content_item(document: Json) -> Json | None:
+    """An item of content as the standard writes it; None where the document is none."""
+    try:
+        return _ITEM.validate_python(document).model_dump(mode="json", exclude_none=True)
+    except ValidationError:
+        return None
+
+
 # ── results ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -117,6 +128,31 @@ class UiRendering(Part):
     error: Any = None
     grouped: Any = None
     expanded: Any = None
+
+
+class HandoffTarget(Part):
+    """Who a handoff is for: an agent or a tool."""
+
+    agent: str | None = None
+    tool: str | None = None
+
+
+class HandoffAuthority(Part):
+    """The authority that a handoff names. It is a statement: the receiver's own token decides."""
+
+    scopes: Refs = ()
+    resources: Refs = ()
+
+
+class Handoff(Part):
+    """A reference that hands work over. It grants nothing by itself."""
+
+    handoff_id: Name
+    what: Json
+    to: HandoffTarget
+    authority: HandoffAuthority
+    issued_by: Name = Field(alias="from")
+    expires_at: Timestamp
 
 
 class ToolResult(Document):
@@ -142,6 +178,7 @@ class ToolResult(Document):
     policy_refs: Refs = ()
     telemetry_refs: Refs = ()
     persistence_refs: Refs = ()
+    handoff_refs: tuple[Handoff, ...] = ()
     summary: str | None = None
 
 

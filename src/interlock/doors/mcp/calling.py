@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import orjson
 
+from interlock.core.attached import for_models
 from interlock.core.clock import new_id
 from interlock.core.connector import Interaction
 from interlock.core.context import Caller
@@ -257,7 +258,7 @@ def own(result: Result, form: Form) -> Json:
     """What one of our own tools answered."""
     value = {"result": result.value} if form.wraps else result.value
     return {
-        "content": [_text(result.text()), *_files(result)],
+        "content": [_text(result.text()), *_items(result)],
         "structuredContent": value,
         "isError": False,
         "resultType": "complete",
@@ -276,8 +277,34 @@ def _kept(result: Result) -> Json:
     ref, size = result.persistence.ref, result.persistence.size
     answer = _instead(result.text(), "kept", {"ref": ref, "size": size}, _about(result))
     link = {"type": "resource_link", "uri": ref, "name": f"result of {result.tool}", "mimeType": "application/json"}
-    answer["content"] += [{**link, "size": size}, *_files(result)]
+    answer["content"] += [{**link, "size": size}, *_items(result)]
     return answer
+
+
+def _items(result: Result) -> list[Json]:
+    """What a call left beside its value, in the types of this protocol: added content for models, and its files."""
+    return [*map(_item, for_models(result.content)), *_files(result)]
+
+
+def _item(item: Json) -> Json:
+    """An item of content. What this protocol has no type for is text or a link."""
+    uri, mime = item.get("uri"), {"mimeType": item["mime_type"]} if item.get("mime_type") else {}
+    match item["type"]:
+        case "image" | "audio" if item.get("data"):
+            return {"type": item["type"], "data": item["data"], **mime}
+        case "embedded_resource":
+            held = {name: item[name] for name in ("text", "blob") if item.get(name)} or {"text": ""}
+            return {"type": "resource", "resource": {"uri": uri, **mime, **held}}
+        case "json":
+            return _text(orjson.dumps(item["value"]).decode())
+        case "text" | "diff":
+            return _text(str(item.get("text") or item.get("diff") or ""))
+        case _ if uri:
+            size = {"size": item["size_bytes"]} if "size_bytes" in item else {}
+            return {"type": "resource_link", "uri": uri, "name": item.get("name") or uri, **mime, **size}
+        case _:
+            held = {"blob": item.get("data", ""), **mime}
+            return {"type": "resource", "resource": {"uri": f"data:{item.get('mime_type', '')}", **held}}
 
 
 def _files(result: Result) -> list[Json]:
@@ -309,7 +336,7 @@ def _about(result: Result) -> Json:
     return {"interlock/call": call}
 
 
-_TOLD = frozenset(("approval", "pagination", "deprecation", "warnings", "hook_outputs"))
+_TOLD = frozenset(("approval", "pagination", "deprecation", "warnings", "hook_outputs", "handoffs"))
 
 
 def _words(failure: Failure) -> str:

@@ -89,6 +89,8 @@ def success(result: Result) -> Json:
         "redacted": result.redacted,
         "deprecation": metadata.get("deprecation"),
         "artifacts": [one.document() for one in result.artifacts],
+        "content": result.content,
+        "handoffs": result.handoffs,
         "payload_ref": kept,
         "preview": None if kept is None else result.text(),
         **result.about(),

@@ -146,6 +146,8 @@ class Called(Answer):
             source="compute",
             replayed=False,
             artifacts=[],
+            content=[],
+            handoffs=[],
             payload_ref=None,
         )
     )
@@ -169,6 +171,8 @@ class Called(Answer):
         None, description="by which mechanism it was approved: auto, standing or human_review, and the rule or person"
     )
     artifacts: list[Artifact] = Field([], description="files that the tool left; /v1/payloads/{ref} has each")
+    content: list[Json] = Field([], description="items that the tool added: images, files, links, logs, diffs")
+    handoffs: list[Json] = Field([], description="work that is handed over; a handoff grants nothing by itself")
     payload_ref: str | None = Field(None, description="where a result too large to be sent is kept")
     preview: str | None = None
 

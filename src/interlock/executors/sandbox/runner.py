@@ -337,6 +337,9 @@ async def _reports(context: Any) -> Json:
         "modifiers": context.modifiers,
         "cost": {part: getattr(context.costs, part) for part in _cost_parts()},
         "session": dict(context.session),
+        "content": context.attached.content,
+        "views": context.attached.views,
+        "handoffs": context.attached.handoffs,
     }
 
 

@@ -210,6 +210,10 @@ _REPORTS: Mapping[str, Check] = {
     "modifiers": _named("a modifier"),
     "cost": _cost,
     "session": _named("a session value"),
+    # The context of the host looks at each of these again, by the same rules as for a tool in this process.
+    "content": _each(_named("an item of content"), "an item of content"),
+    "views": _named("a view"),
+    "handoffs": _each(_named("a handoff"), "a handoff"),
 }
 
 

@@ -1,0 +1,26 @@
+"""A sandboxed tool that hands out more than its value."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from interlock import Context, Field, tool
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60, scopes=["cases:read"])
+async def attaches(ctx: Context, how: Annotated[str, Field(description="how", examples=["well"])]) -> str:
+    """Add content, views and a handoff; or try what is not allowed, behind the back of the context."""
+    if how == "scope":
+        ctx.attached.handoffs.append(
+            {"what": {"a": 1}, "to": {"tool": "x.y"}, "authority": {"scopes": ["tools:admin"]}, "expires_s": 5}
+        )
+    elif how == "forged":
+        ctx.attached.content.append({"type": "persisted_ref", "ref": "payload:of-somebody-else"})
+    elif how == "base64":
+        ctx.attached.content.append({"type": "image", "mime_type": "image/png", "data": "no!"})
+    else:
+        ctx.attach("image", mime_type="image/png", data=b"a picture")
+        ctx.attach("log", text="made it")
+        ctx.show(model="short")
+        ctx.handoff({"case": 1}, tool="x.y", scopes=["cases:read"])
+    return "the value"

@@ -1,0 +1,290 @@
+"""What a call hands out beside its value: content of every type, views of its result, and work that is handed over."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import pytest_asyncio
+
+from interlock import Caller, Context, Effect, Field, Interlock, tool
+from interlock.core.capability import Capability, Link, ToolGrant
+from interlock.core.objects import ToolResult
+from interlock.core.schema import Json
+from tests.doors.contracts import WIRES, opened
+from tests.gateway import attaching_tools as attaching
+from tests.gateway.test_idempotency import code
+from tests.gateway.test_interleavings import admit
+from tests.gateway.test_lifecycle import records
+from tests.sample import Text
+
+PIXEL = base64.b64encode(b"a picture").decode()
+# Every type that a tool can add; the two references are made by Interlock alone.
+ITEMS: dict[str, Json] = {
+    "text": {"text": "and more"},
+    "json": {"value": {"rows": [1, 2]}},
+    "image": {"mime_type": "image/png", "data": PIXEL},
+    "audio": {"mime_type": "audio/wav", "data": PIXEL},
+    "video": {"mime_type": "video/mp4", "uri": "https://media.example/clip"},
+    "file": {"uri": "https://files.example/a.csv", "name": "a.csv", "size_bytes": 3},
+    "resource_link": {"uri": "https://docs.example/1", "name": "the manual"},
+    "embedded_resource": {"uri": "doc:1", "mime_type": "text/plain", "text": "inside"},
+    "log": {"text": "tried twice", "level": "info"},
+    "diff": {"diff": "-a\n+b", "path": "a.txt"},
+}
+What = Annotated[Any, Field(description="what to say", examples=[[]])]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="att", scopes=["cases:read"])
+async def adds(ctx: Context, items: What) -> str:
+    """Add items of content to a result."""
+    for item in items:
+        ctx.attach(**item)
+    return "the value"
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="att", max_inline_chars=200)
+async def shows(ctx: Context, size: Annotated[int, Field(description="how large", examples=[1])]) -> str:
+    """Give a value, and say how it is to be shown."""
+    ctx.progress("half way", percent=50)
+    ctx.show(model="a short answer", summary="one line", search="needle")
+    return "x" * size
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="att", scopes=["cases:read"])
+async def passes_on(ctx: Context, options: What, note: Text = "") -> str:
+    """Hand a case over to somebody."""
+    said: Json = {"what": {"case": 7}, **options}
+    ctx.handoff(**said)
+    return "handed over"
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="att", scopes=["cases:read"],
+    effects=[Effect("case:7", "UPDATE")],
+)  # fmt: skip
+async def files(ctx: Context, options: What) -> str:
+    """Change a case and hand it over."""
+    ctx.effect("case:7", "UPDATE")
+    ctx.handoff({"case": 7}, tool="att.adds", scopes=["cases:read"])
+    return "filed"
+
+
+@files.compensate
+async def _(options: Any) -> None:
+    return None
+
+
+TOOLS = (adds, shows, passes_on, files)
+
+
+@pytest_asyncio.fixture
+async def lock(tmp_path: Path) -> AsyncGenerator[Interlock]:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as made:
+        await admit(made, *TOOLS)
+        yield made
+
+
+def holder(lock: Interlock, **more: Any) -> Caller:
+    return replace(lock.caller, scopes=lock.caller.scopes | {"cases:read"}, **more)
+
+
+# Content
+
+
+@pytest.mark.proves("CONTRACT-19")
+@pytest.mark.parametrize("kind", ITEMS)
+async def test_a_result_carries_content_of_every_type_and_fits_the_standard(lock: Interlock, kind: str) -> None:
+    item = {"type": kind, **ITEMS[kind]}
+    result = await lock.call("att.adds", items=[item], caller=holder(lock))
+    document = result.document()
+    ToolResult.parse(document)
+    assert document["content"] == [{"type": "text", "text": "the value"}, item]
+    shown = [] if kind == "log" else [item]
+    assert document["model_facing_content"] == [{"type": "text", "text": "the value"}, *shown]
+    assert document["structured_content"] == "the value"
+    for words in ("text", "diff", "name"):
+        if words in item:
+            assert item[words] in document["transcript_search_text"]
+            assert item[words] in document["ui_facing_rendering"]["expanded"]
+    assert document["resource_refs"] == ([item["uri"]] if kind in ("resource_link", "embedded_resource") else [])
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "stranger", "text": "x"},
+        {"type": "image", "mime_type": "image/png", "data": "not base64!"},
+        {"type": "persisted_ref", "ref": "payload:of-somebody-else"},
+        {"type": "artifact_ref", "ref": "payload:of-somebody-else"},
+        {"type": "text"},
+        {"type": "text", "text": "x" * (1 << 20)},
+    ],
+    ids=lambda item: f"{item['type']}-{len(str(item))}",
+)
+async def test_what_is_no_content_fails_the_call(lock: Interlock, item: Json) -> None:
+    result = await lock.call("att.adds", items=[item], caller=holder(lock))
+    assert code(result) == "E3401"
+
+
+async def test_content_is_redacted_like_the_value_and_media_is_left_whole(lock: Interlock) -> None:
+    items = [{"type": "log", "text": "mail to alice@example.com"}, {"type": "image", **ITEMS["image"]}]
+    result = await lock.call("att.adds", items=items, caller=holder(lock))
+    assert "alice" not in str(result.document()["content"])
+    assert result.content[1]["data"] == PIXEL
+
+
+@pytest.mark.proves("CONTRACT-19")
+async def test_each_view_of_a_result_is_its_own_and_the_original_stays(lock: Interlock) -> None:
+    small = await lock.call("att.shows", size=3)
+    document = small.document()
+    assert document["content"] == [{"type": "text", "text": "xxx"}]
+    assert document["structured_content"] == "xxx"
+    assert document["model_facing_content"] == [{"type": "text", "text": "a short answer"}]
+    assert (document["ui_facing_summary"], document["ui_facing_rendering"]["grouped"]) == ("one line", "one line")
+    assert document["ui_facing_rendering"]["expanded"] == "xxx"
+    assert document["ui_facing_rendering"]["progress"] == {"message": "half way", "percent": 50}
+    assert document["transcript_search_text"] == "one line\nneedle"
+    large = await lock.call("att.shows", size=5000)
+    document = large.document()
+    ToolResult.parse(document)
+    assert document["model_facing_content"] == [{"type": "text", "text": "a short answer"}]
+    (kept,) = document["content"]
+    assert (kept["type"], document["persisted_payload_ref"]) == ("persisted_ref", kept["ref"])
+    assert lock.read_payload(kept["ref"], caller=lock.caller) == b'"' + b"x" * 5000 + b'"'
+
+
+@pytest.mark.proves("CONTRACT-19")
+async def test_a_rejection_and_an_error_are_different_views(lock: Interlock) -> None:
+    rejected = (await lock.call("att.adds", items=[])).document()["ui_facing_rendering"]
+    assert "missing scope" in rejected["rejection"]
+    assert rejected["error"] is None
+    failed = (await lock.call("att.adds", items=[{"type": "x"}], caller=holder(lock))).document()["ui_facing_rendering"]
+    assert failed["rejection"] is None
+    assert "cannot be told" in failed["error"]
+
+
+# Handoffs
+
+
+def bound_to(*resources: str, expires: int = 2**40) -> Capability:
+    link = Link(
+        jti="j", subject="did:key:z", scopes=frozenset({"cases:read"}), tools=(ToolGrant("*"),), not_before=0,
+        expires=expires, resources=resources or None, constraints={},
+    )  # fmt: skip
+    return Capability(digest=f"{resources}{expires}", issuer="i", links=(link,))
+
+
+@pytest.mark.proves("CONTRACT-22")
+async def test_a_handoff_says_what_to_whom_with_what_authority_and_until_when_and_is_on_record(
+    lock: Interlock,
+) -> None:
+    said = {"agent": "did:key:other", "scopes": ["cases:read"], "resources": ["case:7"], "expires_s": 60}
+    result = await lock.call("att.passes_on", options=said, caller=holder(lock))
+    document = result.document()
+    (handoff,) = document["handoff_refs"]
+    assert ToolResult.parse(document).document()["handoff_refs"] == [handoff], "a round trip loses nothing"
+    assert handoff["what"] == {"case": 7}
+    assert handoff["to"] == {"agent": "did:key:other"}
+    assert handoff["authority"] == {"scopes": ["cases:read"], "resources": ["case:7"]}
+    assert handoff["from"] == lock.caller.acting
+    ends, made = map(datetime.fromisoformat, (handoff["expires_at"], document["created_at"]))
+    assert ends - made == timedelta(seconds=60)
+    (record,) = records(lock, result.invocation_id)
+    assert record["handoffs"] == [handoff]
+
+
+@pytest.mark.proves("CONTRACT-22")
+async def test_a_handoff_ends_no_later_than_the_token_of_whoever_makes_it(lock: Interlock) -> None:
+    now_s = lock.clock.now_ms() // 1000
+    caller = holder(lock, capability=bound_to(expires=now_s + 30))
+    result = await lock.call("att.passes_on", options={"tool": "att.adds", "expires_s": 86400}, caller=caller)
+    assert datetime.fromisoformat(result.handoffs[0]["expires_at"]).timestamp() == now_s + 30
+
+
+@pytest.mark.proves("CONTRACT-22")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"tool": "att.adds", "scopes": ["cases:write"]}, "E3206"),
+        ({"tool": "att.adds", "scopes": ["tools:admin"]}, "E3206"),
+        ({"tool": "att.adds", "resources": ["case:8"]}, "E3206"),
+        ({}, "E3401"),
+        ({"tool": "att.adds", "agent": "did:key:other"}, "E3401"),
+        ({"tool": "att.adds", "expires_s": 0}, "E3401"),
+        ({"tool": "att.adds", "expires_s": 1e9}, "E3401"),
+        ({"tool": "att.adds", "what": {}}, "E3401"),
+        ({"tool": "att.adds", "what": {"x": "x" * 5000}}, "E3401"),
+    ],
+)
+async def test_a_handoff_names_no_more_than_its_call_has(lock: Interlock, options: Json, expected: str) -> None:
+    # The caller holds tools:admin; the tool does not require it, so the call does not have it.
+    caller = holder(lock, capability=bound_to("case:7", "https://*"))
+    result = await lock.call("att.passes_on", options=options, note="https://a.example/", caller=caller)
+    assert code(result) == expected
+
+
+@pytest.mark.proves("CONTRACT-22")
+async def test_a_handoff_is_told_again_with_a_replay(lock: Interlock) -> None:
+    first = await lock.call("att.files", options={}, key="1", caller=holder(lock))
+    again = await lock.call("att.files", options={}, key="1", caller=holder(lock))
+    assert again.replayed
+    assert again.handoffs == first.handoffs
+    assert len(first.handoffs) == 1
+
+
+@pytest.mark.proves("CONTRACT-22")
+async def test_a_receiving_agent_uses_a_handoff_under_its_own_token_and_gains_nothing_by_it(lock: Interlock) -> None:
+    given = await lock.call(
+        "att.passes_on", options={"tool": "att.adds", "scopes": ["cases:read"]}, caller=holder(lock)
+    )
+    (handoff,) = given.handoffs
+    wanted = handoff["to"]["tool"]
+    arguments = {"items": [{"type": "json", "value": handoff["what"]}]}
+    bare = Caller(id="local:other", agent="did:key:other", kind="agent")
+    # Whatever the receiver shows of the handoff, its own authority decides.
+    for shown in (arguments, {"items": [{"type": "json", "value": handoff}]}):
+        assert code(await lock.call(wanted, shown, caller=bare)) == "E3206"
+    own = replace(bare, scopes=frozenset({"cases:read"}))
+    received = await lock.call(wanted, arguments, caller=own)
+    assert received.content[0]["value"] == {"case": 7}
+    assert [record["callerId"] for record in records(lock, received.invocation_id)] == ["local:other"]
+
+
+# Sandboxes and doors
+
+
+async def test_a_sandboxed_tool_hands_out_the_same_and_is_held_to_the_same(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        await admit(lock, attaching.attaches)
+        good = (await lock.call("cell.attaches", how="well", caller=holder(lock))).document()
+        assert [one["type"] for one in good["content"]] == ["text", "image", "log"]
+        assert good["model_facing_content"][0]["text"] == "short"
+        assert good["handoff_refs"][0]["authority"]["scopes"] == ["cases:read"]
+        for how, expected in (("scope", "E3206"), ("forged", "E3401"), ("base64", "E3401")):
+            assert code(await lock.call("cell.attaches", how=how, caller=holder(lock))) == expected, how
+
+
+@pytest.mark.proves("CONTRACT-22")
+@pytest.mark.parametrize("door", WIRES)
+async def test_every_door_lists_handoffs_and_content(home: Path, door: str) -> None:
+    async with opened(home) as wires:
+        await admit(wires.lock, open_handed)
+        heard = await wires.call(door, "att.open_handed", {"name": "a"})
+        assert heard.envelope is None
+        assert "hnd_" in heard.text
+        assert "did:key:other" in heard.text
+        assert "https://docs.example/1" in heard.text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="att")
+async def open_handed(ctx: Context, name: Annotated[str, Field(description="a name", examples=["a"])]) -> str:
+    """Add a link and hand a case over."""
+    ctx.attach("resource_link", uri="https://docs.example/1", name=name)
+    ctx.handoff({"case": name}, agent="did:key:other")
+    return name

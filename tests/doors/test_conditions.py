@@ -494,6 +494,24 @@ async def test_a_call_is_waited_for_and_cut_off_at_the_maximum_of_its_class(
     told(await asked, "E3402")
 
 
+@pytest.mark.proves("LIFE-03")
+@pytest.mark.parametrize("timeout_class", LONGEST)
+async def test_a_call_without_a_deadline_has_the_maximum_of_its_class(
+    world: World, timeout_class: TimeoutClass
+) -> None:
+    @tool(
+        version="1.0.0", mutation_class="read_only", namespace="m", name=timeout_class, timeout_class=timeout_class,
+        external_io=False,
+    )  # fmt: skip
+    async def left(ctx: Context) -> float:
+        """Say how much time it has."""
+        return ctx.remaining_s
+
+    await admit(world.lock, left)
+    # The clock of this place stands still, so nothing of it is used up.
+    assert (await world.invoke(f"m.{timeout_class}", {})).json()["result"] == pytest.approx(LONGEST[timeout_class])
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="t", timeout_class="standard", timeout_s=1)
 async def brief() -> str:
     """Wait for longer than its manifest says."""

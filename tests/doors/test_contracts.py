@@ -233,6 +233,7 @@ async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says
         assert logged(wires, caplog, envelope["traceId"]), door
 
 
+@pytest.mark.supports("LIFE-19")
 @pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("layer", LAYERS)
 async def test_a_failure_of_any_layer_names_no_place_of_this_machine_at_any_door_and_the_log_does(

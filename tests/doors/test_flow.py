@@ -200,6 +200,7 @@ class Traced(Ways):
         return Told(result.value)
 
 
+@pytest.mark.supports("LIFE-03")
 @pytest.mark.proves("OBS-02")
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_trace_runs_from_the_client_to_the_upstream(home: Path, door: str) -> None:

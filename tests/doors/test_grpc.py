@@ -132,7 +132,13 @@ async def vault() -> str:
     return "open"
 
 
-TOOLS = (waits, stubborn, counts, talks, writes_much, fails, vault)
+@tool(version="1.0.0", mutation_class="read_only", namespace="long", timeout_class="long_running")
+async def left(ctx: Context) -> float:
+    """Say how much time it has."""
+    return ctx.remaining_s
+
+
+TOOLS = (waits, left, stubborn, counts, talks, writes_much, fails, vault)
 
 
 @dataclass
@@ -357,6 +363,7 @@ async def test_a_result_that_is_kept_is_referred_to(world: World) -> None:
     assert await world.lock.read_payload(result.kept.ref, caller=caller) == orjson.dumps("x" * 1000)
 
 
+@pytest.mark.supports("OBS-02")
 async def test_a_call_is_traced_under_the_callers_trace(world: World) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     metadata = (*world.bearer, ("traceparent", f"00-{trace}-b7ad6b7169203331-01"))
@@ -517,12 +524,25 @@ async def test_the_clients_deadline_ends_the_call_and_the_tool(world: World) -> 
 
 
 @OPS_04
+@pytest.mark.proves("LIFE-10")
+async def test_a_tool_has_no_more_time_than_the_clients_deadline_leaves(world: World) -> None:
+    for timeout, most in ((20, 20.0), (None, 300.0)):
+        left = json.loads((await world.invoke("long.left", timeout=timeout)).value_json)
+        assert most - 15 < left <= most + 1, "of 300 s that its class allows; gRPC rounds a timeout up"
+    stream = world.stub.Run(None, metadata=world.bearer, timeout=20)
+    await stream.write(wire.RunRequest(start=wire.InvokeRequest(tool_id="long.left")))
+    told = [event async for event in stream]
+    assert 5 < json.loads(told[-1].result.value_json) <= 21
+
+
+@OPS_04
 async def test_a_stream_has_a_deadline_too(world: World) -> None:
     stream = world.stub.Run(None, metadata=world.bearer, timeout=2)
     await stream.write(wire.RunRequest(start=wire.InvokeRequest(tool_id="long.waits")))
     await late(events(stream), world)
 
 
+@pytest.mark.supports("LIFE-15")
 @OPS_04
 async def test_cancelling_the_rpc_cancels_the_call(world: World) -> None:
     call = world.stub.Invoke(wire.InvokeRequest(tool_id="long.waits"), metadata=world.bearer)

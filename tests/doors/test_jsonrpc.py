@@ -254,3 +254,15 @@ async def test_the_page_tells_of_every_method_and_its_parameters(wire: Wire) -> 
         known = error["message"].partition(" takes ")[2]
         assert (error["code"], [one for one in known.split(", ") if one]) == (-32602, names), method
     assert (await wire.ask("nope"))["error"]["code"] == -32601
+
+
+@OPS_03
+async def test_a_fault_of_the_door_itself_has_the_reserved_code_and_tells_nobody_why(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire.world.service.calls, "status", None)
+    answer = await wire.ask("calls.status", {"invocation_id": "x"})
+    assert answer["error"]["code"] == -32603
+    assert answer["error"]["data"]["error_code"] == "E3000"
+    assert "NoneType" not in str(answer)
+    assert (await wire.ask("tools.invoke", ADD))["result"]["structured_content"] == 5

@@ -66,6 +66,7 @@ class Stage:
         self.release = asyncio.Event()
         self.sent: list[str] = []
         self.talkers: list[Context] = []
+        self.aborted: list[tuple[str, bool]] = []
 
 
 stage = Stage()
@@ -74,7 +75,11 @@ stage = Stage()
 @tool(version="1.0.0", mutation_class="read_only", namespace="life")
 async def waits(ctx: Context) -> str:
     """Wait to be stopped."""
-    await asyncio.Event().wait()
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        stage.aborted.append((ctx.invocation_id, ctx.cancelled))
+        raise
     return "never"
 
 
@@ -128,7 +133,25 @@ async def gives_up() -> str:
     raise Failure("DEADLINE_EXCEEDED", "there is no time left")
 
 
-LIFE = (waits, insists, climbs, talks, left, mail, gives_up)
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="life", effects=[Effect("clock:{name}", "UPDATE")],
+)  # fmt: skip
+async def measures(ctx: Context, name: sample.Text) -> float:
+    """Write, and say how much time it has."""
+    ctx.effect(f"clock:{name}", "UPDATE")
+    return ctx.remaining_s
+
+
+@measures.preview
+async def _measured(name: str) -> Preview:
+    return Preview(impact=name)
+
+
+@measures.compensate
+async def _unmeasured(name: str) -> None: ...
+
+
+LIFE = (measures, waits, insists, climbs, talks, left, mail, gives_up)
 
 
 class Place(Ways):
@@ -386,7 +409,9 @@ async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(p
     for door in ONE_EACH:
         way = place.ways[door]
         assert (await way(Wish("demo.add", {}))).error == ("E3301", "INVALID_INPUT", "schema_validation_failed", False)
-        assert (await way(Wish("demo.increment", {"name": "a"}))).error is not None  # its key
+        keyless = await way(Wish("demo.increment", {"name": "a"}))
+        assert keyless.error is not None
+        assert keyless.error[:2] == ("E3307", "INVALID_INPUT")
         # No version: the newest. No trace: a new one, no two alike. No deadline: the class's.
         bounded = await way(Wish("life.left", {}))
         first = await place.last()
@@ -430,6 +455,91 @@ async def test_what_is_on_record_of_a_call_is_a_tool_invocation_whichever_door_i
             assert told.json()["invocation"] == found
 
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+async def _carried(place: Place, door: str, key: str) -> Any:
+    """A write that carries everything a request can, by one door; the time that its tool had."""
+    headers = {**place._bearer(Wish("", {})), "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}  # pyright: ignore[reportPrivateUsage]
+    body: Json = {
+        "tool_id": "life.measures", "tool_version": "1.0.0", "parameters": {"name": door}, "idempotency_key": key,
+        "timeout_ms": 2000,
+    }  # fmt: skip
+    if door == "library":
+        options: Json = {"version": "1.0.0", "key": key, "timeout_s": 2.0, "trace_id": headers["traceparent"]}
+        return (await place.lock.call("life.measures", {"name": door}, token=place.token("full"), **options)).unwrap()
+    if door == "rest":
+        return (await place.http.post("/v1/tools/invoke", json=body, headers=headers)).json()["result"]
+    if door == "jsonrpc":
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
+        answer: Json = (await place.http.post("/rpc", json=request, headers=headers)).json()
+        return answer["result"]["structured_content"]
+    if door == "grpc":
+        asked = wire.InvokeRequest(
+            tool_id="life.measures", version="1.0.0", arguments_json=orjson.dumps({"name": door}), idempotency_key=key
+        )
+        told = await place._stub.Invoke(asked, metadata=tuple(headers.items()), timeout=2)  # pyright: ignore[reportPrivateUsage]
+        return orjson.loads(told.value_json)
+    async with place.mcp(door) as client:
+        meta = {
+            "interlock/key": key, "interlock/version": "1.0.0", "interlock/timeoutMs": 2000,
+            "traceparent": headers["traceparent"],
+        }  # fmt: skip
+        return (await client.call_tool("life-measures", {"name": door}, meta=meta)).structured_content["result"]
+
+
+@pytest.mark.proves("LIFE-03")
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_request_carries_version_key_trace_and_deadline_through_every_door(place: Place, door: str) -> None:
+    left_s = await _carried(place, door, f"whole-{door}")
+    assert 0 < left_s <= 2.1, "5 s are what its class allows; gRPC rounds a timeout up"
+    record = await place.last("closed")
+    assert (record["toolId"], record["version"], record["idempotencyKey"]) == (
+        "life.measures", "1.0.0", f"whole-{door}",
+    )  # fmt: skip
+    assert (record["callerId"], record["traceId"]) == (did_of("ann"), TRACE)
+
+
+@pytest.mark.proves("LIFE-03")
+@pytest.mark.parametrize("state", ["failed", "validation_failed", "denied", "blocked", "timed_out", "canceled"])
+async def test_an_invocation_has_every_transition_to_each_end(place: Place, state: str) -> None:
+    place.lock.hook(Hook(id="hush", when="pre", tools="demo.shout", run=lambda _: HookResult(stop="hush")))
+    place.lock.hook(Hook(id="no", when="pre", tools="demo.send", run=lambda _: HookResult(permission="deny")))
+    if state == "canceled":
+        task, call = await _begun(place, "rest", Wish("life.waits", {}))
+        await place.cancel("rest", call)
+        await task
+    else:
+        await place.ways["rest"](ENDS[state][0])
+        call = (await place.last("closed"))["call"]
+    await place.lock.journal.commit(lambda _: None)
+    found = place.invocation(call)
+    assert ToolInvocation.parse(found).document() == found
+    assert ([one["state"] for one in found["transitions"]], found["status"]) == (PASSED[state], state)
+    assert found["ended_at"] is not None
+
+
+READY = ["planned", "selected", "arguments_ready"]
+PASSED: Mapping[str, list[str]] = {
+    "failed": ["planned", "failed"],
+    "validation_failed": ["planned", "selected", "validation_failed"],
+    "denied": [*READY, "pre_hooks_running", "denied"],
+    "blocked": [*READY, "pre_hooks_running", "blocked"],
+    "timed_out": [*READY, "running", "timed_out"],
+    "canceled": [*READY, "running", "canceled"],
+}
+
+
+@pytest.mark.proves("LIFE-03")
+async def test_an_approved_call_is_one_invocation_from_its_request_to_its_end(place: Place) -> None:
+    wish = Wish("life.mail", {"to": "ann"}, key="agreed")
+    ticket = (await place.pending("rest", wish))["ticketId"]
+    await place.lock.approvals.approve(ticket, by=REVIEWER)
+    assert (await place.ways["rest"](wish)).data == "ann"
+    states = [one["state"] for one in place.invocation((await place.last("closed"))["call"])["transitions"]]
+    assert states == [*READY, "awaiting_approval", "approved", "queued", "running", "succeeded"]
+
+
 @pytest.mark.proves("LIFE-03")
 @pytest.mark.parametrize("sent", [0, -7, "7", "a" * 200, "é\u2028", "a" * 201])
 async def test_a_client_finds_its_call_by_its_own_id(place: Place, sent: int | str) -> None:
@@ -444,7 +554,7 @@ async def test_a_client_finds_its_call_by_its_own_id(place: Place, sent: int | s
 
 
 @pytest.mark.proves("LIFE-03")
-async def test_a_call_that_runs_or_waits_for_a_person_is_an_invocation_already(place: Place) -> None:
+async def test_a_call_that_waits_for_a_person_is_an_invocation_already(place: Place) -> None:
     wish = Wish("life.mail", {"to": "ann"}, key="not-yet")
     await place.pending("rest", wish)
     found = place.invocation((await place.last("pending"))["call"])
@@ -617,6 +727,7 @@ async def _followed(place: Place) -> list[Json]:
 # Cancellation
 
 
+@pytest.mark.supports("OPS-03")
 @pytest.mark.proves("LIFE-15")
 async def test_a_running_call_is_cancelled_through_every_door(place: Place) -> None:
     for door in DOORS:
@@ -625,6 +736,7 @@ async def test_a_running_call_is_cancelled_through_every_door(place: Place) -> N
         await until(lambda call_id=call_id: any(one["call"] == call_id for one in place.records("closed")))
         (record,) = [one for one in place.records("closed") if one["call"] == call_id]
         assert (record["states"][-1], record["error_code"]) == ("canceled", "E3703"), door
+        assert stage.aborted[-1] == (call_id, True), "the tool was stopped, and its context says so"
         assert place.heard(call_id).count("tool.invocation.cancel_requested") == 1
         if door in BY_ID:
             told = await task
@@ -669,6 +781,7 @@ async def test_a_call_in_the_queue_is_cancelled_through_every_door_and_never_run
         await until(lambda waiting=waiting: any(one["call"] == waiting for one in place.records("closed")))
         (record,) = [one for one in place.records("closed") if one["call"] == waiting]
         assert (record["states"][-2:], record["error_code"]) == (["queued", "canceled"], "E3703"), door
+        assert place.heard(waiting).count("tool.invocation.cancel_requested") == 1, door
         sample.world.gate.set()
         assert (await first).data == 1
         # It left nothing behind: its key is free for the same call.

@@ -185,6 +185,7 @@ async def issue(clients: Clients, name: str, tools: str, **more: Any) -> None:
 # Versions
 
 
+@pytest.mark.supports("LIFE-03")
 @pytest.mark.proves("REG-05")
 async def test_a_deprecated_version_says_until_when_and_is_then_refused_at_every_door(tmp_path: Path) -> None:
     clock = FakeClock()

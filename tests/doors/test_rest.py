@@ -253,6 +253,7 @@ async def test_a_manifest_makes_nothing_run_that_was_no_tool_before(world: World
 # Calling
 
 
+@pytest.mark.supports("OBS-02")
 async def test_a_call_carries_its_callers_trace_in_and_out(world: World) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}

@@ -138,6 +138,7 @@ async def results(lock: Interlock) -> Interlock:
     return lock
 
 
+@pytest.mark.supports("LIFE-19")
 @pytest.mark.part_of("VALID-03", rest="fallback engages on a violation")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
@@ -301,6 +302,8 @@ async def test_a_tool_that_lies_about_its_effect_fails_before_anyone_hears_of_su
     results: Interlock, tmp_path: Path, lie: str
 ) -> None:
     target = str(tmp_path / "file.txt")
+    heard: list[str] = []
+    results.listen(lambda event: heard.append(event.type) if event.tool.startswith("r.store") else None)
     result = await results.call("r.store", path=target, content="one line", lie=lie, key=f"k-{lie}")
     if lie == "none":
         envelope = result.envelope()
@@ -312,6 +315,8 @@ async def test_a_tool_that_lies_about_its_effect_fails_before_anyone_hears_of_su
         assert target not in map(str, tmp_path.iterdir())  # noqa: ASYNC240 - a look at a test's own directory
     else:
         assert code(result) == "E3417"
+        assert records(results, result.invocation_id)[0]["phases"][-2:] == ["verify", "return"]
+        assert "tool.invocation.succeeded" not in heard
         assert result.error is not None
         assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
 

@@ -220,6 +220,7 @@ async def test_registering_identical_content_again_changes_nothing(tmp_path: Pat
         assert before == (lock.journal.read("SELECT * FROM tool_version"), lock.journal.read("SELECT seq FROM journal"))
 
 
+@pytest.mark.supports("REG-02")
 @PART_OF_03
 async def test_other_content_under_a_published_version_is_a_conflict(tmp_path: Path) -> None:
     changed = declared(result_schema={"type": "number"})

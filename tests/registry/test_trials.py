@@ -181,6 +181,7 @@ def async_manager(ledger: Ledger) -> Any:
     return asynccontextmanager(async_generator(ledger))
 
 
+@pytest.mark.supports("TEST-01")
 @pytest.mark.parametrize(
     "make",
     [
@@ -221,6 +222,7 @@ async def test_a_fixture_that_breaks_is_a_refusal_with_its_reason(tmp_path: Path
         assert "no test ledger here" in reason(answer)
 
 
+@pytest.mark.supports("TEST-01")
 async def test_a_write_tool_with_neither_is_refused_until_it_was_tried_for_real(tmp_path: Path) -> None:
     ledger = Ledger()
     post = posting(ledger)
@@ -332,6 +334,7 @@ async def test_an_example_that_fails_is_a_refusal_with_the_reason(tmp_path: Path
         assert "example 1:" not in reason(answer)
 
 
+@pytest.mark.supports("TEST-01")
 async def test_an_example_whose_result_breaks_the_output_schema_is_a_refusal(tmp_path: Path) -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
     async def balance(account: Account) -> int:
@@ -535,6 +538,7 @@ def test_valid_cases_validate_and_invalid_ones_fail_for_the_named_reason_only(pr
         assert broken == ([] if case.expect != "refused" else [rule_of(case)]), case
 
 
+@pytest.mark.supports("TEST-01")
 async def test_the_author_is_told_where_a_result_is_not_what_was_promised(tmp_path: Path) -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="demo")
     async def fee(account: Account) -> dict[str, int]:

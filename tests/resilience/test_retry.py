@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from interlock import Context, Interlock, tool
 from interlock.core.errors import Failure
 from interlock.core.manifest import RetryPolicy
 from interlock.core.results import Result
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s, http_status, sending
+from interlock.testing import FakeClock
+from tests.gateway.test_interleavings import admit
 
 DOWN = Failure("E3502", details={"sent": True})
 UNSENT = Failure("E3502", details={"sent": False})
@@ -228,3 +232,37 @@ async def test_each_repeated_call_has_the_deadline_of_its_attempt() -> None:
 
     await call_with_retries(call, policy, upstream.pacing, deadline=100.0, on_exhausted=lambda _, attempts: None)
     assert given == [pytest.approx(80.0), pytest.approx(90.1), 100.0]
+
+
+@pytest.mark.proves("RESIL-11")
+@pytest.mark.parametrize(
+    ("timeout_class", "attempts", "within_s", "expected"),
+    [
+        ("interactive", 3, 60.0, [0.5, 0.5, 0.5]),
+        ("standard", 3, 60.0, [5.0, 5.0, 5.0]),
+        ("standard", 3, 5.0, [4.0, 4.5, 5.0]),
+        ("standard", 2, 6.0, [4.8, 5.0]),
+        ("long_running", 2, 60.0, [48.0, 60.0]),
+    ],
+)
+async def test_a_tool_is_given_the_deadline_of_its_class_and_of_its_attempt(
+    home: Path, timeout_class: Any, attempts: int, within_s: float, expected: list[float]
+) -> None:
+    left: list[float] = []
+
+    @tool(
+        version="1.0.0", mutation_class="read_only", namespace="often", name=timeout_class,
+        timeout_class=timeout_class, external_io=False, retry={"max_attempts": attempts},
+    )  # fmt: skip
+    async def fails(ctx: Context) -> str:
+        """Note the time it has, and fail."""
+        left.append(ctx.remaining_s)
+        raise Failure("E3502", "it is down", retry_after_ms=1)
+
+    clock = FakeClock()  # it stands still, so nothing of a deadline is used up
+    async with Interlock.open(home, housekeeping=False, clock=clock.clock) as lock:
+        await admit(lock, fails)
+        result = await lock.call_with_retries(f"often.{timeout_class}", within_s=within_s)
+        assert result.error is not None
+        assert result.error.code == "E3415"
+    assert left == [pytest.approx(seconds) for seconds in expected]

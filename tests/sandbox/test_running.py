@@ -299,6 +299,7 @@ async def test_a_program_with_the_setuid_bit_makes_nobody_another_user(
     assert 0 not in (effective, group)
 
 
+@pytest.mark.supports("LIFE-15")
 @ON_SESSION
 async def test_a_cancelled_call_is_killed_with_all_it_started(sandbox: Sandbox) -> None:
     cancelled = asyncio.Event()

@@ -193,6 +193,7 @@ def test_memory_is_a_share_of_what_this_process_may_have() -> None:
     assert used is None or 0 < used < 1
 
 
+@pytest.mark.supports("IDEM-10")
 @pytest.mark.part_of("OBS-09", rest=REST)
 async def test_whatever_goes_wrong_in_a_place_is_told_by_its_name_with_its_severity(
     lock: Interlock, home: Path
@@ -231,6 +232,7 @@ async def test_whatever_goes_wrong_in_a_place_is_told_by_its_name_with_its_sever
     assert told() == [("approval.approved", "info"), ("approval.denied", "info")]
 
 
+@pytest.mark.supports("REG-09")
 @pytest.mark.part_of("OBS-09", rest=REST)
 async def test_a_version_that_comes_to_its_end_is_told_of(home: Path) -> None:
     time = FakeClock()

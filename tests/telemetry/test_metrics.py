@@ -108,6 +108,7 @@ async def test_scripted_calls_give_the_values_that_one_works_out_by_hand(home: P
     assert of(samples, "tool_schema_validation_failure_rate", toolId="seen.liar", phase="output") == 0.5
 
 
+@pytest.mark.supports("OBS-03")
 async def test_calls_that_ran_out_of_time_are_a_share_of_all(lock: Interlock) -> None:
     await asyncio.gather(
         lock.call("seen.crash", how="hang", timeout_s=0.01), *(lock.call("seen.crash", how="a") for _ in range(3))

@@ -51,6 +51,15 @@ async def test_a_call_is_a_span_with_one_child_for_each_phase(home: Path) -> Non
 
 
 @pytest.mark.proves("OBS-01")
+async def test_a_span_carries_what_the_call_cost(home: Path) -> None:
+    async with traced(home) as one:
+        await one.lock.call("seen.worker", password="x")
+        (tree,) = one.trees()
+    assert tree.attributes["tool.cost"] == 0.75
+
+
+@pytest.mark.supports("LIFE-19")
+@pytest.mark.proves("OBS-01")
 async def test_a_failure_names_what_failed_on_its_phase_and_on_the_whole(home: Path) -> None:
     policy = home / "policy.cedar"
     policy.write_text(policy.read_text() + FORBIDDEN)
@@ -236,6 +245,7 @@ async def test_a_trace_is_recorded_whole_or_not_at_all_and_by_its_own_id(home: P
     assert 0 < len(seen) < 64
 
 
+@pytest.mark.supports("OBS-01")
 async def test_the_caller_decides_for_a_trace_that_it_began(home: Path) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     async with traced(home, trace_ratio=0.000001) as one:
@@ -262,6 +272,7 @@ async def test_nothing_is_traced_unless_it_is_asked_for(home: Path) -> None:
 # Reading back
 
 
+@pytest.mark.supports("OBS-01")
 async def test_callers_read_their_own_traces_back_and_nobody_elses(home: Path) -> None:
     async with traced(home) as one:
         lock = one.lock

@@ -140,6 +140,7 @@ MANIFEST = parse_manifest(
 )
 
 
+@pytest.mark.supports("OBS-01")
 @pytest.mark.proves("OBS-02")
 async def test_an_upstream_hears_of_the_trace_and_hangs_under_the_external_call(home: Path) -> None:
     echo = Echo()

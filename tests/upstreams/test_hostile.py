@@ -24,6 +24,7 @@ from interlock.core.clock import Clock
 from interlock.core.connector import Connector, Definition, UpstreamKind, secret_of
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.testing import FakeClock
 from interlock.upstreams import wire
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.http import HttpConfig, HttpUpstream
@@ -643,7 +644,8 @@ def test_only_what_changes_nothing_is_ever_answered_from_a_cache() -> None:
 @pytest.mark.proves("RESIL-09")
 async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_answer(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        lock = await stack.enter_async_context(Interlock.open(tmp_path, housekeeping=False))
+        clock = FakeClock()
+        lock = await stack.enter_async_context(Interlock.open(tmp_path, housekeeping=False, clock=clock.clock))
         lives = [AsyncExitStack() for _ in range(3)]
         servers = [await life.enter_async_context(HttpServer.open()) for life in lives]
         for number, server in enumerate(servers):
@@ -657,12 +659,13 @@ async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_a
                 result = await lock.call("far.thing")
                 assert (result.unwrap(), result.source) == ({"from": number}, "compute")
             await life.aclose()
+        clock.advance(7)
         old = await lock.call("far.thing")
         for _ in range(6):
             old = await lock.call("far.thing")
             assert (old.unwrap(), old.source) == ({"from": 2}, "cache")
             (warning,) = old.metadata["warnings"]
-            assert warning.startswith("CACHED_RESULT age_s=")
+            assert warning == "CACHED_RESULT age_s=7.000"
         breakers = {one.service: one.state for one in lock.gateway.execution.services.snapshot()}
         assert [breakers[f"far {server.url}"] for server in servers] == ["open"] * 3
         ada = replace(lock.caller, id="local:ada")

@@ -208,6 +208,7 @@ async def test_a_slow_upstream_is_given_up_at_the_deadline() -> None:
     assert failure.code == "E3503"
 
 
+@pytest.mark.supports("IDEM-11")
 async def test_a_read_is_sent_again_with_jitter_until_it_succeeds() -> None:
     pauses = Pauses()
     async with HttpServer.open() as server, upstream(server.url, pauses=pauses) as one:

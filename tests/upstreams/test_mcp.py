@@ -214,6 +214,7 @@ async def test_a_change_of_the_list_is_announced_and_then_found(era: tuple[str, 
 # Calling
 
 
+@pytest.mark.supports("OBS-02")
 @ERAS
 async def test_a_call_keeps_content_structure_and_meta_and_carries_the_trace(era: tuple[str, ...]) -> None:
     async with scripted(*era) as one:

@@ -181,7 +181,7 @@ class JsonRpcDoor:
             trace_id = self._trace_id(trace)
             _log.exception("a JSON-RPC request failed", extra={"trace_id": trace_id})
             failure = Failure("E3000", "something went wrong inside Interlock")
-            return None if quiet else _failed(request_id, failure, trace_id)
+            return None if quiet else _failed(request_id, failure, trace_id, _INTERNAL)
         if isinstance(result, Result):
             if result.error is not None and not result.pending:
                 return None if quiet else _failed(request_id, result.error, result.trace_id)
@@ -388,8 +388,9 @@ def _text(value: Any, name: str) -> str | None:
     raise _Fault(_PARAMS, f"invalid params: `{name}` is a string of at most {LONGEST_TEXT} characters")
 
 
-def _failed(request_id: Any, failure: Failure, trace_id: str) -> Json:
-    error = {"code": failure.row.jsonrpc, "message": failure.message, "data": failure.envelope(trace_id)}
+def _failed(request_id: Any, failure: Failure, trace_id: str, code: int | None = None) -> Json:
+    data = failure.envelope(trace_id)
+    error = {"code": failure.row.jsonrpc if code is None else code, "message": failure.message, "data": data}
     return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
 

@@ -38,14 +38,20 @@ MISSING_CAPABILITY = -32021
 
 # What a client may say of a call in `_meta`, and of which type it is.
 _KEY, _SESSION, _VERSION, _DRY_RUN = "interlock/key", "interlock/session", "interlock/version", "interlock/dryRun"
+_TIMEOUT = "interlock/timeoutMs"
 _SAID: Mapping[str, type] = {
     _KEY: str,
     _SESSION: str,
     _VERSION: str,
     _DRY_RUN: bool,
+    _TIMEOUT: int,
     "traceparent": str,
     "tracestate": str,
 }
+_LONGEST_MS = 86_400_000
+_WORDS: Mapping[type, str] = {
+    str: "a string", bool: "true or false", int: f"a whole number from 1 to {_LONGEST_MS}",
+}  # fmt: skip
 
 
 class Fault(Exception):  # noqa: N818 - what is wrong with a request, not with the program
@@ -56,6 +62,11 @@ class Fault(Exception):  # noqa: N818 - what is wrong with a request, not with t
         self.code = code
         self.message = message
         self.data = data
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether what a client said in `_meta` is of its type, and a timeout within its bounds."""
+    return type(value) is int and 0 < value <= _LONGEST_MS if kind is int else isinstance(value, kind)
 
 
 @step
@@ -155,8 +166,8 @@ class Calling:
                 wanted.native,
             )  # fmt: skip
         for name, kind in _SAID.items():
-            if name in meta and not isinstance(meta[name], kind):
-                words = f"_meta[{name!r}] must be {'true or false' if kind is bool else 'a string'}"
+            if name in meta and not _is(meta[name], kind):
+                words = f"_meta[{name!r}] must be {_WORDS[kind]}"
                 raise Fault(INVALID_PARAMS, words, Failure("E3004", words).envelope(no_trace()))
         return Ask(
             tool=address,
@@ -164,6 +175,7 @@ class Calling:
             version=meta.get(_VERSION),
             key=meta.get(_KEY),
             session=meta.get(_SESSION, ""),
+            timeout_s=meta[_TIMEOUT] / 1000 if _TIMEOUT in meta else None,
             dry_run=meta.get(_DRY_RUN, False),
             trace=joined(meta["traceparent"], meta.get("tracestate")) if "traceparent" in meta else wanted.trace,
             interaction=wanted.interaction,

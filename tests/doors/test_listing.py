@@ -121,6 +121,35 @@ async def test_a_span_of_time_is_found_whatever_is_on_record_around_it(lock: Int
         assert found == [line for line in everything if line["at"] < since]
 
 
+async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
+    lock: Interlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.clear()
+    tasks = [
+        asyncio.create_task(lock.call("demo.hold", number=number, key=f"k{number}", caller=ANN)) for number in range(30)
+    ]
+    running = "SELECT COUNT(*) FROM reservation WHERE state = 'executing'"
+    await until(lambda: lock.journal.read(running) == [(30,)])
+    looked: list[str] = []
+    real = listing._told  # pyright: ignore[reportPrivateUsage]
+
+    def noted(connection: Any, call: str) -> list[Json]:
+        looked.append(call)
+        return real(connection, call)
+
+    monkeypatch.setattr(listing, "_told", noted)
+    found, _ = await Listing(lock).page(Wanted(), by=None, limit=5)
+    assert len(found) == 5
+    assert {line["state"] for line in found} == {"running"}
+    assert len(looked) <= 10, "those that are not shown are not read"
+    every = (await Listing(lock).page(Wanted(state="running"), by=None, limit=100))[0]
+    assert found == every[:5], "the newest"
+    assert len(every) == 30
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert len(await every_page(lock, Wanted(), None, 7)) == 30
+
+
 async def test_what_runs_now_is_told_and_when_it_has_ended_is_told_once(lock: Interlock) -> None:
     gate.clear()
     task = asyncio.create_task(lock.call("demo.hold", number=1, key="k", caller=ANN))

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from interlock.service.tools import Tools
+from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from tests import sample
 from tests.doors.test_rest import World, refused
@@ -79,3 +81,40 @@ async def test_a_failure_and_a_wait_are_messages_for_the_model_and_nonsense_is_r
     hidden = await world.post("/v1/tools/calls", {"call": asked("gemini", "demo__increment", {"name": "x"})}, narrow)
     assert "demo__increment" not in refused(hidden, 404, "E3101")["message"].partition("did you mean")[2]
     refused(await world.get("/v1/tools/declarations", provider="acme"), 400, "E3004")
+
+
+async def test_declarations_come_in_pages_and_only_the_tools_of_a_page_are_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (await world.get("/v1/tools/declarations", provider="anthropic", limit="500")).json()
+    assert whole["cursor"] is None
+    read: list[str] = []
+    real = formats.declare
+
+    def noted(contract: Any, *args: Any, **named: Any) -> Json:
+        read.append(str(contract.id))
+        return real(contract, *args, **named)
+
+    monkeypatch.setattr(formats, "declare", noted)
+    pages: list[Json] = []
+    cursor: str | None = None
+    while not pages or cursor is not None:
+        more = {} if cursor is None else {"cursor": cursor}
+        page = (await world.get("/v1/tools/declarations", provider="anthropic", limit="2", **more)).json()
+        assert len(read) == len(page["tools"]) <= 2
+        read.clear()
+        pages += page["tools"]
+        cursor = page["cursor"]
+    assert pages == whole["tools"]
+    assert len(pages) > 2
+
+
+async def test_a_call_that_a_model_asked_for_looks_at_its_tool_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("all tools were looked at")
+
+    monkeypatch.setattr(Tools, "visible", refuse)
+    answer = await world.post("/v1/tools/calls", {"call": asked("anthropic", "demo__add", {"a": 2, "b": 3})})
+    assert answer.json()["state"] == "succeeded"

@@ -86,7 +86,10 @@ async def test_a_pin_holds_nothing_but_what_its_method_needs(tmp_path: Path) -> 
 
 
 @pytest.mark.proves("OBS-02")
-@pytest.mark.proves("AUTH-09")
+@pytest.mark.part_of(
+    "AUTH-09",
+    rest="upstreams that are not on one's own networks only with send_caller",
+)
 @pytest.mark.proves("EXEC-09")
 @pytest.mark.proves("LIFE-10")
 async def test_a_call_carries_arguments_trace_deadline_key_and_credential(tmp_path: Path) -> None:

@@ -642,6 +642,7 @@ def test_only_what_changes_nothing_is_ever_answered_from_a_cache() -> None:
 
 @pytest.mark.proves("EFFECT-01")
 @pytest.mark.proves("RESIL-09")
+@pytest.mark.proves("OPS-15")
 async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_answer(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         clock = FakeClock()
@@ -675,3 +676,40 @@ async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_a
             "SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (old.invocation_id,)
         )
         assert orjson.loads(record[0])["source"] == "cache"
+
+
+@pytest.mark.proves("OPS-15")
+def test_a_service_has_one_primary_and_at_most_two_endpoints_to_fail_over_to() -> None:
+    urls = [f"https://{region}.example.com" for region in ("eu", "us", "ap", "sa")]
+    assert HttpConfig.model_validate({"urls": urls[:3]}).urls == tuple(urls[:3])
+    for wrong in ([], urls):
+        with pytest.raises(ValueError, match="urls"):
+            HttpConfig.model_validate({"urls": wrong})
+
+
+@pytest.mark.proves("OPS-15")
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_write_is_sent_to_another_region_only_if_it_was_not_sent_or_carries_a_key(keyed: bool) -> None:
+    async with AsyncExitStack() as stack:
+        life = AsyncExitStack()
+        away = (await life.enter_async_context(HttpServer.open())).url
+        await life.aclose()
+        breaking, last = [await stack.enter_async_context(HttpServer.open()) for _ in range(2)]
+        breaking.otherwise = lambda _: Answer(cut=True)
+        last.otherwise = lambda _: json_answer({"paid": True})
+        said = {"urls": [away, breaking.url, last.url], "allow_private": True, "idempotent": keyed}
+        config = HttpConfig.model_validate(said)
+        bank = HttpUpstream("bank", config, clock=Clock())
+        stack.push_async_callback(bank.close)
+        pay = remote_call({"protocol": "http", "method": "POST", "path": "/pay"}, writes=True, key="order-17")
+        # Nothing reached the first, so the second is asked. That one saw the request, and may have paid.
+        if keyed:
+            assert await bank.call(pay) == {"paid": True}
+            sent = [one.headers["idempotency-key"] for one in (*breaking.got, *last.got)]
+            assert len(sent) == 2
+            assert len(set(sent)) == 1
+        else:
+            with pytest.raises(Failure) as caught:
+                await bank.call(pay)
+            assert (caught.value.code, caught.value.details) == ("E3502", {"sent": True})
+            assert (len(breaking.got), len(last.got)) == (1, 0)

@@ -27,7 +27,10 @@ from interlock.resilience.services import Services
 from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
+from interlock.upstreams import wire
 from interlock.upstreams.http import HttpConfig, HttpUpstream, build
+from interlock.upstreams.mcp.config import McpConfig
+from interlock.upstreams.websocket import WebSocketConfig
 from tests.upstreams.servers import (
     TRACEPARENT,
     Answer,
@@ -88,7 +91,10 @@ async def test_a_request_carries_arguments_trace_deadline_key_and_credential() -
 IDENTITY = ("x-interlock-caller", "x-interlock-agent")
 
 
-@pytest.mark.proves("AUTH-09")
+@pytest.mark.part_of(
+    "AUTH-09",
+    rest="upstreams that are not on one's own networks only with send_caller",
+)
 async def test_a_request_says_for_whom_it_is_made_and_no_argument_says_otherwise() -> None:
     forged = {**READ, "headers": {"X-Interlock-Caller": "{id}", "X-Other": "{id}"}}
     caller = Caller(id="did:web:example.org#é\n", agent="did:key:z6Mk")
@@ -103,6 +109,34 @@ async def test_a_request_says_for_whom_it_is_made_and_no_argument_says_otherwise
     assert first.headers["x-other"] == "root"
     assert [second.headers.get(name) for name in IDENTITY] == ["bob", None]
     assert [silent.headers.get(name) for name in IDENTITY] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (HttpConfig.model_validate({"urls": ["https://api.example.com"]}), False),
+        (HttpConfig.model_validate({"urls": ["https://api.example.com"], "send_caller": True}), True),
+        (HttpConfig.model_validate({"urls": ["https://10.0.0.7"], "allow_private": True}), True),
+        (
+            HttpConfig.model_validate({"urls": ["https://10.0.0.7"], "allow_private": True, "send_caller": False}),
+            False,
+        ),
+        (WebSocketConfig.model_validate({"urls": ["wss://feed.example.com"]}), False),
+        (McpConfig.model_validate({"url": "https://mcp.example.com/mcp"}), False),
+        (McpConfig.model_validate({"url": "https://mcp.example.com/mcp", "send_caller": True}), True),
+        (McpConfig.model_validate({"url": "http://127.0.0.1:1/mcp", "allow_private": True}), True),
+        (McpConfig.model_validate({"command": ["python"]}), True),
+        (McpConfig.model_validate({"command": ["python"], "send_caller": False}), False),
+    ],
+)
+def test_a_third_party_is_told_who_calls_only_where_an_operator_says_so(
+    config: HttpConfig | WebSocketConfig | McpConfig, told: bool
+) -> None:
+    assert config.sends_caller is told
+    if isinstance(config, McpConfig):
+        return
+    sent = wire.context_headers(remote_call(READ, caller=Caller(id="user:ann", agent="did:key:z6Mk")), config)
+    assert {name for name in sent if name in IDENTITY} == (set(IDENTITY) if told else set())
 
 
 async def test_the_key_an_upstream_sees_belongs_to_one_caller_and_tool() -> None:

@@ -53,7 +53,10 @@ async def failure_of(one: WebSocketUpstream, native: Json = ECHO, **facts: Any) 
 
 
 @pytest.mark.proves("OBS-02")
-@pytest.mark.proves("AUTH-09")
+@pytest.mark.part_of(
+    "AUTH-09",
+    rest="upstreams that are not on one's own networks only with send_caller",
+)
 @pytest.mark.proves("EXEC-09")
 @pytest.mark.supports("LIFE-10")
 async def test_a_message_carries_arguments_trace_deadline_and_key() -> None:

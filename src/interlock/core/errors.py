@@ -230,7 +230,7 @@ _TABLE: tuple[tuple[str, str, int, ErrorCode, ErrorClass, str], ...] = (
     ("E3801", "journal unavailable", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "make the journal writable, then send the call again"),
     ("E3802", "event cannot be serialized", 500, _E.INTERNAL_TOOL_ERROR, _C.EXECUTION_FAILED, "report the trace id to the operator"),
     ("E3803", "journal backpressure", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "slow down, then send the call again"),
-    ("E3804", "home cannot be used", 500, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "choose another home or restore this one from a backup"),
+    ("E3804", "home cannot be used", 503, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "choose another home or restore this one from a backup"),
     ("E3805", "store is newer than this program", 500, _E.PRECONDITION_FAILED, _C.SETUP_REQUIRED, "run the newer Interlock that made it"),
     # document bridge
     ("E3851", "document server unavailable", 503, _E.UPSTREAM_FAILURE, _C.DEPENDENCY_UNAVAILABLE, "wait, then send the call again"),

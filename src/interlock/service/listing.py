@@ -148,7 +148,7 @@ _Found = tuple[Json, Json]
 def _page(
     wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
 ) -> tuple[list[_Found], int | None]:
-    live = _live(wanted, seen, connection) if before is None else []
+    live = _live(wanted, seen, limit, connection) if before is None else []
     ended, place = _ended(wanted, seen, before, limit, connection)
     # Where a call has ended meanwhile, its end is what counts.
     known = {line["invocation_id"]: (seq, line, facts) for seq, line, facts in (*live, *ended)}
@@ -163,16 +163,20 @@ def _page(
 _Row = tuple[int | None, Json, Json]
 
 
-def _live(wanted: Wanted, seen: _Seen, connection: sqlite3.Connection) -> list[_Row]:
-    """Calls that run, and calls that wait for a person."""
+def _live(wanted: Wanted, seen: _Seen, limit: int, connection: sqlite3.Connection) -> list[_Row]:
+    """Calls that run, and calls that wait for a person: the newest that fit, no more than a page of them."""
+    # Those of which only the journal knows when they began come first.
     begun = connection.execute(
-        "SELECT call, 'running', reserved_ms FROM reservation WHERE state = 'executing'"
+        "SELECT * FROM (SELECT call, 'running', reserved_ms AS at FROM reservation WHERE state = 'executing'"
         " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
-        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ? LIMIT ?",
+        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?)"
+        " ORDER BY at IS NOT NULL, at DESC LIMIT ?",
         (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff", _LIVE),
     ).fetchall()
     rows: list[_Row] = []
     for call, state, at_ms in begun:
+        if at_ms is not None and len(rows) >= limit:
+            break
         told = _told(connection, call)
         facts = facts_in(told)
         at = iso(at_ms) if at_ms is not None else facts.get("timestamp", "")

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from interlock.core.context import Caller
+from interlock.core.errors import Failure
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.registry.catalog import Version
 from interlock.service.calls import Ask, Calls, native_id
-from interlock.service.tools import Tools
+from interlock.service.tools import PAGE, Tools
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 
@@ -30,9 +31,12 @@ class Providers:
         self._tools = tools
         self._calls = calls
 
-    def declarations(self, provider: Provider, caller: Caller, *, strict: bool = False) -> list[Json]:
-        """Every tool that is the caller's to use, declared for a provider."""
-        return self.declared(self._tools.visible(caller), provider, strict=strict)
+    def declarations(
+        self, provider: Provider, caller: Caller, *, strict: bool = False, cursor: str | None = None, limit: int = PAGE
+    ) -> tuple[list[Json], str | None]:
+        """A page of the tools that are the caller's to use, declared for a provider, and where to go on."""
+        page = self._tools.page(caller, cursor, limit)
+        return self.declared(page.versions, provider, strict=strict), page.cursor
 
     def declared(self, versions: Sequence[Version], provider: Provider, *, strict: bool = False) -> list[Json]:
         """Tools declared for a provider, in the strict form where their schema has one and it is asked for."""
@@ -46,9 +50,8 @@ class Providers:
         The id that the provider gave to the tool call is its key: handed on twice, the call is made once.
         """
         asked = formats.read_call(sent)
-        visible = {one.row.address: one for one in self._tools.visible(caller)}
-        address = formats.address_of(asked.name, visible)
-        contract = visible[address].contract
+        version = self._named(asked.name, caller)
+        address, contract = version.row.address, version.contract
         # A strict form writes what is left out as null.
         arguments = formats.restored(contract.input.model_facing, asked.arguments)
         ids = {"function_name": asked.name} | ({} if asked.id is None else {"tool_call_id": native_id(asked.id)})
@@ -56,3 +59,15 @@ class Providers:
         ask = Ask(address, arguments, key=key, session=session, trace=trace, native=ids)
         result = await self._calls.invoke(ask, caller, door=door)
         return result, formats.answer(asked, result)
+
+    def _named(self, name: str, caller: Caller) -> Version:
+        """The tool that a provider's name stands for. Most names spell it, so that no other tool is looked at."""
+        spelled = name.replace("__", ".")
+        if formats.provider_name(spelled) == name:
+            try:
+                return self._tools.find(spelled, None, caller)
+            except Failure as failure:
+                if failure.code != "E3101":
+                    raise
+        visible = {one.row.address: one for one in self._tools.visible(caller)}
+        return visible[formats.address_of(name, visible)]

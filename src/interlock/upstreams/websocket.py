@@ -307,7 +307,7 @@ class WebSocketUpstream:
             message = {"jsonrpc": "2.0", "id": ident, "method": native["method"], "params": arguments}
         if self._config.context:
             context: Json = {**call.trace, "deadlineMs": int(call.left_s * 1000)}
-            if self._config.send_caller:
+            if self._config.sends_caller:
                 context |= call.identity
             if (key := wire.sent_key(call)) is not None:
                 context["idempotencyKey"] = key

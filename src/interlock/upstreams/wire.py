@@ -161,11 +161,17 @@ class RemoteConfig(Part):
     headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     tls: Tls = Tls()
     allow_private: bool = False
-    send_caller: bool = True  # say for whom each call is made: x-interlock-caller and x-interlock-agent
+    # Say for whom each call is made (x-interlock-caller, x-interlock-agent). Unless set: only on one's own networks.
+    send_caller: bool | None = None
     idempotent: bool = False  # the upstream does a write only once under the key it is sent
     connect_timeout_s: float = pydantic.Field(5.0, gt=0, le=60)
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)
     max_response_values: int = pydantic.Field(MAX_VALUES, ge=1, le=100_000_000)  # numbers, texts, lists and objects
+
+    @property
+    def sends_caller(self) -> bool:
+        """Whether the upstream is sent the caller's id, which is personal data to a third party."""
+        return self.allow_private if self.send_caller is None else self.send_caller
 
     @pydantic.field_validator("headers")
     @classmethod
@@ -279,7 +285,7 @@ def check_egress(call: RemoteCall, url: str) -> None:
 
 def context_headers(call: RemoteCall, config: RemoteConfig) -> dict[str, str]:
     """What goes with a call besides its arguments: trace, caller, time left, key."""
-    headers = call.trace | call.identity if config.send_caller else call.trace
+    headers = call.trace | call.identity if config.sends_caller else call.trace
     headers["x-interlock-deadline-ms"] = str(int(call.left_s * 1000))
     if (key := sent_key(call)) is not None:
         headers["idempotency-key"] = key

@@ -347,12 +347,15 @@ class ToolsQuery(Query):
 class DeclarationsQuery(Query):
     provider: Provider = Field(description="whose words to use")
     strict: bool = Field(False, description="the strict form, where a tool's schema has one")
+    cursor: str | None = Field(None, max_length=600, description="where the page before ended")
+    limit: int = Field(100, ge=1, le=500)
 
 
 class Declarations(Answer):
     """Tools as a model provider takes them: what stands in the `tools` of a request."""
 
     tools: list[Json]
+    cursor: str | None = Field(None, description="where to go on; null at the end")
 
 
 class ProviderCallBody(Body):

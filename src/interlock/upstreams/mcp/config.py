@@ -17,7 +17,8 @@ class McpConfig(wire.Part):
     handshake's era are passed on; clients that can be asked then have a process apart from those that cannot. `logs`:
     whether what it logs during a call is told to clients that want to hear it; each such caller then has a conversation
     of their own, so unless told this is done only by `url`, where that costs no process. `send_caller`: whether each
-    call says for whom it is made, in its `_meta` and, by `url`, in headers.
+    call says for whom it is made, in its `_meta` and, by `url`, in headers; unless set, a program of one's own and a
+    server on one's own networks (`allow_private`) are told.
     """
 
     command: tuple[str, ...] = ()
@@ -27,13 +28,20 @@ class McpConfig(wire.Part):
     headers: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     credentials: dict[str, str] = pydantic.Field(default_factory=dict[str, str])
     protocol: Era = "auto"
-    send_caller: bool = True
+    send_caller: bool | None = None
     questions: bool = True
     logs: bool | None = None
     allow_private: bool = False
     tls: wire.Tls = wire.Tls()
     max_response_bytes: int = pydantic.Field(MAX_BYTES, ge=1, le=1_073_741_824)
     max_response_values: int = pydantic.Field(MAX_VALUES, ge=1, le=100_000_000)
+
+    @property
+    def sends_caller(self) -> bool:
+        """Whether the server is sent the caller's id, which is personal data to a third party."""
+        if self.send_caller is None:
+            return self.url is None or self.allow_private
+        return self.send_caller
 
     @pydantic.field_validator("url")
     @classmethod

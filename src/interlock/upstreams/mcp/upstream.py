@@ -162,7 +162,7 @@ class McpUpstream:
         return headers
 
     def _context(self, call: RemoteCall) -> dict[str, str]:
-        return call.trace | call.identity if self._config.send_caller else call.trace
+        return call.trace | call.identity if self._config.sends_caller else call.trace
 
     # Looking
 

@@ -61,9 +61,11 @@ async def negotiate_tools(body: models.NegotiateBody, ask: Ask) -> Response:
 
 @router.get("/tools/declarations", tags=["tools"], **says(models.Declarations))
 async def declare_tools(ask: Ask, query: Annotated[models.DeclarationsQuery, Query()]) -> Response:
-    """The tools that your token lets you use, as OpenAI, Anthropic or Gemini take them."""
-    found = ask.service.providers.declarations(query.provider, ask.caller, strict=query.strict)
-    return json({"tools": found})
+    """The tools that your token lets you use, as OpenAI, Anthropic or Gemini take them, a page at a time."""
+    found, cursor = ask.service.providers.declarations(
+        query.provider, ask.caller, strict=query.strict, cursor=query.cursor, limit=query.limit
+    )
+    return json({"tools": found, "cursor": cursor})
 
 
 @router.post("/tools/calls", tags=["calls"], **says(models.ProviderAnswer, 200, "it is made, or waits for a person"))

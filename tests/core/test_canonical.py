@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from interlock import Interlock
+from interlock import Caller, Interlock
 from interlock.core.canonical import canonical, derive_key, digest, parse
 from interlock.core.errors import Failure
 
@@ -86,6 +88,8 @@ def test_derived_keys_equal_the_published_vectors(
 
 
 _OTHER_PROCESS = """
+import hashlib
+import hmac
 import json
 from interlock.core.canonical import canonical, derive_key, digest
 from tests.core.test_canonical import BYTES, DIGESTS, KEYS
@@ -108,6 +112,37 @@ def test_a_second_process_gives_the_same_bytes_digests_and_keys() -> None:
         "digests": [expected for _, _, expected in DIGESTS],
         "keys": [expected for *_, expected in KEYS],
     }
+
+
+@pytest.mark.proves("IDEM-02")
+async def test_each_tenant_of_a_home_has_a_secret_of_its_own(tmp_path: Path) -> None:
+    tenants = ("local", "acme", "acme2", "globex", "")
+    callers = {tenant: Caller(id="user:ann", tenant=tenant) for tenant in tenants}
+
+    def keys(lock: Interlock) -> dict[str, str]:
+        given: Json = {"tool": "demo.add", "step": "step-1", "params": {"a": 1}, "session": "s"}
+        return {tenant: lock.key_for(**given, caller=caller) for tenant, caller in callers.items()}
+
+    async with Interlock.open(tmp_path / "home") as lock:
+        first = keys(lock)
+        assert len(set(first.values())) == len(tenants)
+        assert lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first[lock.caller.tenant]
+        lock.act_as(callers["acme"])
+        assert lock.key_for("demo.add", "step-1", {"a": 1}, session="s") == first["acme"]
+    async with Interlock.open(tmp_path / "home") as lock:
+        assert keys(lock) == first
+
+
+@pytest.mark.proves("IDEM-02")
+@pytest.mark.parametrize(("secret", "parts", "params", "expected"), [pytest.param(*row[1:], id=row[0]) for row in KEYS])
+def test_a_key_is_hmac_sha256_over_delimited_parts_and_json(
+    secret: bytes, parts: tuple[str, str, str], params: Any, expected: str
+) -> None:
+    message = b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts)
+    plain = json.loads(json.dumps(params), parse_float=lambda text: int(float(text)))
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    message += unicodedata.normalize("NFC", text).encode()
+    assert hmac.new(secret, message, hashlib.sha256).hexdigest() == expected
 
 
 @pytest.mark.proves("IDEM-02")

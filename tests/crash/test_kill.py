@@ -70,7 +70,12 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
         kept = {name for name in names if dict(lock.gateway._closer.kept.session(lock.caller, name))}  # pyright: ignore[reportPrivateUsage] - as it is stored
         told = {value for resource, value in entries if resource == "session:marked"}
         assert kept == told, "a change of a session without an entry, or an entry without a change"
-        assert {value for resource, value in entries if resource != "session:marked"} <= set(made)
+        lined = {value for resource, value in entries if resource != "session:marked"}
+        assert lined <= set(made)
+        # The change, its entries and its key are there together, or none of them is.
+        settled = {name for name in names if state.get(name) == "done"}
+        assert settled == kept == lined, "a change, its entry and its key were not written together"
+        assert {state[name] for name in names if name in state and name not in settled} <= {"unknown"}
         for name in names:
             result = await lock.call("demo.mark", {"name": name}, key=f"key-{name}", session=name)
             if state.get(name) == "unknown":
@@ -95,7 +100,8 @@ async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
     home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(home)
     turns = drive("points", home, lines, 6)
-    assert len(turns) == 6 * len(POINTS)
+    assert len(POINTS) == 18
+    assert len(turns) == 108
     await judge(home, lines, turns, monkeypatch)
 
 
@@ -105,6 +111,7 @@ async def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, mo
     home, lines = tmp_path / "home", tmp_path / "effects"
     await prepare(home)
     turns = drive("random", home, lines, 110)
+    assert [turn["point"] for turn in turns].count("random") == 110  # with the labelled points, more than 200
     await judge(home, lines, turns, monkeypatch)
     answered = sum(len(turn["acknowledged"]) for turn in turns)
     asked = sum(len(turn["names"]) for turn in turns)

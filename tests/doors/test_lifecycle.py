@@ -850,8 +850,8 @@ async def test_no_door_lets_a_write_through_without_a_proper_key_of_its_callers_
             listed = {one.name: one.input_schema for one in (await client.list_tools()).tools}
             assert "idempotency_key" in listed["demo-increment"]["required"]
             assert "idempotency_key" not in listed["demo-add"]["properties"]
-            for key in (7, "has space"):
-                refused = await client.call_tool("demo-increment", {"name": "a", "idempotency_key": key})
+            for given in ({"idempotency_key": 7}, {"idempotency_key": "has space"}, {"idempotency_key": None}, {}):
+                refused = await client.call_tool("demo-increment", {"name": "a", **given})
                 assert refused.meta["interlock/error"]["error_code"] == "E3307"
             taken = await client.call_tool("demo-increment", {"name": door, "idempotency_key": door})
             assert taken.structured_content == {"result": 1}

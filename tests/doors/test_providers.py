@@ -65,6 +65,26 @@ async def test_a_tool_call_that_is_handed_on_twice_is_made_once(world: World, pr
     assert sample.world.counters[provider] == 2
 
 
+@pytest.mark.proves("IDEM-01")
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("ident", [None, "", "has space", 7])
+async def test_a_write_that_a_model_asks_for_without_a_proper_id_gets_no_key_and_does_not_run(
+    world: World, provider: Provider, ident: Any
+) -> None:
+    call = asked(provider, "demo__increment", {"name": provider}, ident=ident)
+    if ident is None:
+        inner = call.get("functionCall", call)
+        del inner["call_id" if provider == "openai-responses" else "id"]
+    answer = await world.post("/v1/tools/calls", {"call": call})
+    if answer.status_code == 200:
+        assert world.records("closed")[-1]["error_code"] == "E3307"
+        assert world.records("closed")[-1].get("idempotencyKey") in (None, ident)
+    else:
+        refused(answer, 400, "E3004")
+    assert sample.world.runs == 0
+    assert world.lock.journal.read("SELECT COUNT(*) FROM reservation") == [(0,)]
+
+
 @EXEC_12
 async def test_a_failure_and_a_wait_are_messages_for_the_model_and_nonsense_is_refused(world: World) -> None:
     wrong = (await world.post("/v1/tools/calls", {"call": asked("anthropic", "demo__add", {"a": "many"})})).json()

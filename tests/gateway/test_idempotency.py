@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from interlock import Caller, Failure, Interlock, Result
+from interlock import Caller, Failure, Interlock, Preview, Result
+from interlock.core.declare import from_manifest
+from interlock.core.manifest import parse_manifest
+from interlock.gateway import keys
 from interlock.registry.admission import Evidence, publish
 from interlock.registry.catalog import contract_digest
+from interlock.settings import load_settings
 from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_lifecycle import records
@@ -48,7 +52,51 @@ async def test_a_key_means_something_only_within_its_tenant_caller_session_and_t
     ]
     assert first.ok
     assert all(result.ok and not result.replayed for result in others)
-    assert world.runs == 4
+    assert [result.value for result in others] == [2, 3, 4, "a"]  # what each of them did, and not what the first did
+    assert all("original_invocation_id" not in result.metadata for result in others)
+    assert (world.runs, flaky.runs) == (4, 1)
+
+
+def strangers(lock: Interlock) -> list[Any]:
+    """The same call under the same key, from everybody whose key it is not."""
+    return [
+        {"session": "other"}, {"caller": Caller(id="local:somebody")},
+        {"caller": Caller(id=lock.caller.id, tenant="rival")},
+        {"caller": Caller(id=lock.caller.id, tenant="rival"), "session": "other"},
+    ]  # fmt: skip
+
+
+@pytest.mark.proves("IDEM-03")
+async def test_nobody_blocks_anothers_call_by_its_key(lock: Interlock) -> None:
+    reached = asyncio.Event()
+
+    class Gate(asyncio.Event):
+        async def wait(self) -> Literal[True]:
+            reached.set()
+            return await super().wait()
+
+    world.gate = gate = Gate()
+    first = asyncio.create_task(lock.call("demo.increment", {"name": "a"}, key="k"))
+    await asyncio.wait_for(reached.wait(), 30)
+    world.gate = None
+    for number, stranger in enumerate(strangers(lock)):
+        # Other arguments are no conflict with a key that is not theirs.
+        result = await lock.call("demo.increment", {"name": "b", "by": 2}, key="k", **stranger)
+        assert (result.value, result.replayed) == (2 * number + 2, False)
+    assert not first.done()
+    gate.set()
+    assert (await first).unwrap() == 1
+
+
+@pytest.mark.proves("IDEM-03")
+async def test_an_unknown_outcome_blocks_the_key_of_its_own_caller_only(lock: Interlock) -> None:
+    assert (await lock.call("demo.increment", {"name": "a"}, key="k")).ok
+    await lock.journal.commit(lambda tx: tx.execute("UPDATE reservation SET state = 'unknown'") and None)
+    for stranger in strangers(lock):
+        result = await lock.call("demo.increment", {"name": "b"}, key="k", **stranger)
+        assert result.ok, result.error
+        assert not result.replayed
+    assert code(await lock.call("demo.increment", {"name": "a"}, key="k")) == "E3409"
 
 
 @pytest.mark.proves("IDEM-05")
@@ -152,20 +200,72 @@ async def test_the_window_is_kept_by_the_stores_clock_whatever_the_nodes_think(h
         assert (fresh.unwrap(), fresh.replayed) == (2, False)
 
 
-async def test_expired_outcomes_are_evicted_and_unknown_ones_are_not(lock: Interlock) -> None:
-    from interlock.gateway import keys
+@pytest.mark.proves("IDEM-04")
+@pytest.mark.parametrize(("settings_", "window_s"), [({"min_window_s": 60}, 60), ({}, 3600), ({"min_window_s": 9}, 10)])
+async def test_the_shortest_window_is_a_setting_of_an_hour_by_default(
+    home: Path, settings_: dict[str, Any], window_s: int
+) -> None:
+    # demo.increment is of the standard class, which lasts 5 s at most: its own window is 10 s.
+    clock = FakeClock()
+    assert load_settings(home / "settings.toml").min_window_s == 3600
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False, **settings_) as lock:
+        lock.catalog.attach(sample.increment)
+        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 1
+        clock.advance(window_s - 1)
+        assert (await lock.call("demo.increment", name="a", key="k")).replayed
+        clock.advance(1)
+        assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 2
 
-    await lock.call("demo.increment", name="a", key="k")
-    await lock.call("demo.increment", name="b", key="u")
-    await lock.journal.commit(
-        lambda tx: (
-            tx.execute("UPDATE reservation SET expires_ms = 0, state = CASE key WHEN 'u' THEN 'unknown' ELSE state END")
-            and None
+
+def preview(name: str, by: int) -> Preview:
+    return Preview(impact=name)
+
+
+async def keep(name: str, by: int) -> None: ...
+
+
+@pytest.mark.proves("IDEM-04")
+async def test_what_may_take_a_day_is_remembered_for_two(home: Path) -> None:
+    clock = FakeClock()
+    sample.reset()
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+        # Only a manifest can say so; the function is that of demo.increment.
+        said = {"tool_id": "lasting", "timeout_class": "async", "timeout_default": 7200, "timeout_max": 86_400}
+        handlers = {"preview": preview, "compensate": keep}
+        lasting = from_manifest(
+            parse_manifest({**sample.increment.manifest.document(), **said}), sample.increment.function, handlers
         )
-    )
-    assert await lock.journal.commit(keys.evict) == 1
-    again = await lock.call("demo.increment", name="b", key="u")
-    assert code(again) == "E3409"
+        digest = contract_digest(lasting)
+        await lock.journal.commit(
+            publish(lasting.manifest, digest, "library:", Evidence(digest, True, "test", ""), "test")
+        )
+        lock.catalog.attach(lasting)
+        assert (await lock.call("demo.lasting", name="a", key="k")).ok
+        clock.advance(48 * 3600 - 1)
+        assert (await lock.call("demo.lasting", name="a", key="k")).replayed
+        clock.advance(1)
+        again = await lock.call("demo.lasting", name="a", key="k")
+        assert (again.ok, again.replayed, world.runs) == (True, False, 2)
+
+
+@pytest.mark.proves("IDEM-04")
+async def test_expired_outcomes_are_evicted_and_unknown_ones_are_not(home: Path) -> None:
+    clock = FakeClock()
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+        lock.catalog.attach(sample.increment)
+        await lock.call("demo.increment", name="a", key="k")
+        await lock.call("demo.increment", name="b", key="u")
+        await lock.journal.commit(
+            lambda tx: tx.execute("UPDATE reservation SET state = 'unknown' WHERE key = 'u'") and None
+        )
+        clock.advance(3599)
+        assert await lock.journal.commit(keys.evict) == 0
+        clock.advance(1)
+        assert await lock.journal.commit(keys.evict) == 1
+        assert lock.journal.read("SELECT key FROM reservation") == [("u",)]
+        clock.advance(400 * 86_400)
+        assert await lock.journal.commit(keys.evict) == 0
+        assert code(await lock.call("demo.increment", name="b", key="u")) == "E3409"
 
 
 class Idempotency(RuleBasedStateMachine):

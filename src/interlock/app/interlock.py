@@ -28,7 +28,7 @@ from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
 from interlock.authority.policy import Policies
 from interlock.authority.secrets import Secrets, SecretSource, open_lease
 from interlock.authority.tokens import Tokens
-from interlock.core.canonical import derive_key
+from interlock.core.canonical import derive_key, tenant_secret
 from interlock.core.checkpoints import Checkpoint
 from interlock.core.clock import Clock, Deadline, new_id
 from interlock.core.connector import Connector
@@ -471,12 +471,14 @@ class Interlock:
             raise Failure("E3702", f"no call `{invocation_id}` of yours is on record")
         return self.gateway.checkpoints.seen_by(who, invocation_id)
 
-    def key_for(self, tool: str, step: str, params: Mapping[str, Any], *, session: str = "") -> str:
-        """An idempotency key that the same step always gives again, also after a restart."""
+    def key_for(
+        self, tool: str, step: str, params: Mapping[str, Any], *, session: str = "", caller: Caller | None = None
+    ) -> str:
+        """An idempotency key that the same step of the same tenant always gives again, also after a restart."""
         rows = self.journal.read("SELECT value FROM fact WHERE name = 'key_secret'")
         if not rows:
             raise Failure("E3108", "the home has no key secret yet")
-        secret = bytes.fromhex(rows[0][0])
+        secret = tenant_secret(bytes.fromhex(rows[0][0]), (caller or self.caller).tenant)
         return derive_key(secret, session_id=session, tool_id=tool, step_id=step, params=dict(params))
 
     # Watching

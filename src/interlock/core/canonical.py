@@ -270,6 +270,16 @@ def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, pa
     return hmac.new(secret, message, hashlib.sha256).hexdigest()
 
 
+def tenant_secret(home: bytes, tenant: str) -> bytes:
+    """The secret of one tenant, from that of the home: the operators' own (`local`) is the home's itself.
+
+    Whoever knows one of the others can work out neither the home's nor any tenant's.
+    """
+    if tenant == "local":
+        return home
+    return hmac.new(home, b"tenant:" + _delimited((tenant,)), hashlib.sha256).digest()
+
+
 def _delimited(parts: tuple[str, ...]) -> bytes:
     try:
         return b"".join(b"%d:%s" % (len(data), data) for data in (part.encode() for part in parts))

@@ -291,6 +291,11 @@ class Settings(pydantic.BaseModel):
         "info", description="from which level on a server writes it"
     )
 
+    keep_environment: tuple[str, ...] = pydantic.Field(
+        (),
+        description="environment variables with credentials that tools in the process of interlock serve and interlock"
+        " call may see; all others are removed before tools run",
+    )
     housekeeping: bool = pydantic.Field(
         True, description="let go of expired keys and payloads and retire versions in the background, once an hour"
     )

@@ -408,7 +408,7 @@ async def test_a_token_that_is_revoked_while_a_call_waits_ends_it(lock: Interloc
     assert outbox.sent == []
 
 
-@pytest.mark.part_of("HITL-06", rest="e-mail")
+@pytest.mark.proves("HITL-06")
 async def test_only_a_person_who_was_told_decides_and_every_other_attempt_is_on_record(
     lock: Interlock, clock: FakeClock
 ) -> None:

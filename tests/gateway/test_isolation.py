@@ -110,7 +110,7 @@ async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> N
 
 @pytest.mark.part_of(
     "AUTH-09",
-    rest="a tool that runs in process can read the server's environment and files",
+    rest="a tool that runs in process can read the server's memory and files, and reach the metadata address",
 )
 async def test_no_right_of_the_server_reaches_the_tool(lock: Interlock) -> None:
     seen = (await lock.call("cell.attempt", what="environment")).unwrap()

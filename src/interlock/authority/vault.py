@@ -66,6 +66,8 @@ class Vault:
         self._clock = clock
         self._token_file = token_file
         self._token_variable = token_variable
+        # Servers take credentials out of their environment before tools run.
+        self._held = os.environ.get(token_variable, "")
         self._mount = mount
         self._prefix = prefix.strip("/")
         self._namespace = namespace
@@ -176,7 +178,8 @@ class Vault:
 
     def _token(self) -> str:
         if self._token_file is None:
-            token, where = os.environ.get(self._token_variable, ""), f"the variable `{self._token_variable}`"
+            token = os.environ.get(self._token_variable) or self._held
+            where = f"the variable `{self._token_variable}`"
         else:
             where = f"the file `{self._token_file.name}`"
             try:

@@ -17,6 +17,7 @@ from interlock.cli.command import (
     refuse_token,
     with_names,
 )
+from interlock.cli.environment import clear_credentials
 from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
 
@@ -110,6 +111,7 @@ async def call(
         door="cli",
         **given,
     )
+    clear_credentials(lock.settings)
     result = await lock.gateway.invoke(request)
     if result.pending and wait_s is not None:
         result = await _wait(lock, out, request, result, wait_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from interlock._version import __version__
-from interlock.cli.command import Output, refuse_token, without_home
+from interlock.cli.command import TOKEN, Output, refuse_token, without_home
+from interlock.cli.environment import clear_credentials
 
 if TYPE_CHECKING:
     import asyncio
@@ -118,6 +120,7 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     )
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as lock:
+        clear_credentials(lock.settings)
         configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
         await _prepare(lock, given)
         lock.warm_up()
@@ -168,8 +171,10 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     from interlock.service import Service
     from interlock.telemetry.logs import configure
 
+    token = os.environ.get(TOKEN)
     ended = _on_signals()
     async with Interlock.open(out.session.path, resume_approved=True) as lock:
+        clear_credentials(lock.settings)
         configure(lock.settings.log_format, lock.settings.log_level, redact=lambda text: safe_log(lock.redactor, text))
         # Stdout is the client's from the first byte, also while modules with tools are loaded.
         with Output(as_json=True, session=out.session).reserved():
@@ -177,7 +182,7 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
         lock.warm_up()
         service = Service(lock)
         door = McpDoor(service)
-        serving, asked = asyncio.ensure_future(door.run_stdio()), asyncio.ensure_future(ended.wait())
+        serving, asked = asyncio.ensure_future(door.run_stdio(token=token)), asyncio.ensure_future(ended.wait())
         await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             # Calls in flight are finished first, and answered: the client may still be listening.

@@ -1,0 +1,226 @@
+"""Approvers are told by e-mail: a real conversation with an SMTP server, through the same courier as other channels."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import email
+import email.policy
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from interlock import Caller, Interlock
+from interlock.approvals.notify import undelivered
+from interlock.testing import FakeClock
+from tests import sample
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning"),
+    pytest.mark.proves("HITL-06"),
+]
+
+PASSWORD = "mail-pass-9931"
+TIMEOUT_S = 300
+
+
+class SmtpServer:
+    """An SMTP server that keeps its mail. `refusals` are answers to the next messages, `hang` holds all of them up."""
+
+    def __init__(self) -> None:
+        self.mail: list[tuple[str, list[str], EmailMessage]] = []
+        self.logins: list[tuple[str, str]] = []
+        self.refusals: list[str] = []
+        self.hang: asyncio.Event | None = None
+        self.reached = asyncio.Event()
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sender, to = "", list[str]()
+
+        def answer(line: str) -> None:
+            writer.write(f"{line}\r\n".encode())
+
+        try:
+            answer("220 mail.example.org ESMTP")
+            while line := (await reader.readline()).decode().strip():
+                word, _, rest = line.partition(" ")
+                match word.upper():
+                    case "EHLO" | "HELO":
+                        answer("250-mail.example.org")
+                        answer("250 AUTH PLAIN LOGIN")
+                    case "AUTH":
+                        await self._log_in(rest, reader, writer)
+                    case "MAIL":
+                        self.reached.set()
+                        if self.hang is not None:
+                            await self.hang.wait()
+                        if self.refusals:
+                            answer(self.refusals.pop())
+                            continue
+                        sender, to = rest.partition("<")[2].partition(">")[0], []
+                        answer("250 ok")
+                    case "RCPT":
+                        to.append(rest.partition("<")[2].partition(">")[0])
+                        answer("250 ok")
+                    case "DATA":
+                        answer("354 go on")
+                        self.mail.append((sender, to, await _message(reader)))
+                        answer("250 kept")
+                    case "QUIT":
+                        answer("221 bye")
+                        break
+                    case _:
+                        answer("250 ok")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _log_in(self, rest: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kind, _, first = rest.partition(" ")
+        if kind.upper() == "PLAIN":
+            _, user, password = base64.b64decode(first).decode().split("\0")
+        else:
+            user = base64.b64decode(first).decode()
+            if not first:
+                writer.write(b"334 VXNlcm5hbWU6\r\n")
+                user = base64.b64decode(await reader.readline()).decode()
+            writer.write(b"334 UGFzc3dvcmQ6\r\n")
+            password = base64.b64decode(await reader.readline()).decode()
+        self.logins.append((user, password))
+        writer.write(b"235 welcome\r\n" if password == PASSWORD else b"535 no\r\n")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            if self.hang is not None:
+                self.hang.set()
+            server.close()
+
+
+async def _message(reader: asyncio.StreamReader) -> EmailMessage:
+    lines: list[bytes] = []
+    while (line := await reader.readline()) != b".\r\n":
+        lines.append(line[1:] if line.startswith(b"..") else line)
+    return email.message_from_bytes(b"".join(lines), policy=email.policy.default)
+
+
+@pytest_asyncio.fixture
+async def smtp() -> AsyncGenerator[SmtpServer]:
+    server = SmtpServer()
+    async with server.running():
+        yield server
+
+
+class Desk:
+    """A home whose approvers are told by mail."""
+
+    def __init__(self, lock: Interlock, clock: FakeClock, smtp: SmtpServer) -> None:
+        self.lock = lock
+        self.clock = clock
+        self.smtp = smtp
+
+    async def ask(self, to: str = "ann", key: str = "k") -> Any:
+        return await self.lock.call("demo.send", {"to": to}, key=key)
+
+
+@pytest_asyncio.fixture
+async def desk(home: Path, tmp_path: Path, smtp: SmtpServer) -> AsyncGenerator[Desk]:
+    (tmp_path / "password").write_text(PASSWORD)
+    clock = FakeClock()
+    mail = {
+        "secret_file": str(tmp_path / "password"),
+        "allow_private": True,
+        "url": f"mailto://postmaster:{{secret}}@127.0.0.1:{smtp.port}?from=interlock@example.org&to=",
+    }
+    channels = [
+        {**mail, "name": "mail", "groups": ["approvers"], "url": f"{mail['url']}desk@example.org"},
+        {**mail, "name": "bosses", "groups": ["managers"], "url": f"{mail['url']}boss@example.org"},
+    ]
+    chain = [{"group": "approvers"}, {"group": "managers", "after_seconds": 60}]
+    approval = {"timeout_seconds": TIMEOUT_S, "chain": chain}
+    async with Interlock.open(
+        home, clock=clock.clock, housekeeping=False, channels=channels, approval=approval
+    ) as lock:
+        lock.catalog.attach(sample.send)
+        yield Desk(lock, clock, smtp)
+
+
+async def test_approvers_of_each_step_are_told_by_mail(desk: Desk) -> None:
+    ticket = (await desk.ask()).metadata["pending"]["ticketId"]
+    await desk.lock.courier.deliver_due()
+    ((sender, to, message),) = desk.smtp.mail
+    assert (sender, to) == ("interlock@example.org", ["desk@example.org"])
+    assert desk.smtp.logins == [("postmaster", PASSWORD)]
+    assert message["Subject"].endswith("Approval needed: demo.send@1.0.0")
+    text = message.get_body(("plain",)).get_content()  # pyright: ignore[reportOptionalMemberAccess] - there is one
+    for words in (f"ticket: {ticket}", "group: approvers", "caller: local:", "ann would get a mail"):
+        assert words in text
+    desk.clock.advance(61)
+    await desk.lock.approvals.sweep()
+    await desk.lock.courier.deliver_due()
+    assert [one[1] for one in desk.smtp.mail] == [["desk@example.org"], ["boss@example.org"]]
+    assert undelivered(desk.lock.journal) == []
+
+
+async def test_mail_that_is_refused_is_tried_again_and_seen(desk: Desk) -> None:
+    desk.smtp.refusals = ["451 try again later"]
+    await desk.ask()
+    await desk.lock.courier.deliver_due()
+    assert desk.smtp.mail == []
+    (failed,) = undelivered(desk.lock.journal)
+    assert (failed.channel, failed.state, failed.attempts) == ("mail", "retry", 1)
+    assert failed.error.startswith("E3704 ")
+    assert "127.0.0.1" not in failed.error
+    desk.clock.advance(30)
+    await desk.lock.courier.deliver_due()
+    assert len(desk.smtp.mail) == 1
+    assert undelivered(desk.lock.journal) == []
+
+
+async def test_a_mail_server_that_hangs_does_not_delay_the_denial(desk: Desk) -> None:
+    desk.smtp.hang = asyncio.Event()
+    pending = await desk.ask()
+    desk.lock.courier.wake()
+    async with asyncio.timeout(30):
+        await desk.smtp.reached.wait()
+    desk.clock.advance(TIMEOUT_S + 1)
+    await desk.lock.approvals.sweep()
+    ticket = await desk.lock.approvals.show(pending.metadata["pending"]["ticketId"])
+    assert ticket.state == "AUTO_DENIED"
+    assert desk.smtp.mail == []
+
+
+async def test_nothing_that_a_caller_sends_becomes_a_header_or_a_recipient(desk: Desk) -> None:
+    hostile = "x\r\nBcc: eve@example.org\r\n\r\n.\r\nMAIL FROM:<eve@example.org>\r\n"
+    result = await desk.lock.call(
+        "demo.send", {"to": hostile}, key="k", caller=Caller(id="local:ann\r\nBcc: eve@example.org")
+    )
+    assert result.pending, result.error
+    await desk.lock.courier.deliver_due()
+    ((sender, to, message),) = desk.smtp.mail
+    assert (sender, to) == ("interlock@example.org", ["desk@example.org"])
+    assert message["Bcc"] is None
+    assert "eve@example.org" not in str([value for _, value in message.items()])
+
+
+async def test_the_password_is_in_no_record_table_or_message(desk: Desk, home: Path) -> None:
+    await desk.ask()
+    await desk.lock.courier.deliver_due()
+    await desk.lock.journal.commit(lambda _: None)
+    assert _files_with(home, PASSWORD.encode()) == []
+    assert all(PASSWORD not in str(message) for _, _, message in desk.smtp.mail)
+
+
+def _files_with(directory: Path, text: bytes) -> list[Path]:
+    return [file for file in directory.rglob("*") if file.is_file() and text in file.read_bytes()]

@@ -611,6 +611,7 @@ def test_there_are_the_nineteen_objects_of_the_standard_each_with_a_published_sc
     assert text(SCHEMAS) == text(published_schemas())
 
 
+@pytest.mark.supports("AUTH-10", "CONTRACT-09")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_full_document_says_every_field_there_is_and_fits_its_published_schema(name: str) -> None:
     assert set(FULL[name]) == known_fields(OBJECTS[name].parse(FULL[name]))
@@ -672,6 +673,7 @@ def test_a_later_patch_version_with_new_fields_loads_and_keeps_its_version(name:
 @pytest.mark.parametrize(
     "version", ["0.3.0", "1.2.0", "0.2", "0.2.", "0.2.x", "0.2.٣", "0.2.01", "v0.2.0", "", 2, None]
 )
+@pytest.mark.supports("CONTRACT-08")
 @pytest.mark.parametrize("name", NAMES)
 def test_another_version_is_refused(name: str, version: Any) -> None:
     document = FULL[name] | {"schema_version": version}
@@ -718,6 +720,7 @@ def test_a_refusal_names_the_place_and_not_the_value() -> None:
     assert "sk-secret" not in text(caught.value.envelope("t"))
 
 
+@pytest.mark.supports("AUTH-10")
 @pytest.mark.proves("CONTRACT-10")
 @pytest.mark.parametrize(("name", "path", "words"), CLOSED)
 def test_a_vocabulary_is_closed(name: str, path: list[str | int], words: str) -> None:

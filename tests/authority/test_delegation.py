@@ -72,6 +72,7 @@ GRANT: Json = {
 # Passing on
 
 
+@pytest.mark.proves("AUTH-08")
 async def test_a_token_is_passed_on_through_the_issuer(world: World) -> None:
     token = await world.issue(**GRANT)
     below = await world.tokens.delegate(
@@ -160,6 +161,7 @@ WIDER: list[tuple[Json, str]] = [
 ]
 
 
+@pytest.mark.proves("AUTH-08")
 @pytest.mark.parametrize(("more", "words"), WIDER)
 async def test_a_wider_child_is_refused_at_issue_and_the_widening_is_named(
     world: World, more: Json, words: str
@@ -260,6 +262,7 @@ async def test_a_chain_has_at_most_eight_links(world: World) -> None:
     assert await world.refusal(proven) == "E3203"
 
 
+@pytest.mark.proves("AUTH-08")
 async def test_an_issuer_s_own_wider_chain_is_refused_too(world: World) -> None:
     header, claims = parts(await world.issue(scopes=["a:read"]))
     wider = claims | {"scopes": ["a:read", "admin"]}

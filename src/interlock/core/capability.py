@@ -95,12 +95,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """A verified chain, root first. `digest` is of the token that carried it, `keys` name what signed it."""
+    """A verified chain, root first. `digest` is of the token that carried it, `keys` name what signed it.
+
+    `within` is set for calls that a tool makes: the resources of the call above, beyond which they may not reach.
+    """
 
     digest: str
     issuer: str
     links: tuple[Link, ...]
     keys: tuple[str, ...] = ()
+    within: tuple[str, ...] | None = None
     # Whether any link names resources, whether one bounds more than tools and resources, whether one bounds what calls
     # may cost, and whether one allows a tool in some of its versions only.
     bound: bool = field(init=False, repr=False, compare=False)
@@ -137,6 +141,8 @@ class Capability:
 
     def covers_resource(self, resource: str) -> bool:
         """Whether every link that names resources names this one. What hides its meaning is never named."""
+        if self.within is not None and not any(_reaches(held, resource) for held in self.within):
+            return False
         return all(link.covers_resource(resource) for link in self.links)
 
 

@@ -265,6 +265,7 @@ def _caller_document(caller: Caller) -> Json:
         ]  # fmt: skip
         facts["capability"] = {
             "digest": capability.digest, "issuer": capability.issuer, "links": links, "keys": capability.keys,
+            "within": capability.within,
         }  # fmt: skip
     return facts
 
@@ -275,7 +276,11 @@ def stored_caller(facts: Json) -> Caller:
     capability = None
     if found is not None:
         links = tuple(_stored_link(link) for link in found["links"])
-        capability = Capability(digest=found["digest"], issuer=found["issuer"], links=links, keys=tuple(found["keys"]))
+        within = found.get("within")
+        capability = Capability(
+            digest=found["digest"], issuer=found["issuer"], links=links, keys=tuple(found["keys"]),
+            within=None if within is None else tuple(within),
+        )  # fmt: skip
     return Caller(
         id=facts["id"], tenant=facts["tenant"], agent=facts["agent"], scopes=frozenset(facts["scopes"]),
         kind=facts["kind"], trust=facts["trust"], groups=frozenset(facts["groups"]), capability=capability,

@@ -173,11 +173,13 @@ class Authorizer:
         self._tokens.check(capability)
         known = (capability.digest, tool.digest)
         bound = self._covered.get(known)
-        if bound is None:
+        if bound is None or capability.within is not None:
             cover.check_tool(capability, tool.contract, self._environment)
-            if len(self._covered) > _MOST_COVERED:
-                self._covered.clear()
-            bound = self._covered[known] = capability.bound
+            bound = capability.bound
+            if capability.within is None:  # what the call above was about says nothing of the token itself
+                if len(self._covered) > _MOST_COVERED:
+                    self._covered.clear()
+                self._covered[known] = bound
         if bound:
             found = cover.resources_of(tool.contract, checked.permission_input)
             self._note_resources(checked, found)

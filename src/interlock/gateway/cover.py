@@ -46,13 +46,17 @@ def check_permissions(capability: Capability, contract: Contract) -> None:
 
     INVARIANT: a call uses nothing by the permissions of its tool that the token of its caller does not cover.
     """
-    sandbox = contract.manifest.sandbox
-    mounted = () if sandbox is None else sandbox.reads.values()
-    listed = permissions_of(contract.auth.required_permissions).listed
-    for one in (*listed, *(Permission("filesystem", path.rstrip("/")) for path in mounted)):
+    for one in _permissions(contract):
         wider = replace(one, mode="write")
         if not (capability.covers_resource(one.resource) or capability.covers_resource(wider.resource)):
             raise Failure("E3206", f"{contract.ref} needs {one.resource}, and the token does not cover it")
+
+
+def _permissions(contract: Contract) -> tuple[Permission, ...]:
+    sandbox = contract.manifest.sandbox
+    mounted = () if sandbox is None else sandbox.reads.values()
+    listed = permissions_of(contract.auth.required_permissions).listed
+    return (*listed, *(Permission("filesystem", path.rstrip("/")) for path in mounted))
 
 
 def check_paths(tool: Prepared, arguments: Mapping[str, Any]) -> None:
@@ -86,6 +90,11 @@ def check_paths(tool: Prepared, arguments: Mapping[str, Any]) -> None:
 def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
     """The resources that a call with these arguments touches; E3206 for a value that has no normal form."""
     return facts(contract, arguments, (), _RESOURCES)["resources"]
+
+
+def reach_of(contract: Contract, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """All that a call with these arguments may use: the resources that it touches and those of its permissions."""
+    return (*resources_of(contract, arguments), *(one.resource for one in _permissions(contract)))
 
 
 def check_resources(capability: Capability, contract: Contract, found: Sequence[str]) -> None:

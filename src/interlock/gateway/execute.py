@@ -31,7 +31,7 @@ from interlock.executors.function import MOST_HUNG, Begun, FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor, State
 from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
-from interlock.gateway import keys, reconcile, running
+from interlock.gateway import cover, keys, reconcile, running
 from interlock.gateway.checkpoints import Checkpoints
 from interlock.gateway.closing import Closer
 from interlock.gateway.handlers import consult
@@ -425,9 +425,10 @@ class Execution:
         call, request = requested.call, requested.call.request
         assert request.caller is not None
         session: SessionState = self._closer.kept.session(request.caller, request.session)
+        caller = narrowed(granted)
         return Context(
             invocation_id=call.id,
-            caller=narrowed(granted),
+            caller=caller,
             deadline=Deadline(at=requested.deadline),
             monotonic=self._clock.monotonic,
             session=session,
@@ -437,7 +438,7 @@ class Execution:
             on_progress=lambda facts: self._observer.progress(call, facts),
             on_partial=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value)),
             hide=lambda text: self._observer.hide(call, text),
-            child=self._caller_below(granted),
+            child=self._caller_below(granted, caller),
             secret=lambda name: self._secret(call, name),
             task=request.task or call.id,
             save=lambda label, state: self._checkpoints.save(call, label, state, runs=lambda: self._runs(call)),
@@ -452,10 +453,10 @@ class Execution:
             raise Failure("E3206", f"{call.ref} asks for the secret `{name}` and its manifest names none")
         return call.lease[secret_of(name, call.request.caller)].reveal()
 
-    def _caller_below(self, granted: Granted) -> Callable[..., Awaitable[Any]]:
+    def _caller_below(self, granted: Granted, caller: Caller) -> Callable[..., Awaitable[Any]]:
         """What a tool calls other tools with: its own authority and time, whatever it makes of its context."""
         call, deadline = granted.checked.requested.call, Deadline(at=granted.checked.requested.deadline)
-        request, caller = call.request, narrowed(granted)
+        request = call.request
 
         async def below(context: Context, tool: str, arguments: Json | None, **options: Any) -> Any:
             result = await self._invoke(
@@ -599,8 +600,13 @@ def narrowed(granted: Granted) -> Caller:
     requested = granted.checked.requested
     caller = requested.call.request.caller
     assert caller is not None
-    # INVARIANT: the authority of an invocation is the caller's, cut down to what its tool requires.
-    return replace(caller, scopes=caller.scopes.intersection(requested.tool.required_scopes))
+    # INVARIANT: the authority of an invocation is the caller's, cut down to what its tool requires. Where the token
+    # names resources, those of the call are all that is left of them.
+    capability = caller.capability
+    if capability is not None and capability.bound:
+        reach = cover.reach_of(requested.tool.contract, granted.checked.permission_input)
+        capability = replace(capability, within=reach)
+    return replace(caller, scopes=caller.scopes.intersection(requested.tool.required_scopes), capability=capability)
 
 
 def tool_failure(writes: bool, ref: str, error: BaseException) -> Failure:

@@ -1098,7 +1098,7 @@ async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock
 # On record
 
 
-@pytest.mark.proves("AUTH-10")
+@pytest.mark.part_of("AUTH-10", rest="blocked_path names the path that a rule or a permission refused")
 async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock, clock: FakeClock) -> None:
     rule = '@id("not-dora")\nforbid (principal, action == Action::"demo.mail", resource)'
     lock.home.policy.write_text(ANYTHING + rule + ' when { context.arguments.to == "dora" };\n')
@@ -1117,11 +1117,28 @@ async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock
     approvals = records(lock, "approval")
     for record in (*records(lock, "pending"), *records(lock, "closed")):
         document = decision_of(record, approvals)
-        if document is not None:
-            ToolPermissionDecision.model_validate(document)
-            found.setdefault(record["call"], []).append(document)
+        if document is None:
+            assert (record["call"], record["authDecision"]) == (faulty.invocation_id, None)
+            continue
+        ToolPermissionDecision.model_validate(document)
+        found.setdefault(record["call"], []).append(document)
+        assert ("decision" in record) == (record["call"] != unknown.invocation_id)
+        if document["source"] != "approval":  # a person's yes to what was asked leaves the question on record
+            assert record["authDecision"] == AUTH_DECISIONS[document["behavior"]]
+        assert document["decided_at"] == "2027-01-15T08:00:01.000Z"
+        if "decision" in record:
+            assert document["expires_at"] == "2027-01-15T08:05:01.000Z"
+            assert document["policy_refs"] == [record["policy"]]
+            assert record["decision"].keys() >= {"behavior", "mode", "source", "reason"}
+        else:
+            assert (document["expires_at"], document["policy_refs"]) == (None, [])
+        assert (document["mode"], document["decision_id"][:4]) == ("enforce", "dec_")
+        # No classifier is run, no rule is proposed and nothing but text is said: these are there, and empty.
+        assert (document["suggested_updates"], document["content_blocks"]) == ([], [])
+        assert (document["pending_classifier_check"], document["blocked_path"]) == (False, None)
     [allow], [deny] = found[allowed.invocation_id], found[denied.invocation_id]
-    assert (allow["behavior"], allow["user_modified"]) == ("allow", False)
+    assert (allow["behavior"], allow["user_modified"], allow["rule_refs"]) == ("allow", False, ["policy0"])
+    assert (allow["reason"], allow["updated_input"], allow["accept_feedback"]) == ("rule policy0", None, None)
     assert (deny["behavior"], deny["source"], deny["rule_refs"]) == ("deny", "policy", ["not-dora"])
     asked, agreed = found[pending.invocation_id]
     assert (asked["behavior"], agreed["behavior"]) == ("ask", "allow")
@@ -1135,16 +1152,21 @@ async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock
     # The records hold how the check ended, and the status of a call tells it to whoever made the call.
     calls = Calls(lock)
     for call, documents in found.items():
-        closed = [one for one in records(lock, "closed") if one["call"] == call]
-        if "decision" in closed[-1]:
-            assert closed[-1]["decision"].keys() >= {"behavior", "mode", "source", "reason"}
         told = calls.status(call, lock.caller)["permission_decisions"]
         assert [one["decision_id"] for one in told] == [one["decision_id"] for one in documents]
-        assert all(set(one) == set(ToolPermissionDecision.model_fields) for one in told)
+        assert all(set(one) == DECISION_FIELDS for one in told)
         assert all(one["invocation_id"] == call for one in told)
     looked = await lock.call("demo.mail", to="carl", dry_run=True)
     (look,) = calls.status(looked.invocation_id, lock.caller)["permission_decisions"]
     assert look["mode"] == "dry_run"
+
+
+AUTH_DECISIONS = {"allow": "ALLOW", "ask": "REQUIRES_APPROVAL", "deny": "DENY"}
+DECISION_FIELDS = {
+    "schema_version", "decision_id", "invocation_id", "behavior", "mode", "source", "reason", "rule_refs",
+    "policy_refs", "updated_input", "user_modified", "suggested_updates", "pending_classifier_check", "blocked_path",
+    "content_blocks", "accept_feedback", "decided_at", "expires_at",
+}  # fmt: skip
 
 
 @pytest.mark.proves("AUTH-10")
@@ -1155,7 +1177,10 @@ async def test_the_facts_that_a_check_judges_are_stored_apart_with_the_version(l
         assert shown(contract)["permission_profile"] == profile
         declared = [one for one in records(lock, "registry") if one.get("tool") == contract.ref]
         assert [one["permissionProfile"] for one in declared if one["event"] == "tool.declared"] == [profile]
-        assert not profile.keys() & {"behavior", "reason", "decided_at", "decision_id"}
+        assert profile.keys() - {"sandbox_profile"} == {
+            "schema_version", "profile_id", "risk", "data_access", "write_effects", "network_scope", "credentials",
+            "requires_approval", "redaction", "policy_refs",
+        }  # fmt: skip
     mail = permission_profile(lock.catalog.resolve("demo.mail", None).contract).document()
     assert (mail["risk"], mail["requires_approval"]) == ("write_irreversible", True)
     assert mail["write_effects"]

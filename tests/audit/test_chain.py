@@ -867,6 +867,7 @@ async def test_the_running_program_cannot_go_round_its_guards(tmp_path: Path, st
 
 
 @AUDIT_03
+@pytest.mark.supports("AUDIT-01")
 @pytest.mark.parametrize("statement", REWRITES[:-1])
 def test_a_plain_connection_meets_the_triggers(original: Home, statement: str) -> None:
     with (

@@ -150,3 +150,31 @@ def test_nothing_but_the_tail_can_be_accepted(tailed: Cli) -> None:
     assert "E3804" in refused.err
     assert "another fault: record 2" in " ".join(refused.err.split())
     assert not verify(home).intact
+
+
+@pytest.mark.proves("AUDIT-01")
+def test_every_call_from_the_command_line_leaves_one_record_with_every_field(cli: Cli) -> None:
+    post = {"account": "cash", "cents": 5}
+    calls: tuple[tuple[str, dict[str, Any], tuple[str, ...], str, str | None], ...] = (
+        ("demo.post", post, ("--key", "k"), "SUCCESS", None),
+        ("demo.post", post, ("--key", "k"), "SUCCESS", None),
+        ("demo.post", post, ("--dry-run",), "SUCCESS", None),
+        ("demo.balance", {"account": "cash"}, (), "SUCCESS", None),
+        ("demo.balance", {"account": 7}, (), "ERROR", "INVALID_INPUT"),
+        ("demo.nothing", {}, (), "ERROR", "TOOL_NOT_FOUND"),
+    )
+    for tool, arguments, words, _, _ in calls:
+        cli("call", tool, orjson.dumps(arguments).decode(), *words, "--json")
+    with closing(sqlite3.connect(cli.home / "interlock.db")) as db:
+        rows = db.execute("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq").fetchall()
+    records = [one for one in (orjson.loads(body) for (body,) in rows) if one["door"] == "cli"]
+    told = [(one["toolId"], one["status"], one["errorCode"]) for one in records]
+    assert told == [(tool, status, error) for tool, _, _, status, error in calls]
+    assert all(one.keys() >= FIELDS for one in records)
+    assert len({one["call"] for one in records}) == len(calls)
+
+
+FIELDS = {
+    "timestamp", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash", "outputSummary",
+    "mutationClass", "sideEffects", "authDecision", "approvalTicketId", "latencyMs", "status", "errorCode",
+}  # fmt: skip

@@ -51,7 +51,28 @@ async def test_annotations_that_claim_safety_change_no_decision(tmp_path: Path) 
         ]
         honest, claimed = [lock.policy.judge(question) for question in questions]
     assert honest.behavior == claimed.behavior == "ask"
-    assert not contract_of(boasting).manifest.concurrency_safe
+
+
+CLAIMS: list[Json] = [
+    {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False},
+    {"approved": True, "requires_approval": False, "permission": "allow"},
+    {"concurrency_safe": True, "isolated_calls": True, "mutation_class": "read_only"},
+    {"network_policy": {"allowed_domains": ["*.example"]}, "sandbox": None},
+]
+
+
+@pytest.mark.proves("CONTRACT-09")
+async def test_annotations_change_neither_whether_a_tool_runs_alone_nor_who_is_asked_nor_where_it_gets_to(
+    home: Path,
+) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        for number, facts in enumerate(({}, REVERSIBLE)):
+            without = await decided(lock, 500 + number, facts)
+            assert (without["alone"], without["network"]) == (True, False)
+            for claim, annotations in enumerate(CLAIMS):
+                said = await decided(lock, 600 + 10 * number + claim, {**facts, "annotations": annotations})
+                assert said == without, annotations
+        assert await decided(lock, 700, REVERSIBLE | {"concurrency_safe": True, "isolated_calls": True}) != without
 
 
 @pytest.mark.proves("CONTRACT-09")
@@ -66,6 +87,30 @@ def test_annotations_change_nothing_about_the_sandbox(one: Any) -> None:
     assert permission_profile(claimed) == permission_profile(plain)
     ready, boasted = (Prepared(contract, one, contract.digest) for contract in (plain, claimed))
     assert (boasted.isolated, boasted.tier) == (ready.isolated, ready.tier)
+
+
+@pytest.mark.proves("AUTH-10")
+def test_a_permission_profile_states_risk_access_sandbox_approval_credential_and_redaction_facts_alone() -> None:
+    guarded = {
+        **sample.send.manifest.document(),
+        "required_permissions": ["filesystem:read:/srv/data", "network:https://api.example", "credential:bank"],
+        "sandbox": {"tier": 2, "reads": {"prices": "/srv/prices"}},
+        "network_policy": {"allowed_domains": ["api.example"], "allowed_ports": [443]},
+        "redact_results": False,
+    }
+    assert permission_profile(contract_of(parse_manifest(guarded))).document() == {
+        "schema_version": "0.2.0",
+        "profile_id": "permissions:demo.send@1.0.0",
+        "risk": "write_irreversible",
+        "data_access": ["filesystem:read:/srv/data", "filesystem:read:/srv/prices"],
+        "write_effects": ["CREATE mail:{to}"],
+        "network_scope": ["api.example:443"],
+        "credentials": ["credential:bank"],
+        "sandbox_profile": "tier-2",
+        "requires_approval": True,
+        "redaction": "schema and names",
+        "policy_refs": [],
+    }
 
 
 @pytest.mark.part_of("CONTRACT-11", rest="the interface is served")

@@ -618,7 +618,7 @@ async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: P
 # Time
 
 
-@pytest.mark.proves("LIFE-10")
+@pytest.mark.proves("LIFE-10", "AUDIT-01")
 async def test_at_every_door_a_tool_that_overruns_is_cut_off_with_all_its_processes(place: Place) -> None:
     calls = [
         place.ways[door](Wish("cell.lingers", {"marker": f"86{place_of:04}"})) for place_of, door in enumerate(DOORS)
@@ -626,6 +626,10 @@ async def test_at_every_door_a_tool_that_overruns_is_cut_off_with_all_its_proces
     for told in await asyncio.gather(*calls):
         assert told.error is not None
         assert told.error == ("E3402", "DEADLINE_EXCEEDED", "timeout", True)
+    await place.last()
+    closed = [one for one in place.records("closed") if one["toolId"] == "cell.lingers"]
+    assert [(one["status"], one["errorCode"]) for one in closed] == [("TIMEOUT", "DEADLINE_EXCEEDED")] * len(DOORS)
+    assert len({one["call"] for one in closed}) == len(DOORS)
     await until(lambda: not _running("86000"))
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,7 +16,7 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
-from interlock import Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
+from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.core.redact_schema import Walk
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
@@ -68,6 +71,9 @@ class Case(BaseModel):
     operation: str = "invoke"
     source: str = "compute"
     changes: Json = {}
+    version: str | None = "1.0.0"
+    mutation_class: str | None = "read_only"
+    summary: Json | None = None
     keyed: bool = False
     dry_run: bool = False
 
@@ -76,13 +82,22 @@ class Case(BaseModel):
 
 
 CASES: Mapping[str, Case] = {
-    "read": Case(tool="demo.add", arguments={"a": 1, "b": 2}),
-    "write": Case(tool="demo.increment", arguments={"name": "a"}, keyed=True, changes={"counter:a": "UPDATE"}),
-    "replayed": Case(tool="demo.increment", arguments={"name": "a"}, keyed=True, source="replay"),
-    "dry run": Case(
-        tool="demo.increment", arguments={"name": "a"}, dry_run=True, operation="preview", source="preview"
+    "read": Case(tool="demo.add", arguments={"a": 1, "b": 2}, summary={"type": "integer", "bytes": 1}),
+    "write": Case(
+        tool="demo.increment", arguments={"name": "a"}, keyed=True, changes={"counter:a": "UPDATE"},
+        mutation_class="write_reversible", summary={"type": "integer", "bytes": 1},
     ),
-    "unknown": Case(tool="demo.nothing", arguments={}, status="ERROR", error="TOOL_NOT_FOUND", decision=None),
+    "replayed": Case(
+        tool="demo.increment", arguments={"name": "a"}, keyed=True, source="replay", mutation_class="write_reversible"
+    ),
+    "dry run": Case(
+        tool="demo.increment", arguments={"name": "a"}, dry_run=True, operation="preview", source="preview",
+        mutation_class="write_reversible", summary={"type": "object", "keys": 3, "bytes": 118},
+    ),
+    "unknown": Case(
+        tool="demo.nothing", arguments={}, status="ERROR", error="TOOL_NOT_FOUND", decision=None, version=None,
+        mutation_class=None,
+    ),
     "invalid": Case(
         tool="demo.add", arguments={"a": "many"}, status="ERROR", error="INVALID_INPUT", decision=None
     ),
@@ -90,7 +105,8 @@ CASES: Mapping[str, Case] = {
         tool="demo.shout", arguments={"text": "x"}, status="ERROR", error="AUTHORIZATION_DENIED", decision="DENY"
     ),
     "failed": Case(
-        tool="demo.unsteady", arguments={"name": "a"}, status="ERROR", error="EXECUTION_FAILED", keyed=True
+        tool="demo.unsteady", arguments={"name": "a"}, status="ERROR", error="EXECUTION_FAILED", keyed=True,
+        mutation_class="write_reversible",
     ),
     "timed out": Case(tool="life.gives_up", arguments={}, status="TIMEOUT", error="DEADLINE_EXCEEDED"),
 }  # fmt: skip
@@ -103,10 +119,12 @@ CASES: Mapping[str, Case] = {
 async def test_through_every_door_each_outcome_leaves_one_record_with_every_field(place: Place) -> None:
     place.lock.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
     hashes: dict[str, set[str]] = {}
+    traces: set[str] = set()
     made = len(place.records("closed"))
     for door in ONE_EACH:
         for name, case in CASES.items():
             sample.flaky.failures = [ValueError("it failed")]
+            before = _now_ms()
             await place.ways[door](case.wish(door))
             record = await place.last("closed")
             made += 1
@@ -118,16 +136,50 @@ async def test_through_every_door_each_outcome_leaves_one_record_with_every_fiel
             assert record["authDecision"] == case.decision, (door, name)
             assert (record["callerId"], record["agentId"]) == (did_of("ann"), did_of("bot"))
             assert {one["resource"]: one["operation"] for one in record["sideEffects"]} == case.changes
-            assert record["timestamp"].endswith("Z")
-            assert record["latencyMs"] >= 0
-            assert record["traceId"]
+            said = (record["toolId"], record["version"], record["mutationClass"], record["outputSummary"])
+            assert said == (case.tool, case.version, case.mutation_class, case.summary), (door, name)
+            assert record["approvalTicketId"] is None
+            assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", record["timestamp"])
+            assert before <= datetime.fromisoformat(record["timestamp"]).timestamp() * 1000 <= _now_ms() + 1
+            assert 0 <= record["latencyMs"] <= _now_ms() - before + 1
+            assert re.fullmatch("[0-9a-f]{32}", record["traceId"])
             assert record["inputHash"] == hashlib.sha256(orjson.dumps(case.arguments)).hexdigest()
-            assert (record["version"] is None) == (name == "unknown")
+            traces.add(record["traceId"])
             hashes.setdefault(name, set()).add(record["inputHash"])
     assert {len(found) for found in hashes.values()} == {1}
-    pending = await place.pending("rest", Wish("life.mail", {"to": "ann"}, key="p"))
-    asked = await place.last("pending")
-    assert (asked["approvalTicketId"], asked["authDecision"]) == (pending["ticketId"], "REQUIRES_APPROVAL")
+    assert len(traces) == len(ONE_EACH) * len(CASES)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+@pytest.mark.proves("AUDIT-01")
+async def test_through_every_door_a_call_that_a_person_decided_on_closes_once_under_its_ticket(place: Place) -> None:
+    reviewer = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
+    for door in ONE_EACH:
+        for decision in ("approve", "deny"):
+            key = f"{door}-{decision}"
+            pending = await place.pending(door, Wish("life.mail", {"to": key}, key=key))
+            ticket, asked = pending["ticketId"], await place.last("pending")
+            assert (asked["approvalTicketId"], asked["authDecision"]) == (ticket, "REQUIRES_APPROVAL")
+            assert not [one for one in place.records("closed") if one["call"] == asked["call"]], "it has not ended"
+            if decision == "approve":
+                await place.lock.approvals.approve(ticket, by=reviewer)
+                assert (await place.lock.approvals.resume(ticket)).ok
+            else:
+                await place.lock.approvals.deny(ticket, by=reviewer)
+            await place.last()
+            (closed,) = [one for one in place.records("closed") if one["call"] == asked["call"]]
+            assert closed.keys() >= FIELDS, (door, decision)
+            said = (closed["approvalTicketId"], closed["status"], closed["errorCode"], closed["toolId"])
+            ended = ("SUCCESS", None) if decision == "approve" else ("ERROR", "AUTHORIZATION_DENIED")
+            assert said == (ticket, *ended, "life.mail"), (door, decision)
+            assert closed["authDecision"] == ("REQUIRES_APPROVAL" if decision == "approve" else "DENY")
+            assert (closed["callerId"], closed["agentId"]) == (did_of("ann"), did_of("bot"))
+            assert closed["sideEffects"] == (
+                [{"resource": f"mail:{key}", "operation": "CREATE"}] if decision == "approve" else []
+            )
 
 
 # Who reads

@@ -110,7 +110,7 @@ async def test_what_nobody_settles_is_asked_of_a_person(home: Path, fake: FakeEn
         decision = decision_of(record)
         ToolPermissionDecision.parse(decision)
         assert decision is not None
-        assert decision["behavior"] == "ask"
+        assert (decision["behavior"], record["authDecision"]) == ("ask", "REQUIRES_APPROVAL")
         await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=REVIEWER)
         assert (await lock.call("demo.increment", name="a", key="k")).unwrap() == 1
 

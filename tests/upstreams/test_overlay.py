@@ -69,6 +69,7 @@ def test_a_class_that_nobody_declares_is_governed_as_irreversible_and_never_as_l
 
 @pytest.mark.proves("EFFECT-01")
 @pytest.mark.proves("REG-10")
+@pytest.mark.supports("CONTRACT-09")
 @given(hints=HINTS)
 def test_no_hint_makes_a_tool_less_than_irreversible_unless_the_operator_accepts_hints(hints: dict[str, Any]) -> None:
     done = imported(defined(hints=hints))

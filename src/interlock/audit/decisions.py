@@ -83,7 +83,7 @@ def _judged(record: Json) -> tuple[str | None, str, str]:
     if error == ErrorClass.APPROVAL_REJECTED:
         return "deny", "approval", record.get("reason") or CODES[record["error_code"]].title
     if error in _DENIALS and "execute" not in record.get("phases", ()):
-        said = behavior == "deny"
+        said = behavior == "deny" and bool(decision)
         return "deny", source if said else "gateway", reason if said else CODES[record["error_code"]].title
     if behavior == "ask" and record["kind"] == "closed" and record.get("approvalTicketId") is not None:
         return "allow", "approval", reason

@@ -15,7 +15,7 @@ import orjson
 from interlock.core.canonical import canonical, digest
 from interlock.core.clock import iso
 from interlock.core.context import Caller, Change
-from interlock.core.errors import Failure
+from interlock.core.errors import ErrorCode, Failure
 from interlock.core.phases import PLAINLY, Call, Decision, Verified
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
@@ -109,6 +109,8 @@ def closed(
     history = HISTORY.get(state, "error")
     decision = call.decision
     record["authDecision"] = _decision(call)
+    if decision is None and failure is not None and failure.row.error_code is ErrorCode.AUTHORIZATION_DENIED:
+        record["authDecision"] = "DENY"  # refused before any rule was asked: a token that does not hold, for example
     record["approvalTicketId"] = call.approval
     record["latencyMs"] = latency_ms
     record["status"] = _STATUS.get(history, "ERROR")

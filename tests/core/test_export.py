@@ -66,6 +66,7 @@ async def test_annotations_change_neither_whether_a_tool_runs_alone_nor_who_is_a
     home: Path,
 ) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
+        without: dict[str, bool] = {}
         for number, facts in enumerate(({}, REVERSIBLE)):
             without = await decided(lock, 500 + number, facts)
             assert (without["alone"], without["network"]) == (True, False)

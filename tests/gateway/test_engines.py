@@ -42,7 +42,7 @@ async def opened(home: Path, **options: Any) -> AsyncGenerator[Interlock]:
 
 
 def remote(engine: FakeEngine, **more: Any) -> dict[str, Any]:
-    return {"policy_engine": "remote", "policy_url": f"http://127.0.0.1:{engine.port}", **more}
+    return {"policy_engine": "remote", "policy_url": engine.url, **more}
 
 
 def http(result: Result) -> int | None:
@@ -72,12 +72,12 @@ async def test_an_engine_elsewhere_decides_by_the_arguments(home: Path, fake: Fa
 @pytest.mark.proves("AUTH-04")
 async def test_an_engine_that_cannot_answer_stops_the_call_and_is_asked_again(home: Path, fake: FakeEngine) -> None:
     async with opened(home, **remote(fake, policy_timeout_s=2.0)) as lock:
-        fake.status = "500 Broken"
+        fake.answer = b"\xff"
         for _ in range(2):
             broken = await lock.call("demo.increment", name="a", key="k")
             assert (code(broken), http(broken)) == ("E3205", 503)
         assert len(fake.asked) == 2, "a failure is never remembered"
-        fake.status, fake.hang = "200 OK", asyncio.Event()
+        fake.answer, fake.hang = {"decision": "allow"}, asyncio.Event()
         hung = await lock.call("demo.increment", name="a", key="k")
         assert (code(hung), http(hung)) == ("E3205", 503)
         assert world.runs == 0

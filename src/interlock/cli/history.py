@@ -251,6 +251,9 @@ def _decided(history: History) -> Iterator[str]:
     if ruling is None:
         yield "It was never put to the policy."
         return
+    if ruling == "DENY" and not facts.get("policy"):
+        yield "It was refused before the policy was asked."
+        return
     rules: list[str] = facts.get("rules") or []
     under = f" by rule {', '.join(rules)}" if rules else ""
     policy = f"Policy {facts['policy']}" if facts.get("policy") else "The policy"

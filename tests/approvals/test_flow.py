@@ -882,7 +882,7 @@ async def test_a_standing_approval_for_a_directory_covers_no_other_spelling(
 @pytest.mark.proves("HITL-09")
 async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Interlock, clock: FakeClock) -> None:
     standing = await lock.approvals.agree_in_advance(
-        "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "none"}, uses=20,
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=20,
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
 
@@ -916,7 +916,7 @@ async def test_a_call_that_ran_under_another_approval_does_not_run_again_under_i
     if answered:
         await lock.approvals.approve(ticket.id, by=BEN)
     await lock.approvals.agree_in_advance(
-        "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "none"}, uses=1,
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "carl", "note": "*"}, uses=1,
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
     if answered and goes_on == "by the desk":
@@ -1072,7 +1072,7 @@ async def test_the_record_of_what_cannot_be_undone_names_who_agreed_and_what_the
     assert change["previewDigest"] == digest(seen)
     # Whoever agreed in advance agreed to bounds, and saw no preview.
     standing = await lock.approvals.agree_in_advance(
-        "demo.mail", by=BEN, caller=ANN, arguments={"to": "dora", "note": "none"}, uses=1,
+        "demo.mail", by=BEN, caller=ANN, arguments={"to": "dora", "note": "*"}, uses=1,
         expires_ms=clock.now_ms + 60_000,
     )  # fmt: skip
     assert (await lock.call("demo.mail", to="dora", key="k2")).ok
@@ -1198,3 +1198,38 @@ async def test_a_read_that_is_asked_about_becomes_a_ticket_for_one_execution(loc
     assert (await lock.approvals.resume(ticket.id)).unwrap() == 6
     # One approval, one execution: the next is asked for again, though it is only a read.
     assert (await lock.call("demo.add", a=1)).pending
+
+
+@tool(
+    version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("vault:{name}", "UPDATE")]
+)
+async def lock_up(name: Text, password: Text) -> str:
+    """Put something behind a password."""
+    return name
+
+
+@lock_up.preview
+async def _(name: str, password: str) -> Preview:
+    return Preview(impact=f"{name} would be locked up")
+
+
+async def test_a_standing_approval_keeps_no_private_value_and_a_comment_no_credential(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    await admit(lock, lock_up)
+
+    def grant(password: str) -> Any:
+        return lock.approvals.agree_in_advance(
+            "demo.lock_up", by=BEN, caller=ANN, arguments={"name": "box", "password": password}, uses=1,
+            expires_ms=clock.now_ms + 60_000,
+        )  # fmt: skip
+
+    refused = await refusal(grant("hunter2-hunter2"))
+    assert (refused.code, "`password` is private" in refused.message) == ("E3004", True)
+    assert (await grant("*")).arguments == {"name": "box", "password": "*"}
+    ticket = await ask(lock)
+    await lock.approvals.approve(ticket, by=BEN, comment="fine, with Bearer abcdefghijklmnop for the desk")
+    assert (await lock.approvals.show(ticket)).comment == "fine, with [REDACTED] for the desk"
+    stored = lock.journal.read("SELECT arguments FROM standing UNION ALL SELECT comment FROM ticket", ())
+    assert "hunter2" not in str(stored)
+    assert not any("abcdefghijklmnop" in str(record) for record in records(lock, "approval"))

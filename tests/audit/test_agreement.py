@@ -58,7 +58,7 @@ async def make(path: Path, clock: FakeClock) -> World:
         await lock.approvals.approve(tickets[3], by=BEN, edit={"to": "t9"})
         assert (await lock.approvals.resume(tickets[3])).ok
         standing = await lock.approvals.agree_in_advance(
-            "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "none"}, uses=3,
+            "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=3,
             expires_ms=clock.now_ms + 60_000,
         )  # fmt: skip
         assert (await lock.call("demo.mail", to="team-a", key="s")).ok

@@ -91,9 +91,7 @@ async def judge(home: Path, lines: Path, turns: list[dict[str, Any]], monkeypatc
 
 
 @pytest.mark.proves("IDEM-08")
-@pytest.mark.part_of(
-    "EFFECT-07", rest="a session value that is recorded as a hash is confirmed by a replay and not reproduced"
-)
+@pytest.mark.proves("EFFECT-07")
 async def test_a_kill_at_every_labelled_point_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

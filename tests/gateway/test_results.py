@@ -20,6 +20,7 @@ from interlock.audit.retention import expire_payloads
 from interlock.core.canonical import canonical, digest
 from interlock.core.objects import ToolResult, ToolResultPersistence
 from interlock.core.schema import Schema
+from interlock.store.journal import Transaction
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
@@ -348,10 +349,10 @@ async def test_credentials_appear_nowhere(results: Interlock, home: Path, caplog
 
 
 @pytest.mark.proves("EFFECT-05")
-async def test_every_reported_change_is_a_record_with_private_values_only_as_hashes(results: Interlock) -> None:
+async def test_every_reported_change_is_a_record_with_private_values_only_sealed(results: Interlock) -> None:
     result = await results.call("r.keep", slot="a", api_key="sk-secret123456", password="p", key="k")
     (mutation,) = records(results, result.invocation_id, kind="mutation")
-    assert mutation["newValue"].keys() == {"sha256"}
+    assert mutation["newValue"].keys() == {"sealed", "sha256"}
     assert mutation.keys() >= {"toolId", "callerId", "timestamp", "mutationType", "affectedResource", "idempotencyKey"}
     counted = await results.call("demo.increment", name="a", key="k2")
     (change,) = records(results, counted.invocation_id, kind="mutation")
@@ -383,23 +384,55 @@ async def _(result: str) -> None:
 
 @pytest.mark.supports("EFFECT-07")
 @pytest.mark.proves("EFFECT-05")
-async def test_values_under_the_name_of_a_secret_appear_only_as_hashes(results: Interlock) -> None:
+async def test_values_under_the_name_of_a_secret_are_kept_sealed(results: Interlock) -> None:
     await results.journal.commit(_publish(enrol))
     results.catalog.attach(enrol)
     result = await results.call("r.enrol", text="x", key="k")
     assert result.ok
     changes = {one["affectedResource"]: one for one in records(results, result.invocation_id, kind="mutation")}
     for name in ("password", "api_key", "accessToken"):
-        made = {"sha256": digest(f"made-up-{name}")}
-        assert changes[f"session:{name}"]["newValue"] == made
-        assert changes[f"row:users/7/{name}"]["newValue"] == made
-        assert changes[f"row:users/7/{name}"]["previousValue"] == {"sha256": digest(f"former-{name}")}
-    assert changes["row:users/7"]["newValue"].keys() == {"sha256"}
+        shown = [
+            changes[f"session:{name}"]["newValue"],
+            changes[f"row:users/7/{name}"]["newValue"],
+            changes[f"row:users/7/{name}"]["previousValue"],
+        ]
+        assert all(one.keys() == {"sealed", "sha256"} for one in shown)
+        assert len({one["sha256"] for one in shown}) == 3, "a hash without salt would tell equal values"
+        assert digest(f"made-up-{name}") not in {one["sha256"] for one in shown}
+        opened = [results.gateway.kept.value(one) for one in shown]
+        assert opened == [f"made-up-{name}", f"made-up-{name}", f"former-{name}"]
+    assert changes["row:users/7"]["newValue"].keys() == {"sealed", "sha256"}
     assert changes["session:colour"]["newValue"] == "made-up-colour"
     assert changes["row:users/7/colour"]["previousValue"] == "former-colour"
     live = results.gateway._closer.kept.session(results.caller, "")  # pyright: ignore[reportPrivateUsage]
-    for name in ("password", "api_key", "accessToken"):
-        assert changes[f"session:{name}"]["newValue"] == {"sha256": digest(live[name])}
+    assert results.replay_session() == dict(live)
+    assert live["api_key"] == "made-up-api_key"
+    # A new key takes the place of the old one for these values too.
+    before = results.gateway.kept._box.current  # pyright: ignore[reportPrivateUsage]
+    await results.secrets.rotate_key(by="me")
+    assert results.gateway.kept._box.current != before  # pyright: ignore[reportPrivateUsage]
+    assert results.replay_session() == dict(live)
+
+
+async def test_a_sealed_value_that_was_exchanged_is_not_believed(results: Interlock) -> None:
+    await results.journal.commit(_publish(enrol))
+    results.catalog.attach(enrol)
+    result = await results.call("r.enrol", text="x", key="k")
+    changes = {one["affectedResource"]: one for one in records(results, result.invocation_id, kind="mutation")}
+    one, other = (changes[f"session:{name}"]["newValue"] for name in ("password", "api_key"))
+
+    def exchange(transaction: Transaction) -> None:
+        transaction.execute("UPDATE payload SET body = NULL WHERE ref = ?", (one["sealed"],))
+        transaction.execute(
+            "UPDATE payload SET body = (SELECT body FROM payload WHERE ref = ?) WHERE ref = ?",
+            (changes["row:users/7"]["newValue"]["sealed"], other["sealed"]),
+        )
+
+    await results.journal.commit(exchange)
+    for shown, expected in ((one, "E3801"), (other, "E3604")):
+        with pytest.raises(Failure) as caught:
+            results.gateway.kept.value(shown)
+        assert caught.value.code == expected
 
 
 @tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("nothing", "UPDATE")])

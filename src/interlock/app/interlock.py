@@ -464,6 +464,10 @@ class Interlock:
             raise Failure("E3702", f"the payload `{ref}` is gone: {rows[0][2]}")
         return body
 
+    def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
+        """The state of a session of this caller, made anew from the journal's records of its changes."""
+        return self.gateway.kept.replayed_session(caller or self.caller, session)
+
     def checkpoints(self, invocation_id: str, *, caller: Caller | None = None) -> list[Checkpoint]:
         """What a call has saved of its work, oldest first. Only for the caller that made it."""
         who = caller or self.caller

@@ -65,7 +65,7 @@ class Standing:
         if (self.caller, self.tool) != (caller, tool) or not _in_range(version, self.versions):
             return False
         # INVARIANT: an argument that the pattern does not speak of is not covered, nor is one left out that it binds.
-        binding = {name for name, pattern in self.arguments.items() if not _is_open(pattern)}
+        binding = {name for name, pattern in self.arguments.items() if not is_open(pattern)}
         if not binding <= arguments.keys() <= self.arguments.keys():
             return False
         compared = normal(self.arguments, arguments)
@@ -148,7 +148,7 @@ _WITHIN: Mapping[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
-def _is_open(pattern: Any) -> bool:
+def is_open(pattern: Any) -> bool:
     """Whether a pattern lets any text pass, however it is written."""
     return isinstance(pattern, str) and pattern != "" and not pattern.strip("*?")
 
@@ -198,7 +198,7 @@ def _unbounded(wish: Standing, now_ms: int) -> list[str]:
         f"between 1 and {MAX_USES} uses": 1 <= wish.uses <= MAX_USES,
         f"an end within {MAX_DAYS} days": now_ms < wish.expires_ms <= now_ms + MAX_DAYS * 86_400_000,
         "a pattern that says more than anything goes": not wish.arguments
-        or not all(_is_open(pattern) for pattern in wish.arguments.values()),
+        or not all(is_open(pattern) for pattern in wish.arguments.values()),
     }
     return [what for what, holds in checks.items() if not holds]
 

@@ -352,4 +352,6 @@ def _refusal(closed: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, dict) and cast("Json", value).keys() == {"sealed", "sha256"}:
+        return "a private value, kept sealed"
     return "nothing" if value is None else orjson.dumps(value).decode()

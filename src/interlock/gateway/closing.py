@@ -36,7 +36,7 @@ from interlock.effects.session import SessionState
 from interlock.gateway import endings, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.endings import stored, unsettled
-from interlock.gateway.kept import Kept, compensation, owner_of, session_id
+from interlock.gateway.kept import Kept, PrivateValues, compensation, owner_of, session_id
 from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
@@ -193,8 +193,11 @@ class Closer:
         bodies = {artifact.ref: file.content for artifact, file in zip(verified.artifacts, call.files, strict=True)}
         if persistence.ref is not None:
             bodies[persistence.ref] = verified.encoded
-        redact = self._sink_redactor(call, requested.tool)
-        mutations = [records.mutation(call, now_ms, change, redact) for change in changes]
+        values = self._private_values(call, requested.tool)
+        state = {} if session is None else dict.fromkeys(self._resources(call, session.changes()), session.version + 1)
+        mutations = [
+            records.mutation(call, now_ms, change, values.shown, state.get(change.resource)) for change in changes
+        ]
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = owner_of(caller)
         # A write is not left waiting between its effect and its record: what it leaves is sealed as it is stored.
@@ -216,6 +219,7 @@ class Closer:
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
+            self.kept.store_values(transaction, call.id, caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             told = record(withheld=withheld) if withheld else body
@@ -437,8 +441,8 @@ class Closer:
             effects=changes, extra=extra,
         )  # fmt: skip
         # What a tool reported or was seen to do before it failed has happened, whatever became of the call.
-        redact = None if call.tool is None or not changes else self._sink_redactor(call, call.tool)
-        mutations = [] if redact is None else [records.mutation(call, now_ms, change, redact) for change in changes]
+        values = None if call.tool is None or not changes else self._private_values(call, call.tool)
+        mutations = [] if values is None else [records.mutation(call, now_ms, one, values.shown) for one in changes]
 
         def unit(transaction: Transaction) -> _Written:
             ended_before = False
@@ -456,6 +460,8 @@ class Closer:
             elif call.noted:
                 reconcile.end(transaction, call.id)
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
+            if values is not None and call.request.caller is not None:
+                self.kept.store_values(transaction, call.id, call.request.caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, records.with_budgets(body, booked.rows))
@@ -665,8 +671,11 @@ class Closer:
         tool.redactor = found
         return found
 
-    def _sink_redactor(self, call: Call, tool: Prepared) -> records.Private:
-        """Whether a value must not be written down: by the name of its resource, by either schema or by itself."""
+    def _resources(self, call: Call, changes: tuple[Change, ...]) -> list[str]:
+        return [change.resource for change in self.told(call, changes)]
+
+    def _private_values(self, call: Call, tool: Prepared) -> PrivateValues:
+        """Judges values: private by the name of their resource, by either schema or by themselves."""
         schemas = (self._redactor_of(tool), self._observer.sink(call))
 
         def private(resource: str, value: Any) -> bool:
@@ -674,7 +683,7 @@ class Closer:
                 return True
             return any(schema.for_sinks(value).paths for schema in schemas)
 
-        return private
+        return PrivateValues(call.id, private, self._clock.random_bytes)
 
     def _metadata(self, call: Call) -> Json:
         metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}

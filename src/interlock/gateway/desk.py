@@ -110,6 +110,7 @@ class Desk:
 
     async def _resolve(self, ticket_id: str, by: Caller, *, approve: bool, **said: Any) -> Ticket:
         claims = uses_of(by.capability) if approve and by.capability is not None else ()
+        said["comment"] = self._gateway.observer.remark(said["comment"])
         four_eyes = self._settings.four_eyes
         unit = tickets.resolve(ticket_id, by, approve=approve, claims=claims, four_eyes=four_eyes, **said)
         found = self._asking.opened(_allowed(await self._journal.commit(unit)))
@@ -184,6 +185,14 @@ class Desk:
             )
         for fault in standing.range_faults(arguments, contract.input.part):
             raise Failure("E3004", fault)
+        for name in self._gateway.observer.private_arguments(contract, arguments):
+            # INVARIANT: the patterns of standing approvals are kept readable, so no private value is among them.
+            if not standing.is_open(arguments[name]):
+                raise Failure(
+                    "E3004",
+                    f"`{name}` is private, and the patterns of standing approvals are kept readable",
+                    resolution=f"leave `{name}` open with *, or decide on each call's ticket",
+                )
         now_ms = self._clock.now_ms()
         wish = Standing(
             id=f"sta_{new_id(now_ms, self._clock.random_bytes(8))}",

@@ -6,9 +6,11 @@ of bytes, a payload is as long as its row says, and an outcome is JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any, TypeGuard, cast
 
 import orjson
 
@@ -23,7 +25,7 @@ from interlock.gateway import keys
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 from interlock.store.journal import Journal, Transaction
-from interlock.store.sealing import Box
+from interlock.store.sealing import VALUE, Box
 
 _DAY_MS = 86_400_000
 _OUTCOME = "outcome"
@@ -155,6 +157,46 @@ class Kept:
         reason: str = rows[0][0] if rows else ""
         return reason if reason.startswith("withheld") else "the payload is no longer kept"
 
+    # Private values of changes
+
+    def store_values(self, transaction: Transaction, call: str, caller: Caller, values: PrivateValues) -> None:
+        """Keep the private values of a call's changes for as long as the records that refer to them."""
+        days = self._settings.retention_years_writes * 366
+        for ref, plain in values.kept.items():
+            sealed = self._box.seal(plain, purpose=VALUE, about=ref)
+            _store(transaction, ref, call, owner_of(caller), sealed, len(plain), days)
+
+    def value(self, recorded: Any) -> Any:
+        """A value of a change, from its record. E3801 when what is kept is not what the record says, or is gone."""
+        if not is_sealed_value(recorded):
+            return recorded
+        ref = str(recorded["sealed"])
+        rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
+        body: bytes | None = rows[0][0] if rows else None
+        plain = b"" if body is None else self._box.open(body, purpose=VALUE, about=ref)
+        if hashlib.sha256(plain).hexdigest() != recorded["sha256"]:
+            raise Failure("E3801", f"`{ref}` is gone, or not what the journal says it was; see interlock audit verify")
+        return decode(plain)["value"]
+
+    def replayed_session(self, caller: Caller, session: str) -> Json:
+        """A session's state, made anew from the journal's records of its changes."""
+        rows = self._journal.read(
+            "SELECT body FROM journal WHERE kind = 'mutation' AND instr(body, CAST('\"sessionState\":' AS BLOB))"
+            " ORDER BY seq", (),
+        )  # fmt: skip
+        state: Json = {}
+        for (body,) in rows:
+            record: Json = orjson.loads(body)
+            owner = (record["tenant"], record["callerId"], record.get("session", ""))
+            if "sessionState" not in record or owner != (caller.tenant, caller.id, session):
+                continue
+            name = str(record["affectedResource"]).removeprefix("session:")
+            if record["mutationType"] == "DELETE":
+                state.pop(name, None)
+            else:
+                state[name] = self.value(record["newValue"])
+        return state
+
     # Outcomes under a key
 
     def check_key(self) -> None:
@@ -203,6 +245,33 @@ class Kept:
         assert caller is not None
         hidden, owner = self._observer.hidden(call), owner_of(caller)
         await self._journal.commit(lambda transaction: self.store_undo(transaction, call.id, owner, undo, hidden))
+
+
+class PrivateValues:
+    """Decides which values of one call's changes are private, and holds these until they are sealed.
+
+    A record refers to such a value and has a hash of it. The hash is salted: one of something short would give it away
+    to whoever can guess.
+    """
+
+    def __init__(self, call: str, private: Callable[[str, Any], bool], random_bytes: Callable[[int], bytes]) -> None:
+        self._call = call
+        self._private = private
+        self._random_bytes = random_bytes
+        self.kept: dict[str, bytes] = {}
+
+    def shown(self, resource: str, value: Any) -> Any:
+        """A value as its record shows it."""
+        if value is None or not self._private(resource, value):
+            return value
+        ref = f"value:{self._call}.{len(self.kept)}"
+        self.kept[ref] = plain = encode({"salt": self._random_bytes(16).hex(), "value": value})
+        return {"sealed": ref, "sha256": hashlib.sha256(plain).hexdigest()}
+
+
+def is_sealed_value(recorded: Any) -> TypeGuard[Json]:
+    """Whether a record refers to a value that is kept sealed."""
+    return isinstance(recorded, dict) and cast("Json", recorded).keys() == {"sealed", "sha256"}
 
 
 def session_id(caller: Caller, session: str) -> bytes:

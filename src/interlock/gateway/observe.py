@@ -12,6 +12,7 @@ from typing import Any, cast
 from interlock.approvals import tickets
 from interlock.core.bounds import Shortener
 from interlock.core.clock import Clock, iso
+from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
 from interlock.core.phases import Call, Source
@@ -186,6 +187,15 @@ class Observer:
         if call.tool is None:
             return []
         return [text for one in _given(call) for text in self._private_in(call, one, for_people=False)]
+
+    def private_arguments(self, contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
+        """The names of arguments that hold something private, by a mark of the schema or by their name."""
+        found = self._redactor.for_schema(contract.input.document).for_people(dict(arguments)).paths
+        return sorted({path.split("/")[1] for path in found})
+
+    def remark(self, text: str) -> str:
+        """What a person writes about a call, without credentials."""
+        return without_credentials(self._redactor, text)
 
     def sink(self, call: Call) -> SchemaRedactor:
         """What knows which parts of a call's input are private; compiled once for each version."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from interlock.core.canonical import canonical, digest
+from interlock.core.canonical import canonical
 from interlock.core.clock import iso
 from interlock.core.context import Caller, Change
 from interlock.core.errors import ErrorCode, Failure
@@ -257,17 +257,22 @@ _PLAIN_STATES = list(PLAINLY)
 _PLAIN = _states(PLAINLY)
 
 
-Private = Callable[[str, Any], bool]
-"""Whether a value of a resource must not be written down."""
+Shown = Callable[[str, Any], Any]
+"""A value of a resource as a record shows it: itself, or where its sealed form is kept."""
 
 
-def mutation(call: Call, at_ms: int, change: Change, private: Private) -> bytes:
-    """One change a call made. Values that hold anything private appear only as hashes."""
+def mutation(call: Call, at_ms: int, change: Change, shown: Shown, session_version: int | None = None) -> bytes:
+    """One change a call made. Private values are kept sealed beside the journal; the record refers to them.
+
+    A change of the session's state says which version of the state it made.
+    """
     record = head("mutation", call, at_ms)
     record["mutationType"] = change.operation
     record["affectedResource"] = change.resource
-    record["previousValue"] = _recorded(change.resource, change.before, private)
-    record["newValue"] = _recorded(change.resource, change.after, private)
+    record["previousValue"] = shown(change.resource, change.before)
+    record["newValue"] = shown(change.resource, change.after)
+    if session_version is not None:
+        record["sessionState"] = session_version
     if call.approval is not None:
         record["approvalTicketId"] = call.approval
         record |= call.agreed or {}
@@ -277,11 +282,6 @@ def mutation(call: Call, at_ms: int, change: Change, private: Private) -> bytes:
 def checkpoint(call: Call, at_ms: int, **facts: Any) -> bytes:
     """How far a call has come: which point of its work was saved and the digest of its state, never the state."""
     return encode({**head("checkpoint", call, at_ms), **facts})
-
-
-def _recorded(resource: str, value: Any, private: Private) -> Any:
-    # The hash lets an auditor who holds the value confirm it; it does not give the value away.
-    return {"sha256": digest(value)} if value is not None and private(resource, value) else value
 
 
 def about(kind: Kind, call: Call, at_ms: int, **facts: Any) -> bytes:

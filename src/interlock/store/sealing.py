@@ -64,12 +64,16 @@ class Place:
     column: str
     purpose: str
     about: str
+    where: str = "1"
 
+
+VALUE = "value"  # the purpose of private values of changes
 
 # What no expiry takes away: it is sealed again when the key changes, so that the old key can go.
 LASTING = (
     Place("session", "state", "session", "lower(hex(id))"),
     *(Place("ticket", part, "shown", f"id || ' {part}'") for part in ("params", "preview", "changed")),
+    Place("payload", "body", VALUE, "ref", "ref >= 'value:' AND ref < 'value;'"),
 )
 _AT_ONCE = 500
 
@@ -198,7 +202,7 @@ def seal_again(box: Box, place: Place, after: int = -1) -> Unit[int | None]:
     """
     found = (
         f"SELECT rowid, {place.column}, {place.about} FROM {place.table}"  # noqa: S608 - constants
-        f" WHERE rowid > ? AND substr({place.column}, 1, 1) = x'01' ORDER BY rowid LIMIT {_AT_ONCE}"
+        f" WHERE {place.where} AND rowid > ? AND substr({place.column}, 1, 1) = x'01' ORDER BY rowid LIMIT {_AT_ONCE}"
     )
     change = f"UPDATE {place.table} SET {place.column} = ? WHERE rowid = ?"  # noqa: S608 - constants
 

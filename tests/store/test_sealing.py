@@ -209,3 +209,17 @@ async def test_sealing_again_does_the_same_each_time_it_runs_though_the_key_chan
         ((after,),) = lock.journal.read("SELECT state FROM session")
     assert key_id_of(after) == box.current
     assert box.open(after, purpose="session", about="00") == b"{}"
+
+
+def test_a_key_that_another_process_retired_is_not_kept_in_memory(tmp_path: Path) -> None:
+    ours, theirs = Box(tmp_path), Box(tmp_path)
+    sealed = ours.seal(b"x", purpose="tests")
+    assert theirs.open(sealed, purpose="tests") == b"x"
+    theirs.rotate()
+    assert theirs.retire(()) == 1
+    ours.seal(b"y", purpose="tests")
+    old = key_id_of(sealed)
+    assert old not in {key_id.hex() for key_id, _ in ours._ciphers}  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(Failure) as caught:
+        ours.open(sealed, purpose="tests")
+    assert caught.value.code == "E3604"

@@ -154,6 +154,8 @@ class Box:
                     self._shelf.write(raw)
         if raw != self._raw:
             self._keys, self._raw = _parse(raw), raw
+            # A key that another process retired is not kept in memory either.
+            self._ciphers = {name: cipher for name, cipher in list(self._ciphers.items()) if name[0] in self._keys}
         return self._keys
 
     @contextmanager

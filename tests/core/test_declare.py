@@ -346,6 +346,7 @@ OMISSIONS: dict[str, tuple[str, list[str]]] = {
 }
 
 
+@pytest.mark.proves("CONTRACT-06")
 @pytest.mark.parametrize(("source", "words"), [pytest.param(*case, id=name) for name, case in OMISSIONS.items()])
 def test_what_a_declaration_lacks_is_said_when_it_is_declared_and_how_to_write_it(
     source: str, words: list[str], tmp_path: Path

@@ -53,6 +53,15 @@ async def test_annotations_that_claim_safety_change_no_decision(tmp_path: Path) 
     assert honest.behavior == claimed.behavior == "ask"
 
 
+@pytest.mark.proves("CONTRACT-10")
+@pytest.mark.parametrize(
+    ("state", "lifecycle"),
+    [("active", "available"), ("deprecated", "deprecated"), ("sunset", "deprecated"), ("removed", "retired")],
+)
+def test_an_exported_declaration_says_the_lifecycle_of_its_registry_state(state: Any, lifecycle: str) -> None:
+    assert declaration(contract_of(sample.add.manifest), state).document()["lifecycle"] == lifecycle
+
+
 CLAIMS: list[Json] = [
     {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True, "openWorldHint": False},
     {"approved": True, "requires_approval": False, "permission": "allow"},

@@ -489,6 +489,7 @@ def test_a_misspelt_field_is_named_with_the_nearest(document: Json, where: str, 
     assert f"did you mean `{near}`?" in fault["message"]
 
 
+@pytest.mark.supports("CONTRACT-02")
 def test_a_field_that_resembles_none_is_named_alone() -> None:
     assert difflib.get_close_matches("zzzz", Manifest.model_fields) == []
     assert faults(MINIMAL | {"zzzz": 1}) == [{"pointer": "/zzzz", "message": "not a field of a manifest"}]

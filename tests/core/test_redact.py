@@ -157,6 +157,19 @@ def test_a_sensitive_name_is_known_in_every_spelling_and_depth(name: str, choice
 
 
 @pytest.mark.proves("AUDIT-05")
+@pytest.mark.parametrize(
+    "name",
+    ["password", "secret", "token", "apiKey", "api_key", "accessToken", "refresh_token", "private_key", "credit_card",
+     "ssn", "social_security"],
+)  # fmt: skip
+def test_the_whole_value_of_a_sensitive_name_goes_also_where_it_only_holds_a_match(name: str) -> None:
+    for text in ("hunter2 alice@example.com", "alice@example.com, or hunter2", "123-45-6789 hunter2"):
+        done = REDACTOR.value({name: text}).value
+        assert done == {name: "[REDACTED]"}
+    assert REDACTOR.value({name: "123-45-6789"}).value == {name: "[SSN_REDACTED]"}
+
+
+@pytest.mark.proves("AUDIT-05")
 @given(text=messy_text, strict=st.booleans(), data=json_data, key=st.sampled_from([*NAMES, "note"]))
 def test_redaction_is_idempotent(text: str, strict: bool, data: Any, key: str) -> None:
     redactor = STRICT if strict else REDACTOR

@@ -342,6 +342,20 @@ def authored(**edits: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.proves("CONTRACT-06")
+def test_schemas_are_of_draft_2020_12() -> None:
+    pair = Schema({"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "integer"}})
+    assert pair.valid(["a", 1])
+    assert not pair.valid([1, 1])
+    assert not pair.valid(["a", "b"])
+    with pytest.raises(Failure) as refused:
+        Schema({"type": "array", "items": [{"type": "string"}]}).valid([])  # as draft 7 wrote it
+    assert refused.value.code == "E3105"
+
+
+NESTED = "a description and an example on properties inside objects, lists and references; the affordance compiler"
+
+
+@pytest.mark.part_of("CONTRACT-06", rest=NESTED)
 def test_a_complete_property_has_no_faults() -> None:
     assert authored() == []
     assert authored(**{"x-sensitivity": "pii", "x-token-cost": 0, "x-internal": True}) == []

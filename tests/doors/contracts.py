@@ -176,6 +176,10 @@ class Wires:
     async def _found_by_rest(self, tool: str) -> Sequence[str]:
         word = tool.partition(".")[2]
         paths = ("/v1/tools", f"/v1/tools?q={word}", f"/v1/tools/{tool}", f"/v1/tools/{tool}/versions")
+        paths += tuple(
+            f"/v1/tools/declarations?provider={one}"
+            for one in ("openai-chat", "openai-responses", "anthropic", "gemini")
+        )
         return [(await self.http.get(path)).text for path in paths]
 
     async def _found_by_rpc(self, tool: str) -> Sequence[str]:
@@ -184,7 +188,8 @@ class Wires:
     async def _found_by_grpc(self, tool: str) -> Sequence[str]:
         metadata = tuple(self._bearer.items())
         asked = (wire.DiscoverRequest(), wire.DiscoverRequest(query=tool.partition(".")[2]))
-        return [str(await self._stub.Discover(one, metadata=metadata)) for one in asked]
+        listed = [str(await self._stub.Discover(one, metadata=metadata)) for one in asked]
+        return [*listed, str(await self._stub.Describe(wire.DescribeRequest(tool_id=tool), metadata=metadata))]
 
     async def _found_by_mcp(self, *, modern: bool) -> Sequence[str]:
         return [await self.mcp("tools/list", {}, modern=modern)]

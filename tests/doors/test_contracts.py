@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -16,8 +17,9 @@ from pydantic import BaseModel, ConfigDict
 
 from interlock import Field, Hook, Interlock, tool
 from interlock.core.connector import RemoteCall
-from interlock.core.contract import ERROR_SCHEMA
+from interlock.core.contract import ERROR_SCHEMA, contract_of
 from interlock.core.errors import CODES, Failure
+from interlock.core.export import declaration, interface
 from interlock.core.objects import ToolError
 from interlock.core.redact import safe_log
 from interlock.core.results import ENVELOPE_SCHEMA
@@ -147,6 +149,32 @@ async def test_a_field_of_the_runtimes_own_shows_nowhere_and_is_refused(wires: W
         assert "tenant_hint" not in heard.text
         assert "billing_hint" not in heard.text
     assert state.runs == 1
+
+
+STATED = {
+    "input_contract": {
+        "strict": True, "argument_mode": "object", "media_mode": "none", "defaults": {}, "examples": [],
+        "sensitive_fields": [], "mutation_policy": "recorded",
+    },
+    "output_contract": {
+        "expected_artifacts": [], "expected_resources": [], "media_modes": ["text"],
+        "content_types": ["text", "persisted_ref"], "result_size_policy": "persist",
+        "rendering_boundary": "model_facing_content",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.part_of("CONTRACT-12", rest="defaults, examples, artifacts and resources in an export; the CLI")
+def test_an_exported_contract_states_its_facts_and_shows_internal_fields_to_the_runtime_alone() -> None:
+    contract = contract_of(routed.manifest)
+    document = declaration(contract).document()
+    for side, facts in STATED.items():
+        assert {name: document[side][name] for name in facts} == facts
+    assert "hint" not in orjson.dumps(document).decode(), "models read it"
+    schemas = interface(contract).document()["schemas"]
+    assert "tenant_hint" in schemas["runtime_input_schema"]["properties"]
+    assert "billing_hint" in schemas["runtime_input_schema"]["$defs"]["Options"]["properties"]
+    assert "hint" not in orjson.dumps(schemas["model_input_schema"]).decode()
 
 
 # What a failure says
@@ -373,7 +401,7 @@ async def test_the_cursor_alone_fetches_the_next_page_at_every_door(wires: Wires
     assert (gathered, pages) == (list(range(25)), 3)
 
 
-@pytest.mark.proves("CONTRACT-07")
+@pytest.mark.part_of("CONTRACT-07", rest="a tool or an upstream states the version of its data (dataVersion)")
 @pytest.mark.parametrize("door", WIRES)
 async def test_every_success_says_where_its_data_comes_from_and_what_it_took(wires: Wires, door: str) -> None:
     calls: tuple[tuple[str, Json, str | None, str], ...] = (
@@ -385,7 +413,21 @@ async def test_every_success_says_where_its_data_comes_from_and_what_it_took(wir
     for name, asked, key, freshness in calls:
         envelope = sections(await wires.call(door, name, asked, key), door)
         assert Schema(ENVELOPE_SCHEMA).valid(envelope), envelope
+        assert envelope.keys() == {"data", "pagination", "provenance", "execution"}
         assert envelope["pagination"] is None
+        source, execution = envelope["provenance"], envelope["execution"]
+        assert source.keys() >= {
+            "source", "retrievedAt", "dataVersion", "invocationId", "timestamp", "freshness", "confidence",
+        }  # fmt: skip
+        await wires.lock.journal.commit(lambda _: None)
+        calls_made = wires.lock.journal.read("SELECT call FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+        assert calls_made == [(source["invocationId"],)]
+        assert source["timestamp"] == source["retrievedAt"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", source["retrievedAt"])
+        assert (source["confidence"], source["dataVersion"]) == (1.0, None)
+        assert execution.keys() >= {"executionDurationMs", "resourceCost"}
+        assert execution["executionDurationMs"] > 0
+        assert execution["resourceCost"] == 0
         assert (envelope["provenance"]["source"], envelope["provenance"]["freshness"]) == (name, freshness)
 
 

@@ -581,6 +581,21 @@ async def test_a_service_that_says_not_now_is_left_alone_by_every_tool_that_asks
         assert (await lock.call("pay.places", caller=EVE)).ok
 
 
+@pytest.mark.proves("CONTRACT-04")
+async def test_five_failures_of_one_tool_open_the_breaker_of_its_service_for_every_tool_that_names_it(
+    home: Path, time: FakeClock
+) -> None:
+    async with opened(home, clock=time.clock) as lock:
+        world.failure = Failure("E3502", "the service broke", retryable=False)
+        for _ in range(5):
+            assert code(await lock.call("pay.route", caller=ANN)) == "E3502"
+        world.failure, runs = None, world.runs
+        refused = await lock.call("pay.places", caller=EVE)
+        assert (code(refused), world.runs) == ("E3501", runs)
+        assert "maps" in str(refused.error)
+        assert (await lock.call("pay.look")).ok
+
+
 @RATES
 async def test_a_service_is_not_left_alone_for_what_another_one_said(home: Path) -> None:
     async with opened(home) as lock:

@@ -237,6 +237,7 @@ async def test_registering_a_removed_version_again_does_not_bring_it_back(tmp_pa
 
 
 @pytest.mark.proves("REG-08")
+@pytest.mark.supports("CONTRACT-10")
 async def test_sunset_refuses_calls_and_keeps_the_record(tmp_path: Path, time: FakeTime) -> None:
     async with opened(tmp_path, time, "1.0.0", "2.0.0") as lock:
         await announce(lock, time)

@@ -113,6 +113,7 @@ async def test_patterns_and_names_of_the_settings_are_redacted_in_results_and_re
         bodies = b"".join(bytes(body) for (body,) in lock.journal.read("SELECT body FROM journal"))
         assert b"EMP-77" not in bodies
         assert b"CASE/XY" not in bodies
+        assert b"blue" not in bodies
 
 
 @pytest.mark.parametrize(

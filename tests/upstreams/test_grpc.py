@@ -308,6 +308,7 @@ async def test_closing_ends_the_calls_that_are_under_way(tmp_path: Path) -> None
 
 
 @pytest.mark.proves("EXEC-09")
+@pytest.mark.supports("CONTRACT-14")
 async def test_a_write_that_broke_off_is_not_sent_again_and_a_read_is(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server, Tap.open(server.port) as tap, upstream(tap.port) as one:
         tools = await found_in(one)

@@ -265,6 +265,7 @@ REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 
 
 @pytest.mark.parametrize("sent", [True, None, False])
+@pytest.mark.supports("CONTRACT-14")
 async def test_a_write_that_may_have_arrived_is_never_sent_again(tmp_path: Path, sent: bool | None) -> None:
     server = Scripted()
     async with opened(tmp_path, server) as (lock, upstreams):

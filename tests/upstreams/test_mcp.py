@@ -363,6 +363,7 @@ async def test_progress_of_a_call_is_passed_on_and_that_of_others_is_not() -> No
     assert heard == [{"message": "", "percent": 25.0}, {"message": "", "percent": 50.0}]
 
 
+@pytest.mark.supports("CONTRACT-14")
 async def test_a_read_that_was_broken_off_is_made_again_and_a_write_is_not(tmp_path: Path) -> None:
     until_gone = tmp_path / "wait"
 

@@ -166,6 +166,7 @@ async def test_a_connection_serves_only_those_who_hold_its_credential() -> None:
 
 
 @pytest.mark.proves("EXEC-09")
+@pytest.mark.supports("CONTRACT-14")
 async def test_a_broken_connection_fails_every_call_on_it_and_no_write_is_sent_again() -> None:
     async with (
         SocketServer.open() as server,

@@ -458,6 +458,12 @@ def test_effects_name_a_resource_an_operation_and_a_scope() -> None:
     for operation in ("CREATE", "UPDATE", "DELETE"):
         manifest = parse_manifest(MINIMAL | {"effects": [{"resource": "mail:{to}", "operation": operation}]})
         assert manifest.effects == (Effect("mail:{to}", operation, "resource"),)  # pyright: ignore[reportArgumentType] - one of the three
+        for scope in ("field", "resource", "collection", "tenant", "system"):
+            said = {"resource": "mail:{to}", "operation": operation, "scope": scope}
+            assert parse_manifest(MINIMAL | {"effects": [said]}).effects == (Effect("mail:{to}", operation, scope),)  # pyright: ignore[reportArgumentType] - as above
+    for wrong in (5, None, ["tenant"]):
+        said = {"resource": "mail", "operation": "CREATE", "scope": wrong}
+        assert pointers(MINIMAL | {"effects": [said]}) == ["/effects/0/scope"]
     assert pointers(MINIMAL | {"effects": [{"resource": "mail", "operation": "SEND"}]}) == ["/effects/0/operation"]
     assert pointers(MINIMAL | {"effects": [{"resource": "", "operation": "CREATE"}]}) == ["/effects/0/resource"]
     assert pointers(MINIMAL | {"effects": [{"operation": "CREATE"}]}) == ["/effects/0/resource"]

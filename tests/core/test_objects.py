@@ -722,6 +722,7 @@ def test_a_refusal_names_the_place_and_not_the_value() -> None:
 
 @pytest.mark.supports("AUTH-10")
 @pytest.mark.proves("CONTRACT-10")
+@pytest.mark.supports("EXEC-01")
 @pytest.mark.parametrize(("name", "path", "words"), CLOSED)
 def test_a_vocabulary_is_closed(name: str, path: list[str | int], words: str) -> None:
     for word in words.split():

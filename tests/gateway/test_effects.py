@@ -235,6 +235,7 @@ def watched(tmp_path: Path) -> dict[str, Any]:
 async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_kept_out(
     tmp_path: Path, watched: dict[str, Any], way: str
 ) -> None:
+    mode = (world.root / "a.txt").stat().st_mode
     async with opened(tmp_path / "home", **watched) as lock:
         assert (await lock.call("eff.honest", way="not")).unwrap() == "as it was"
         lied = await lock.call("eff.honest", way=way, session="s")
@@ -245,6 +246,11 @@ async def test_a_read_only_tool_that_changes_something_is_caught_put_back_and_ke
         assert lock.gateway.observer.metrics["MUTATION_CLASS_VIOLATION"] == 1
         assert [path.name for path in world.root.iterdir()] == ["a.txt"]
         assert (world.root / "a.txt").read_text() == "as it was"
+        assert (world.root / "a.txt").stat().st_mode == mode
+        with sqlite3.connect(world.database) as connection:
+            assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
+        connection.close()
+        assert dict(lock.gateway._closer.kept.session(lock.caller, "s")) == {}  # pyright: ignore[reportPrivateUsage]
         refused = await lock.call("eff.honest", way="not")
         assert refused.error is not None
         assert (refused.error.code, refused.error.row.error_class) == ("E3210", "policy_blocked")
@@ -309,8 +315,28 @@ async def test_a_write_outside_the_manifest_is_handled_alike(tmp_path: Path, wat
         strayed = await lock.call("eff.put", name="a", truly="b", key="2")
         assert strayed.error is not None
         assert strayed.error.details is not None
+        assert strayed.error.code == "E3417"
         assert strayed.error.details["violation"] == "UNDECLARED_EFFECT"
+        assert strayed.error.details["changes"] == ["UPDATE thing:b"]
+        assert "thing:b" in strayed.error.message
+        assert lock.gateway.observer.metrics["UNDECLARED_EFFECT"] == 1
         assert code(await lock.call("eff.put", name="a", key="3")) == "E3210"
+
+
+@pytest.mark.proves("EFFECT-03")
+async def test_a_watched_write_outside_the_manifest_is_put_back(tmp_path: Path, watched: dict[str, Any]) -> None:
+    async with opened(tmp_path / "home", **watched) as lock:
+        strayed = await lock.call("eff.scribble", text="third", stray="row", key="1")
+        assert strayed.error is not None
+        assert strayed.error.details is not None
+        assert (strayed.error.code, strayed.error.details["violation"]) == ("E3417", "UNDECLARED_EFFECT")
+        assert [one.rpartition("/")[2] for one in strayed.error.details["changes"]] == ["t"]
+        assert strayed.error.details["rolled_back"] is True
+        assert (world.root / "a.txt").read_text() == "as it was"
+        with sqlite3.connect(world.database) as connection:
+            assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
+        connection.close()
+        assert code(await lock.call("eff.scribble", text="x", key="2")) == "E3210"
 
 
 def _mutations(lock: Interlock, call: str) -> list[tuple[str, str]]:
@@ -374,12 +400,17 @@ async def test_what_does_not_verify_is_undone_and_says_so(tmp_path: Path, watche
         assert (garbage.error.code, garbage.error.row.error_code) == ("E3303", "INTERNAL_TOOL_ERROR")
         assert garbage.error.details is not None
         assert garbage.error.details["rolled_back"] is True
+        assert garbage.error.details["violation"] == "TOOL_OUTPUT_SCHEMA_VIOLATION"
+        assert garbage.error.details["faults"] == [{"pointer": "", "message": 'is not of type "integer"; it is text'}]
         assert world.values == {"a": 0}
+        alerts: list[str] = []
+        lock.gateway.telemetry.alerts.listeners.append(lambda alert: alerts.append(alert.name))
         stuck = await lock.call("eff.put", name="stuck", result="garbage", key="2")
         assert stuck.error is not None
         assert stuck.error.details is not None
         assert stuck.error.details["rolled_back"] is False
         assert lock.gateway.observer.metrics["ROLLBACK_FAILED"] == 1
+        assert "ROLLBACK_FAILED" in alerts
         # The undoing is a call of its own, on record.
         assert [record["operation"] for record in records(lock)].count("compensate") == 2
 
@@ -391,12 +422,15 @@ async def test_a_success_without_its_change_is_undone_and_the_span_says_what_was
     async with opened(tmp_path / "home", **watched, trace_ratio=1.0) as lock:
         assert (await lock.call("eff.claim", name="a", value=4, key="1")).unwrap() == 4
 
+        found: list[tuple[str, Any]] = []
+
         async def verdict(tool: str, key: str, **arguments: Any) -> str:
             result = await lock.call(tool, arguments, name="a", key=key)
             assert result.error is not None
             assert result.error.row.error_code == "INTERNAL_TOOL_ERROR"
             assert result.error.details is not None
             assert result.error.details["rolled_back"] is True
+            found.append((result.error.code, result.error.details["faults"]))
             tracer = lock.gateway.telemetry.tracer
             assert tracer is not None
             spans = {span["name"]: span["status"] for span in tracer.of(result.trace_id, lock.caller)[::-1]}
@@ -404,8 +438,10 @@ async def test_a_success_without_its_change_is_undone_and_the_span_says_what_was
             return spans["Verify"]
 
         assert await verdict("eff.claim", "2", value=7) == "SIDE_EFFECT_INCONSISTENCY"
+        assert found == [("E3417", [{"what": "verify", "message": "it should be 7 and is 6"}])]
         assert world.values == {"a": 4}
         assert await verdict("eff.put", "3", result="garbage") == "OUTPUT_SCHEMA_VIOLATION"
+        assert found[-1][0] == "E3303"
         assert world.values == {"a": 4}
 
 
@@ -565,7 +601,9 @@ async def test_what_a_shipped_tool_changes_was_predicted_from_its_input_alone(
                 arguments = given[one.manifest.tool_id]
                 predicted = predict(one.manifest.effects, arguments)
                 looked = (await lock.call(one.manifest.address, arguments, dry_run=True)).unwrap()
-                assert [change["resource"] for change in looked["predicted_effects"]] == [predicted[0].resource]
+                assert [(change["resource"], change["operation"]) for change in looked["predicted_effects"]] == [
+                    (change.resource, change.operation) for change in predicted
+                ]
                 before = await watcher.before()
                 result = await lock.call(one.manifest.address, arguments, key=one.manifest.tool_id)
                 if result.pending:
@@ -577,6 +615,7 @@ async def test_what_a_shipped_tool_changes_was_predicted_from_its_input_alone(
                     (change.resource, change.operation) for change in predicted
                 ]
                 made = records(lock, result.invocation_id, kind="mutation")
+                assert made, "it changed nothing, so nothing is shown here"
                 for change in made:
                     found = Change(resource=change["affectedResource"], operation=change["mutationType"])
                     assert declared(found, predicted)
@@ -605,6 +644,8 @@ async def test_what_cannot_be_undone_is_always_asked_for_and_recorded_with_who_a
         assert sent.ok
         (closed,) = [one for one in records(lock, sent.invocation_id) if one["states"][-1] == "succeeded"]
         assert closed["approvalTicketId"] == pending.metadata["pending"]["ticketId"]
+        ticket = await lock.approvals.show(closed["approvalTicketId"])
+        assert (ticket.state, ticket.resolved_by) == ("USED", REVIEWER.id)
     async with opened(tmp_path / "strict", ask_all_writes=True) as lock:
         await admit(lock, sample.increment, sample.add)
         assert (await lock.call("demo.add", a=1)).ok

@@ -144,6 +144,7 @@ async def test_an_argument_cannot_become_an_option(lock: Interlock) -> None:
 
 
 @pytest.mark.proves("EXEC-05")
+@pytest.mark.supports("EXEC-12")
 async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
     failed = await lock.call("prog.exits", status=3)
     assert failed.error is not None

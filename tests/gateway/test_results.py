@@ -18,6 +18,7 @@ from typing_extensions import TypedDict
 from interlock import Caller, Change, Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.audit.retention import expire_payloads
 from interlock.core.canonical import canonical, digest
+from interlock.core.clock import iso
 from interlock.core.objects import ToolResult, ToolResultPersistence
 from interlock.core.schema import Schema
 from interlock.store.journal import Transaction
@@ -353,6 +354,7 @@ async def test_every_reported_change_is_a_record_with_private_values_only_sealed
     result = await results.call("r.keep", slot="a", api_key="sk-secret123456", password="p", key="k")
     (mutation,) = records(results, result.invocation_id, kind="mutation")
     assert mutation["newValue"].keys() == {"sealed", "sha256"}
+    assert mutation["previousValue"] is None
     assert mutation.keys() >= {"toolId", "callerId", "timestamp", "mutationType", "affectedResource", "idempotencyKey"}
     counted = await results.call("demo.increment", name="a", key="k2")
     (change,) = records(results, counted.invocation_id, kind="mutation")
@@ -473,13 +475,55 @@ async def _(result: int) -> None:
 async def test_three_changes_are_three_records_that_name_their_call(results: Interlock) -> None:
     await results.journal.commit(_publish(thrice))
     results.catalog.attach(thrice)
+    began = datetime.fromisoformat(iso(results.clock.now_ms()))
     result = await results.call("r.thrice", table="t", key="k")
     changes = records(results, result.invocation_id, kind="mutation")
     assert [(one["previousValue"], one["newValue"]) for one in changes] == [(0, 1), (1, 2), (2, 3)]
     assert {(one["call"], one["traceId"], one["idempotencyKey"]) for one in changes} == {
         (result.invocation_id, result.trace_id, "k")
     }
+    assert {(one["toolId"], one["version"], one["callerId"]) for one in changes} == {
+        ("r.thrice", "1.0.0", results.caller.id)
+    }
+    assert {(one["affectedResource"], one["mutationType"]) for one in changes} == {("row:t", "UPDATE")}
+    (closed,) = records(results, result.invocation_id)
+    for one in changes:
+        assert began <= datetime.fromisoformat(one["timestamp"]) <= datetime.fromisoformat(closed["timestamp"])
     assert not any("approvedBy" in one for one in changes)
+
+
+Personal = Annotated[
+    str, Field(description="a favourite colour", examples=["red"], json_schema_extra={"x-sensitivity": "pii"})
+]
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="r", effects=[Effect("row:{name}", "UPDATE")])
+async def paint(ctx: Context, name: Text, colour: Personal) -> str:
+    """Keep something under a harmless name that is declared to be personal."""
+    ctx.effect(f"row:{name}", "UPDATE", before={"colour": colour}, after=colour)
+    return name
+
+
+@paint.preview
+def _(name: str, colour: str) -> Preview:
+    return Preview()
+
+
+@paint.compensate
+async def _(result: str) -> None:
+    return None
+
+
+@pytest.mark.proves("EFFECT-05")
+async def test_a_value_that_its_schema_declares_sensitive_is_in_no_record(results: Interlock) -> None:
+    await results.journal.commit(_publish(paint))
+    results.catalog.attach(paint)
+    result = await results.call("r.paint", name="wall", colour="ultramarine", key="k")
+    assert result.ok
+    (change,) = records(results, result.invocation_id, kind="mutation")
+    assert (change["previousValue"], change["newValue"]) == ({"colour": "[REDACTED]"}, "[REDACTED]")
+    written = results.journal.read("SELECT body FROM journal")
+    assert not any(b"ultramarine" in body for (body,) in written)
 
 
 @pytest.mark.proves("EFFECT-05")
@@ -487,8 +531,13 @@ async def test_a_write_that_changes_nothing_succeeds_with_a_warning(results: Int
     await results.journal.commit(_publish(idle))
     results.catalog.attach(idle)
     result = await results.call("r.idle", key="k")
+    alerts: list[tuple[str, str]] = []
+    results.gateway.telemetry.alerts.listeners.append(lambda alert: alerts.append((alert.name, alert.severity)))
     assert result.ok
     assert result.metadata["warnings"] == ["WRITE_TOOL_NO_MUTATION"]
+    again = await results.call("r.idle", key="k2")
+    assert (again.ok, alerts) == (True, [("WRITE_TOOL_NO_MUTATION", "info")])
+    assert results.gateway.quarantine.all() == []
 
 
 @pytest.mark.proves("EFFECT-01")

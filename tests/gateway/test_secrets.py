@@ -11,7 +11,7 @@ import base64
 import itertools
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
-from interlock import Caller, Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock import Caller, Context, Deadline, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.core.cost import FREE
 from interlock.core.results import Result
 from interlock.gateway.hooks import Hook, HookResult, Seen
@@ -588,6 +588,8 @@ class Stage:
         self.failure: Failure | None = None
         self.held = threading.Event()
         self.go = threading.Event()
+        self.steps: list[Callable[[], Awaitable[Any] | None]] = []
+        self.found: list[str] = []
 
 
 stage = Stage()
@@ -693,6 +695,53 @@ async def test_a_rotation_between_two_calls_is_picked_up_by_the_second(lend: Int
     await lend.secrets.set(NAME, "rotated", by="local:test")
     await lend.call("lend.use", which=NAME, key="b")
     assert stage.seen == [LENT, "rotated"]
+
+
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="lend", permissions=[f"credentials:{NAME}"], timeout_s=4,
+)  # fmt: skip
+async def hold(ctx: Context, which: Which) -> list[str]:
+    """Look at a credential at every step of what happens meanwhile."""
+    found = stage.found = list[str]()
+    for step in stage.steps:
+        held = step()
+        if held is not None:
+            await held
+        try:
+            found.append("old" if ctx.secret(NAME) == LENT else "new")
+        except Failure as failure:
+            found.append(failure.code)
+    return found
+
+
+@pytest.mark.part_of("EXEC-07", rest="the term that Vault gives to a credential it issues is that of the role in Vault")
+@pytest.mark.parametrize(
+    ("options", "lasts_s"), [({}, 4.0), ({"timeout_s": 2.5}, 2.5), ({"deadline_s": 1.5}, 1.5)],
+    ids=["the tool's timeout", "the call's timeout", "the deadline of whoever waits"],
+)  # fmt: skip
+async def test_a_credential_is_lent_for_as_long_as_the_call_may_take_and_no_longer(
+    home: Path, time: FakeClock, options: dict[str, float], lasts_s: float
+) -> None:
+    async with opened(home, hold, clock=time.clock) as lock:
+        await lock.secrets.set(NAME, LENT, by="local:test")
+        given: dict[str, Any] = {name: value for name, value in options.items() if name != "deadline_s"}
+        if "deadline_s" in options:
+            given["deadline"] = Deadline(at=time.monotonic_s + options["deadline_s"])
+        # Nothing of this waits, so nobody can end the call before it has looked.
+        stage.steps = [lambda: time.advance(lasts_s - 0.001), lambda: time.advance(0.001)]
+        result = await lock.call("lend.hold", which="x", **given)
+        assert result.ok or code(result) == "E3402"
+        assert stage.found == ["old", "E3603"]
+
+
+@LENDING
+async def test_a_rotation_during_a_call_is_not_seen_by_it(home: Path, time: FakeClock) -> None:
+    async with opened(home, hold, clock=time.clock) as lock:
+        await lock.secrets.set(NAME, LENT, by="local:test")
+        stage.steps = [lambda: None, lambda: lock.secrets.set(NAME, "rotated", by="local:test"), lambda: None]
+        assert (await lock.call("lend.hold", which="x")).unwrap() == ["old", "old", "old"]
+        stage.steps = [lambda: None]
+        assert (await lock.call("lend.hold", which="x")).unwrap() == ["new"]
 
 
 @LENDING

@@ -654,6 +654,7 @@ async def _(result: str) -> None:
     return None
 
 
+@pytest.mark.supports("IDEM-09")
 async def test_a_retryable_failure_after_a_reported_change_is_not_retried_blindly(lock: Interlock) -> None:
     from tests.gateway.test_lifecycle import _publish  # pyright: ignore[reportPrivateUsage]
 

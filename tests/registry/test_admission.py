@@ -179,6 +179,7 @@ EFFECTS: list[Json] = [{"resource": "account:{account}", "operation": "UPDATE"}]
 
 
 @pytest.mark.proves("EFFECT-02")
+@pytest.mark.supports("EFFECT-01")
 @pytest.mark.parametrize(
     ("edits", "words"),
     [

@@ -61,7 +61,11 @@ def contract(parameters: Json = TAKES, address: str = "weather.forecast") -> Con
 # ── out ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.proves("EXEC-12")
+@pytest.mark.part_of(
+    "EXEC-12",
+    rest="a tool that was imported with strict or defer_loading is exported with them; a provider's function schemas"
+    " are registered by a command; the phases of calls to LangChain and provider tools are the six of every call",
+)
 def test_a_contract_is_declared_in_each_providers_form_with_strict_and_deferred_loading_kept() -> None:
     strict: Json = {
         "type": "object",

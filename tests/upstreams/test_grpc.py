@@ -221,7 +221,10 @@ async def test_an_oversized_answer_is_not_held(tmp_path: Path) -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, "E3503"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "E3504"),
         (grpc.StatusCode.INVALID_ARGUMENT, "E3401"),
-        (grpc.StatusCode.INTERNAL, "E3401"),
+        (grpc.StatusCode.INTERNAL, "E3502"),
+        (grpc.StatusCode.UNKNOWN, "E3502"),
+        (grpc.StatusCode.DATA_LOSS, "E3502"),
+        (grpc.StatusCode.NOT_FOUND, "E3401"),
         (grpc.StatusCode.UNIMPLEMENTED, "E3401"),
     ],
 )
@@ -236,6 +239,8 @@ async def test_every_status_has_its_code(tmp_path: Path, status: grpc.StatusCode
         server.answer = refuse
         failure = await failure_of(one, get, attempts=1, credentials={"T": "s3cret"})
     assert failure.code == code
+    named = {"E3502": "UPSTREAM_FAILURE", "E3503": "UPSTREAM_FAILURE", "E3504": "RATE_LIMITED"}
+    assert failure.row.error_code == named.get(code, "EXECUTION_FAILED")
     assert failure.retry_after_ms == (1500 if code == "E3504" else None)
     assert "s3cret" not in repr(failure.envelope("t"))
 
@@ -274,6 +279,7 @@ async def test_a_refusing_server_was_not_asked_and_the_next_one_is(tmp_path: Pat
     assert len(server.asked) == 1
 
 
+@pytest.mark.supports("EXEC-09")
 async def test_a_slow_server_is_given_up_at_the_deadline(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server, upstream(server.port) as one:
         get = (await found_in(one))["Get"].native

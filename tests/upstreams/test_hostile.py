@@ -222,6 +222,58 @@ async def test_an_agent_reaches_an_upstream_only_where_its_own_allowance_lists_i
             assert len(server.got) + len(socket.heard) == asked == 2
 
 
+READS = {"defaults": {"mutation_class": "read_only"}}
+
+
+@pytest.mark.proves("EXEC-09")
+async def test_one_callers_call_over_grpc_never_runs_with_anothers_token(tmp_path: Path) -> None:
+    async with ShopServer.open(tmp_path) as server, Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        config: Json = {
+            "targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True,
+            "auth": {"kind": "bearer", "secret": "svc/{caller}"},
+        }  # fmt: skip
+        await lock.secrets.set(secret_of("svc/{caller}", None), "token-to-look-with", by="test")
+        await lock.upstreams.add("svc", "grpc", config, by=lock.caller, overlay=READS)
+        (name,) = [one.row.address for one in lock.catalog.everything() if one.row.address.endswith("get")]
+        await lock.secrets.set("svc/local.ada", "token-of-ada", by="test")
+        await lock.secrets.set("svc/local.bob", "token-of-bob", by="test")
+
+        async def shown(asked: Any, _: Any) -> Any:
+            return server.message("shop.common.Thing")(name=asked.metadata["authorization"][-3:])
+
+        server.answer = shown
+        server.asked.clear()
+
+        async def last_of(who: str) -> Any:
+            result = await lock.call(name, caller=replace(lock.caller, id=f"local:{who}"))
+            return result.value["name"] if result.ok else code_of(result)
+
+        told = await asyncio.gather(*(last_of(who) for who in ("ada", "bob", "eve") * 5))
+        assert told == ["ada", "bob", "E3602"] * 5
+        assert len(server.asked) == 10, "without a secret nobody is asked"
+
+
+@pytest.mark.proves("EXEC-09")
+async def test_an_agent_reaches_a_grpc_service_only_where_its_own_allowance_lists_it(tmp_path: Path) -> None:
+    async with ShopServer.open(tmp_path) as server:
+        own: Json = {
+            "did:key:listed": {"allowed_domains": ["127.0.0.1"], "allowed_ports": [server.port]},
+            "did:key:other": {"allowed_domains": ["elsewhere.test"], "allowed_ports": [server.port]},
+            "did:key:port": {"allowed_domains": ["127.0.0.1"]},
+            "did:key:none": {"allowed_domains": ["127.0.0.1"], "deny_all_egress": True},
+        }
+        async with Interlock.open(tmp_path / "home", housekeeping=False, egress_of=own) as lock:
+            config: Json = {"targets": [f"127.0.0.1:{server.port}"], "plaintext": True, "allow_private": True}
+            await lock.upstreams.add("svc", "grpc", config, by=lock.caller, overlay=READS)
+            (name,) = [one.row.address for one in lock.catalog.everything() if one.row.address.endswith("get")]
+            server.asked.clear()
+            for agent in (None, "did:key:listed"):
+                assert (await lock.call(name, caller=replace(lock.caller, agent=agent))).ok
+            for agent in ("did:key:other", "did:key:port", "did:key:none"):
+                assert code_of(await lock.call(name, caller=replace(lock.caller, agent=agent))) == "E3406"
+            assert len(server.asked) == 2
+
+
 async def test_what_an_upstream_gives_back_of_a_secret_is_not_passed_on(tmp_path: Path) -> None:
     async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
         await lock.secrets.set("shop/token", "s3cret-token", by="test")

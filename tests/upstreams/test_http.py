@@ -235,6 +235,7 @@ async def test_a_refusing_upstream_was_not_asked() -> None:
     assert caught.value.code == "E3502"
 
 
+@pytest.mark.supports("EXEC-09")
 async def test_a_slow_upstream_is_given_up_at_the_deadline() -> None:
     async with HttpServer.open() as server, upstream(server.url) as one:
         server.otherwise = lambda _: Answer(hang=True)

@@ -115,6 +115,7 @@ def test_it_is_a_connector() -> None:
 
 @pytest.mark.proves("REG-10")
 @ERAS
+@pytest.mark.supports("EXEC-10")
 async def test_every_page_is_read_and_a_bad_descriptor_does_not_stop_the_others(era: tuple[str, ...]) -> None:
     async with scripted(*era) as one:
         found = await one.discover()
@@ -182,6 +183,7 @@ async def test_what_cannot_be_understood_is_refused_by_itself_with_the_reason(de
         ((), {"protocol": "modern"}, "nothing it would name"),
     ],
 )
+@pytest.mark.supports("EXEC-10")
 async def test_without_a_common_version_that_is_the_reason(options: tuple[str, ...], said: Json, theirs: str) -> None:
     async with scripted(*options, said=said) as one:
         with pytest.raises(Failure) as caught:
@@ -192,6 +194,7 @@ async def test_without_a_common_version_that_is_the_reason(options: tuple[str, .
     assert caught.value.details == {"sent": False, "reason": "protocol_version_mismatch"}
 
 
+@pytest.mark.supports("EXEC-10")
 async def test_a_server_that_ends_at_the_first_unknown_word_is_greeted_the_old_way() -> None:
     async with scripted("--strict") as one:
         assert len((await one.discover()).tools) == 6
@@ -216,6 +219,7 @@ async def test_a_change_of_the_list_is_announced_and_then_found(era: tuple[str, 
 
 @pytest.mark.supports("OBS-02")
 @ERAS
+@pytest.mark.supports("EXEC-10")
 async def test_a_call_keeps_content_structure_and_meta_and_carries_the_trace(era: tuple[str, ...]) -> None:
     async with scripted(*era) as one:
         value = await ask(one, "echo", {"text": "hi"})
@@ -229,7 +233,9 @@ async def test_a_call_keeps_content_structure_and_meta_and_carries_the_trace(era
     assert ("io.modelcontextprotocol/protocolVersion" in seen) == bool(era)
 
 
-@pytest.mark.proves("EXEC-10")
+@pytest.mark.part_of(
+    "EXEC-10", rest="which capabilities the adapter declares, and that it asks a server for nothing it does not declare"
+)
 async def test_twenty_answers_out_of_order_reach_the_twenty_who_asked() -> None:
     """With a notification and a line of nonsense before each, and one more answer that nobody waits for."""
     async with scripted() as one:
@@ -677,6 +683,7 @@ async def sdk_server() -> AsyncGenerator[str]:
 
 
 @pytest.mark.parametrize("era", ["auto", "handshake"])
+@pytest.mark.supports("EXEC-10")
 async def test_the_sdks_own_server_is_found_and_called_over_http_in_both_eras(era: str) -> None:
     changes, heard = Changes(), list[Json]()
     async with sdk_server() as url, by_address(url, said={"protocol": era}, on_change=changes) as one:

@@ -70,7 +70,12 @@ def test_every_operation_of_a_real_document_is_admitted_or_refused_with_its_reas
         digest = contract_of(one.manifest).digest
         assert examine(one.manifest, digest, {}, Evidence(digest, True, "trial", "")).admitted
         reads = one.definition.native["method"] in ("GET", "HEAD")
-        assert (one.manifest.mutation_class == "read_only") == reads
+        assert one.manifest.mutation_class == ("read_only" if reads else "write_irreversible")
+        assert one.manifest.execution is not None
+        assert one.manifest.execution.native == one.definition.native
+    for one in import_all(found.tools, upstream="api", kind="openapi", versions="1.0.0", accept_hints=False):
+        assert one.manifest is not None
+        assert one.manifest.mutation_class == "write_irreversible"
 
 
 def test_the_same_document_reads_the_same_in_yaml() -> None:
@@ -282,6 +287,11 @@ async def test_operations_are_invoked_as_the_document_describes_them(tmp_path: P
             },
             "put": {"operationId": "putPet", "parameters": [at], "requestBody": body(pet), "responses": gives},
             "delete": {"operationId": "silent", "parameters": [at], "responses": {"200": {"description": "done"}}},
+            "head": {
+                "operationId": "peek",
+                "parameters": [at],
+                "responses": {"204": {"description": "there"}},
+            },
         }
     }
     async with HttpServer.open() as server, Interlock.open(tmp_path) as lock:
@@ -292,7 +302,14 @@ async def test_operations_are_invoked_as_the_document_describes_them(tmp_path: P
             "getPet": "admitted",
             "putPet": "admitted",
             "silent": "refused",
+            "peek": "admitted",
         }
+        classes = {one.row.address: one.contract.mutation.mutation_class for one in lock.catalog.everything()}
+        assert classes == {
+            "pets.get_pet": "read_only", "pets.peek": "read_only", "pets.put_pet": "write_irreversible",
+        }  # fmt: skip
+        shown = lock.catalog.resolve("pets.get_pet").contract
+        assert shown.output.document == pet
         got = await lock.call("pets.get_pet", {"id": "a b", "tags": ["x", "y&z"], "X-Note": "hello"})
         assert got.unwrap() == {"name": "Rex"}
         # A PUT may change things: a person is asked, until the operator says what it is.
@@ -386,6 +403,7 @@ def test_a_path_that_is_not_plain_is_refused(path: str) -> None:
     assert "path" in refusal({}, path=path)
 
 
+@pytest.mark.supports("EXEC-11")
 def test_results_are_read_by_status() -> None:
     text: Json = {"description": "", "content": {"text/plain": {}}}
     cases: list[tuple[Json, Json, Any]] = [
@@ -415,6 +433,7 @@ TREE: Json = {
 }
 
 
+@pytest.mark.supports("EXEC-11")
 def test_a_schema_that_refers_to_itself_comes_with_its_definition() -> None:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Tree"}}}
     definition = one(

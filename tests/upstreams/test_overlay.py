@@ -81,6 +81,7 @@ def test_no_hint_makes_a_tool_less_than_irreversible_unless_the_operator_accepts
     assert [effect.scope for effect in manifest.effects] == ["system"]
 
 
+@pytest.mark.supports("EXEC-11")
 @given(hints=HINTS)
 def test_accepted_hints_give_read_only_exactly_where_they_claim_it_and_nothing_contradicts(
     hints: dict[str, Any],

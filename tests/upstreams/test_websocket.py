@@ -217,6 +217,7 @@ async def test_a_read_on_a_broken_connection_is_sent_again() -> None:
     assert len(server.heard) == 2
 
 
+@pytest.mark.supports("EXEC-09")
 async def test_a_slow_answer_is_given_up_and_dropped_when_it_comes() -> None:
     async with SocketServer.open() as server, upstream(server.url) as one:
         late: list[Json] = []

@@ -236,7 +236,11 @@ class GrpcUpstream:
                 native_error_ref=f"grpc:{code.name}",
             )  # fmt: skip
         answered = f"`{self._name}` answered {code.name}" + (f": {said}" if said else "")
-        return Failure("E3401", answered, details=details, native_error_ref=f"grpc:{code.name}")
+        # The service's own fault, as 5xx is over HTTP; whatever else is a refusal of this very request.
+        failed = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+        return Failure(
+            "E3502" if code in failed else "E3401", answered, details=details, native_error_ref=f"grpc:{code.name}"
+        )
 
     # Channels
 

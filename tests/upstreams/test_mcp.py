@@ -233,9 +233,26 @@ async def test_a_call_keeps_content_structure_and_meta_and_carries_the_trace(era
     assert ("io.modelcontextprotocol/protocolVersion" in seen) == bool(era)
 
 
-@pytest.mark.part_of(
-    "EXEC-10", rest="which capabilities the adapter declares, and that it asks a server for nothing it does not declare"
-)
+@pytest.mark.proves("EXEC-10")
+@pytest.mark.parametrize("bare", [True, False], ids=["tools only", "everything"])
+async def test_a_server_is_greeted_and_asked_only_for_what_it_declares(bare: bool) -> None:
+    async with scripted(*(["--bare"] if bare else [])) as one:
+        found = await one.discover()
+        assert "echo" in {tool.name for tool in found.tools}
+        seen = await state(one)
+    hello, heard = seen["hello"], seen["heard"]
+    at = heard.index("initialize")
+    assert (heard[:at], heard[at + 1]) == (["server/discover"], "notifications/initialized")
+    assert heard.count("initialize") == 1
+    assert hello["protocolVersion"] == "2025-11-25"
+    # Nobody is there to answer questions, so the adapter declares that it answers none.
+    assert hello["capabilities"] == {}
+    assert hello["clientInfo"]["name"] == "interlock"
+    assert "tools/list" in heard
+    assert ("prompts/list" in heard, "resources/list" in heard) == (not bare, not bare)
+
+
+@pytest.mark.proves("EXEC-10")
 async def test_twenty_answers_out_of_order_reach_the_twenty_who_asked() -> None:
     """With a notification and a line of nonsense before each, and one more answer that nobody waits for."""
     async with scripted() as one:

@@ -1,7 +1,8 @@
 """An MCP server by hand, over its pipes: every message is written as it stands here, also those no server should send.
 
 Options: `--protocol V` answers the handshake with that version; `--modern` speaks 2026-07-28 and nothing else;
-`--strict` ends when the first word is not the handshake; `--die` ends at once; `--dumb` answers nothing.
+`--bare` declares tools and nothing else; `--strict` ends when the first word is not the handshake;
+`--die` ends at once; `--dumb` answers nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ OBJECT: Json = {"type": "object", "properties": {}}
 held: list[Json] = []
 cancelled: list[Any] = []
 metas: list[Json] = []
+heard: list[str] = []
+hello: Json = {}
 tools: list[Any] = [
     {
         "name": "echo",
@@ -114,6 +117,7 @@ def call(request: Json) -> None:
             notify("notifications/tools/list_changed")
         case "state":
             about = {"pid": os.getpid(), "cancelled": cancelled, "env": dict(os.environ), "cwd": os.getcwd()}
+            about |= {"heard": heard, "hello": hello}
             answer(request, text("", structuredContent=about))
         case "elicit":
             told = ask("elicitation/create", {"message": "how many?", "requestedSchema": OBJECT})
@@ -150,6 +154,7 @@ def main() -> None:
     for line in sys.stdin:
         request: Json = json.loads(line)
         method = request.get("method", "")
+        heard.append(method)
         if "--strict" in OPTIONS and first and method != "initialize":
             os._exit(4)
         first = False
@@ -157,12 +162,14 @@ def main() -> None:
             continue
         match method:
             case "initialize" if "--modern" not in OPTIONS:
+                hello.update(request["params"])
+                more: Json = {} if "--bare" in OPTIONS else {"resources": {}, "prompts": {}}
                 chosen = OPTIONS[OPTIONS.index("--protocol") + 1] if "--protocol" in OPTIONS else "2025-06-18"
                 answer(
                     request,
                     {
                         "protocolVersion": chosen,
-                        "capabilities": {"tools": {"listChanged": True}, "resources": {}, "prompts": {}},
+                        "capabilities": {"tools": {"listChanged": True}, **more},
                         "serverInfo": {"name": "scripted", "version": "1"},
                         "instructions": "be kind",
                     },

@@ -240,6 +240,14 @@ class Settings(pydantic.BaseModel):
         description="the same for one agent, by its id, in place of `egress`; it must list the upstreams it calls too",
     )
 
+    deprecation_extend_days: int = pydantic.Field(
+        7,
+        ge=0,
+        le=365,
+        description="days by which the removal of a deprecated version is put off while it is still in use; 0 removes "
+        "it all the same",
+    )
+
     upstream_probe_s: float = pydantic.Field(
         60.0, gt=0, le=300, description="how often upstreams are asked whether they are there"
     )

@@ -500,6 +500,35 @@ async def test_a_request_carries_version_key_trace_and_deadline_through_every_do
     assert (record["callerId"], record["traceId"]) == (did_of("ann"), TRACE)
 
 
+async def _answered_trace(place: Place, door: str) -> str:
+    """The trace id that the answer to a call carries, which was made under a trace of the caller's."""
+    traceparent = f"00-{TRACE}-00f067aa0ba902b7-01"
+    headers = {**place._bearer(Wish("", {})), "traceparent": traceparent}  # pyright: ignore[reportPrivateUsage]
+    body: Json = {"tool_id": "demo.add", "parameters": {"a": 1}}
+    if door == "library":
+        options: Json = {"token": place.token("full"), "trace_id": traceparent}
+        return (await place.lock.call("demo.add", {"a": 1}, **options)).trace_id
+    if door == "rest":
+        return (await place.http.post("/v1/tools/invoke", json=body, headers=headers)).json()["trace_id"]
+    if door == "jsonrpc":
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
+        (ref,) = (await place.http.post("/rpc", json=request, headers=headers)).json()["result"]["telemetry_refs"]
+        return ref.removeprefix("trace:")
+    if door == "grpc":
+        asked = wire.InvokeRequest(tool_id="demo.add", arguments_json=b'{"a":1}')
+        return (await place._stub.Invoke(asked, metadata=tuple(headers.items()))).trace_id  # pyright: ignore[reportPrivateUsage]
+    async with place.mcp(door) as client:
+        answer = await client.call_tool("demo-add", {"a": 1}, meta={"traceparent": traceparent})
+        return answer.meta["interlock/call"]["traceId"]
+
+
+@pytest.mark.proves("OBS-02")
+@pytest.mark.parametrize("door", DOORS)
+async def test_the_answer_of_every_door_carries_the_callers_trace(place: Place, door: str) -> None:
+    assert await _answered_trace(place, door) == TRACE
+    assert (await place.last("closed"))["traceId"] == TRACE
+
+
 @pytest.mark.proves("LIFE-03")
 @pytest.mark.parametrize("state", ["failed", "validation_failed", "denied", "blocked", "timed_out", "canceled"])
 async def test_an_invocation_has_every_transition_to_each_end(place: Place, state: str) -> None:

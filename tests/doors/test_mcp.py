@@ -650,13 +650,18 @@ def _stdio(world: World, **env: str) -> StdioServerParameters:
 
 @DOOR
 @ERAS
-@pytest.mark.supports("AUTH-01")
+@pytest.mark.supports("AUTH-01", "OBS-02")
 async def test_stdio_serves_the_bearer_of_a_token_or_the_local_user(world: World, mode: str) -> None:
     local = mode == "legacy"
     command = _stdio(world, **({} if local else {"INTERLOCK_TOKEN": await world.token(["demo.add"])}))
     async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S) as client:
         assert len((await client.list_tools()).tools) == (len(TOOLS) + len(OWN) if local else 1)
         assert (await client.call_tool("demo-add", {"a": 1, "b": 2})).structured_content == {"result": 3}
+        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+        meta: Any = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "tracestate": "vendor=value"}
+        traced = await client.call_tool("demo-add", {"a": 1, "b": 2}, meta=meta)
+        assert traced.meta is not None
+        assert traced.meta["interlock/call"]["traceId"] == trace
         with pytest.raises(MCPError):
             await client.call_tool("demo-nothing", {})
 

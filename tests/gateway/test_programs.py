@@ -234,6 +234,16 @@ async def test_directory_and_environment_are_what_the_manifest_says(lock: Interl
     assert (await lock.call("prog.where")).unwrap() == "/usr\n"
 
 
+@pytest.mark.part_of("OBS-02", rest="tracestate inside sandboxed Python tools, which see the trace id alone")
+async def test_a_program_runs_under_the_trace_and_the_tracestate_of_the_caller(lock: Interlock) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    called = await lock.call("prog.env", trace_id=f"00-{trace_id}-00f067aa0ba902b7-01 vendor=value")
+    seen = dict(line.split("=", 1) for line in called.unwrap())
+    trace = read_trace(seen["TRACEPARENT"])
+    assert trace is not None
+    assert (trace.trace_id, called.trace_id, seen["TRACESTATE"]) == (trace_id, trace_id, "vendor=value")
+
+
 async def test_a_program_reads_what_outside_it_was_promised(lock: Interlock, tmp_path: Path) -> None:
     given = tmp_path / "given.txt"
     written(given, {"a": 1})

@@ -304,6 +304,53 @@ async def test_a_change_that_breaks_nobody_needs_a_minor_bump(tmp_path: Path, ve
         assert (await offer(lock, made(declared(version="1.0.2", parameters=TIGHTER, changelog="words")))).admitted
 
 
+PATCH, MINOR, MAJOR = "1.0.1", "1.1.0", "2.0.0"
+STATES = {"type": "string", "enum": ["open", "shut"]}
+MORE_STATES = {"type": "string", "enum": ["open", "shut", "gone"]}
+FIELDS: Json = {
+    "type": "object", "properties": {"cents": {"type": "integer"}, "note": {"type": "string"}}, "required": ["cents"],
+}  # fmt: skip
+FEWER: Json = {"type": "object", "properties": {"cents": {"type": "integer"}}, "required": ["cents"]}
+TOLERANT: Json = {"tolerant_output": True}
+
+
+def _gives(value: Any) -> Any:
+    def answers(account: str) -> Any:
+        return value
+
+    return answers
+
+
+@BUMPS
+@pytest.mark.parametrize(
+    ("before", "after", "value", "least"),
+    [
+        ({}, {"behaviour_change": True}, 4, MAJOR),
+        ({"result_schema": STATES}, {"result_schema": MORE_STATES}, "open", MAJOR),
+        ({"result_schema": STATES, **TOLERANT}, {"result_schema": MORE_STATES, **TOLERANT}, "open", MINOR),
+        ({"result_schema": STATES}, {"result_schema": STATES, **TOLERANT}, "open", MAJOR),
+        ({"result_schema": FIELDS}, {"result_schema": FEWER}, {"cents": 1}, MAJOR),
+        ({"result_schema": FEWER}, {"result_schema": FIELDS}, {"cents": 1}, MINOR),
+        ({"result_schema": FEWER}, {"result_schema": {"type": "string"}}, None, MAJOR),
+        ({}, {"changelog": "only words"}, 4, PATCH),
+    ],
+)
+@pytest.mark.parametrize("version", [PATCH, MINOR, MAJOR])
+async def test_registration_holds_outputs_and_declared_behaviour_to_the_same_rule(
+    tmp_path: Path, before: Json, after: Json, value: Any, least: str, version: str
+) -> None:
+    breaking = least == MAJOR
+    later = "text" if value is None else value
+    async with Interlock.open(tmp_path) as lock:
+        await lock.add(made(declared(**before), _gives({"cents": 1} if value is None else value)))
+        answer = await offer(lock, made(declared(version=version, breaking_changes=breaking, **after), _gives(later)))
+        assert answer.admitted == (version >= least), answer.verdict.refused
+        assert ("version_registered" in answer.verdict.refused) == (version < least)
+        if breaking and version == MAJOR:
+            hushed = declared(version="3.0.0", breaking_changes=False, **after) | {"behaviour_change": True}
+            assert "version_registered" in (await offer(lock, made(hushed, _gives(later)))).verdict.refused
+
+
 @BUMPS
 async def test_a_patch_is_measured_against_its_own_line_and_not_the_highest_version(tmp_path: Path) -> None:
     async with Interlock.open(tmp_path) as lock:

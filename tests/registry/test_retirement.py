@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from interlock import Clock, Interlock, Result, Tool
+from interlock.app import chores
 from interlock.core.clock import iso
 from interlock.core.declare import from_manifest
 from interlock.core.errors import Failure
@@ -67,8 +68,9 @@ def versioned(version: str) -> Tool[..., Any]:
 
 
 @asynccontextmanager
-async def opened(home: Path, time: FakeTime, *versions: str) -> AsyncGenerator[Interlock]:
-    async with Interlock.open(home, clock=time.clock, housekeeping=False) as lock:
+async def opened(home: Path, time: FakeTime, *versions: str, **said: Any) -> AsyncGenerator[Interlock]:
+    given: Json = {"housekeeping": False, **said}
+    async with Interlock.open(home, clock=time.clock, **given) as lock:
         for version in versions:
             await lock.add(versioned(version))
         yield lock
@@ -515,3 +517,48 @@ async def test_usage_is_counted_over_many_pages_of_the_journal(
         assert await usage(lock.journal, "demo.answer", "1.0.0", time.ms) == Usage(week=10, day=0)
         time.pass_days(6)
         assert await usage(lock.journal, "demo.answer", "1.0.0", time.ms) == Usage(week=0, day=0)
+
+
+# The operator's policy
+
+
+@pytest.mark.proves("REG-09")
+@pytest.mark.parametrize(
+    ("extend_days", "event"), [(None, "DEPRECATION_REMOVAL_BLOCKED"), (3, "DEPRECATION_REMOVAL_BLOCKED"), (0, None)]
+)
+async def test_a_setting_extends_the_removal_of_a_version_in_use_or_forces_it(
+    tmp_path: Path, time: FakeTime, extend_days: int | None, event: str | None
+) -> None:
+    said = {} if extend_days is None else {"deprecation_extend_days": extend_days}
+    async with opened(tmp_path, time, "1.0.0", "2.0.0", **said) as lock:
+        notice = await announce(lock, time)
+        time.pass_days(91)
+        assert code(await lock.call("demo.answer", version="1.0.0")) == "E3104"
+        now_ms = time.clock.now_ms()
+        happened = [one.event for one in await lock.maintain() if one.event != "DEPRECATION_MIGRATION_PROGRESS"]
+        if event is None:
+            assert happened == ["DEPRECATION_REMOVAL_BLOCKED", "TOOL_VERSION_REMOVED"]
+            assert state(lock) == "removed"
+            return
+        assert happened == [event]
+        moved = next(row.notice for row in lock.catalog.rows() if row.version == "1.0.0")
+        assert moved is not None
+        days = 7 if extend_days is None else extend_days
+        assert moved.removal_ms == max(now_ms, notice.removal_ms) + days * 86_400_000
+
+
+@pytest.mark.proves("REG-09")
+async def test_a_running_place_reports_by_itself_after_seven_days(
+    tmp_path: Path, time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chores, "HOUSE_EVERY_S", 0.01)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    async with opened(tmp_path, time, "1.0.0", "2.0.0", housekeeping=True) as lock:
+        lock.gateway.telemetry.alerts.listeners.append(lambda alert: heard.put_nowait(alert.name))
+        await announce(lock, time)
+        assert (await lock.call("demo.answer", version="1.0.0")).ok
+        for event in ("DEPRECATION_MIGRATION_PROGRESS", "DEPRECATION_MIGRATION_COMPLETE"):
+            time.pass_days(7)
+            async with asyncio.timeout(30):
+                while await heard.get() != event:
+                    pass

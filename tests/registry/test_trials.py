@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -17,7 +18,10 @@ from interlock.app import Admission
 from interlock.core.cases import Case, cases_of
 from interlock.core.coerce import coerce
 from interlock.core.contract import Contract, parse_contract
+from interlock.core.phases import Request
+from interlock.core.results import Result
 from interlock.core.schema import Schema
+from interlock.gateway.invoke import Gateway
 from interlock.registry.catalog import contract_digest
 
 Json = dict[str, Any]
@@ -469,6 +473,55 @@ async def test_a_mutating_tool_also_gets_a_duplicate_key_case(tmp_path: Path) ->
             "example 1 again under its key",
             "example 2 again under its key",
         ]
+
+
+def _lied_to(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that does not keep what a duplicate key promises."""
+    invoke, calls = Gateway.invoke, itertools.count()
+
+    async def breaks(self: Gateway, request: Request) -> Result:
+        if how == "runs twice" and request.operation == "invoke":
+            request = replace(request, key=f"{request.key}-{next(calls)}")
+        result = await invoke(self, request)
+        return replace(result, value="other data") if how == "other data" and result.replayed else result
+
+    monkeypatch.setattr(Gateway, "invoke", breaks)
+
+
+@PROVES_01
+@pytest.mark.parametrize(("how", "runs"), [("keeps", 1), ("other data", 1), ("runs twice", 2)])
+async def test_the_duplicate_key_case_demands_equal_data_and_one_mutation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, runs: int
+) -> None:
+    ledger = Ledger()
+    async with Interlock.open(tmp_path) as lock:
+        _lied_to(how, monkeypatch)
+        trial = await lock.try_out(posting(ledger), live=True)
+    left = len(ledger.posted) + len(ledger.undone)
+    assert left == 2 * runs, "for each of the two examples"
+    again = [outcome for outcome in trial.outcomes if outcome.case == "example 1 again under its key"]
+    assert [outcome.passed for outcome in again] == [how == "keeps"]
+    assert trial.passed == (how == "keeps")
+
+
+@PROVES_01
+@pytest.mark.parametrize("answer", [None, Failure("E3502"), Failure("E3206"), Failure("E3401")])
+async def test_a_bad_input_must_be_refused_and_as_invalid_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Failure | None
+) -> None:
+    async def checked(self: Gateway, request: Request) -> Failure | None:
+        return answer
+
+    async with Interlock.open(tmp_path) as lock:
+        fair = await lock.try_out(with_preview(Ledger()))
+        refused = {outcome.case for outcome in fair.outcomes if outcome.case.endswith(("missing", "beyond maxLength"))}
+        assert fair.passed
+        assert refused
+        monkeypatch.setattr(Gateway, "check", checked)
+        trial = await lock.try_out(with_preview(Ledger()))
+    failed = {outcome.case for outcome in trial.outcomes if outcome.message == "was not refused"}
+    assert refused <= failed
+    assert not trial.passed
 
 
 # The rule that a case breaks, by how its name ends.

@@ -245,7 +245,7 @@ async def test_a_version_that_comes_to_its_end_is_told_of(home: Path) -> None:
         time.advance(90 * 86_400)
         await lock.maintain()
     names = [alert.name for alert in heard if alert.name.startswith(("DEPRECATION", "TOOL_VERSION"))]
-    assert names[0].startswith("DEPRECATION_MIGRATION")
+    assert names[0] == "DEPRECATION_MIGRATION_COMPLETE"
     assert names[-1] == "TOOL_VERSION_REMOVED"
 
 

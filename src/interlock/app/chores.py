@@ -94,7 +94,9 @@ class Chores:
             await DISK.run(self._purge)
         from interlock.registry.retirement import sweep
 
-        milestones = await sweep(self._journal, self._clock.now_ms(), by="housekeeping")
+        days = self._settings.deprecation_extend_days
+        now_ms = self._clock.now_ms()
+        milestones = await sweep(self._journal, now_ms, by="housekeeping", force=days == 0, extend_days=days)
         for one in milestones:
             self._announce(one.event, "", one.tool)
         return milestones

@@ -187,7 +187,8 @@ class IsolatedExecutor:
     def _environment(self, program: Execution, call: Call) -> dict[str, str]:
         """What a program finds in its environment: what its manifest says, and the trace it runs under."""
         trace = unrecorded(call.trace_id, self._clock.random_bytes(8)) if call.span is None else call.span.traceparent
-        return {"TRACEPARENT": trace, **program.env}
+        state = "" if call.span is None else call.span.state
+        return {"TRACEPARENT": trace, **({"TRACESTATE": state} if state else {}), **program.env}
 
     def _egress(self, call: Call, tool: Prepared, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
         from interlock.executors.egress import Egress, EgressPolicy, Refusal

@@ -80,7 +80,9 @@ def test_whatever_is_sent_the_answer_is_one_that_the_document_describes(served: 
     rejection = schema.config.checks.negative_data_rejection
     rejection.expected_statuses = [*rejection.expected_statuses, "413"]
     # Adding an upstream goes out to the network; it has tests of its own.
-    found = [result.ok() for result in schema.exclude(path="/v1/upstreams", method="POST").get_all_operations()]
+    # The stream of events has no end; tests/doors/test_event_stream.py reads it.
+    tried = schema.exclude(path="/v1/upstreams", method="POST").exclude(path="/v1/events")
+    found = [result.ok() for result in tried.get_all_operations()]
     # Whoever replaces the policy may take every right away, so that comes last.
     operations = sorted(found, key=lambda operation: operation.label == "PUT /v1/policy")
     assert len(operations) > 30

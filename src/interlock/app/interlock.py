@@ -159,6 +159,7 @@ class Interlock:
         self.gateway.telemetry.alerts.watch("journal queue", lambda: self.journal.fill)
         self.gateway.telemetry.alerts.watch("hung tool threads", self.gateway.execution.hung_share)
         announce = self.gateway.observer.announce
+        self.catalog.on_change = self.gateway.observer.surface_changed
         self.journal.watch_clock(lambda facts: announce("tool.alert", "", "", alert="CLOCK_STEPPED", **facts))
         self.approvals = Desk(
             gateway=self.gateway,
@@ -224,6 +225,7 @@ class Interlock:
             lend=self._lend,
             try_out=self.try_out_all,
             announce=self.gateway.observer.announce,
+            mention=self.gateway.observer.mention,
             look=self.gateway.quarantine.look,
             answers=self.gateway.execution.services.answers,
             supervisor=self.supervisor,
@@ -627,9 +629,12 @@ class Interlock:
         assert evidence is not None
         by = self.caller.acting
         new = await self.journal.commit(admission.publish(manifest, digest, origin, evidence, by))
+        ref = f"{manifest.address}@{manifest.version}"
+        if new:
+            self.gateway.observer.mention("tool.declared", "", ref, digest=digest, by=by)
         self.catalog.forget()
         self.catalog.attach(tool)
-        return Admission(f"{manifest.address}@{manifest.version}", verdict, new, trial)
+        return Admission(ref, verdict, new, trial)
 
     def evidence(self, digest: str) -> Evidence | None:
         """The contract tests that passed or failed on exactly this content, if they were ever run."""

@@ -1,17 +1,84 @@
-"""What happens to a call, told to whoever listens while it happens."""
+"""What happens to tools and calls, told to listeners while it happens.
+
+`CLASSES` lists every class of events, `KINDS` every type of event with the class it belongs to and the schema of its
+data. `SCHEMA` is the schema of any event's document.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, get_args
 
 from interlock.core.clock import iso
 from interlock.core.schema import Json
 
+EventGroup = Literal[
+    "declaration", "surface", "invocation", "hook", "permission", "scheduling", "progress", "result", "persistence",
+    "error", "telemetry",
+]  # fmt: skip
+CLASSES: Final[tuple[EventGroup, ...]] = get_args(EventGroup)
+
+
+class Kind(NamedTuple):
+    """A type of event: the class it belongs to, what it links to, and the members that its data always has."""
+
+    group: EventGroup
+    of: Literal["call", "tool", "surface", "any"]
+    data: tuple[str, ...] = ()
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "tool.declared": Kind("declaration", "tool", ("digest", "by")),
+    "tool.surface.updated": Kind("surface", "surface", ("revision",)),
+    "tool.invocation.started": Kind("invocation", "call"),
+    "tool.invocation.partial_result": Kind("invocation", "call", ("index", "ref")),
+    "tool.invocation.succeeded": Kind("invocation", "call"),
+    "tool.invocation.cancel_requested": Kind("invocation", "call", ("answer",)),
+    "tool.hook.pre.started": Kind("hook", "call", ("hook",)),
+    "tool.hook.pre.completed": Kind("hook", "call", ("hook", "outputs")),
+    "tool.hook.post.started": Kind("hook", "call", ("hook",)),
+    "tool.hook.post.completed": Kind("hook", "call", ("hook", "outputs")),
+    "tool.permission.requested": Kind("permission", "call", ("ticketId",)),
+    "tool.permission.decided": Kind("permission", "call", ("behavior", "reason")),
+    "tool.invocation.queued": Kind("scheduling", "call"),
+    "tool.invocation.progress": Kind("progress", "call", ("progress_id", "timestamp")),
+    "tool.result.created": Kind("result", "call"),
+    "tool.result.redacted": Kind("result", "call", ("paths",)),
+    "tool.result.persisted": Kind("persistence", "call", ("decision",)),
+    "tool.invocation.validation_failed": Kind("error", "call", ("error_code",)),
+    "tool.invocation.failed": Kind("error", "call", ("error_code",)),
+    "tool.invocation.canceled": Kind("error", "call", ("error_code",)),
+    "tool.invocation.timed_out": Kind("error", "call", ("error_code",)),
+    "tool.alert": Kind("telemetry", "any", ("alert",)),
+}
+
+
+def data_schema(kind: str) -> Json:
+    """The JSON Schema of an event's document, by its type. Types that are not listed have the form alone."""
+    known = KINDS.get(kind)
+    links = {"call": ["invocation_id"], "tool": ["tool_id"], "surface": ["surface_id"]}
+    text = {"type": "string", "minLength": 1}
+    required = [] if known is None else links.get(known.of, [])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {
+            "schema_version": {"const": "0.2.0"},
+            "event_id": text,
+            "event_class": text if known is None else {"const": kind},
+            "group": {"enum": list(CLASSES)} if known is None else {"const": known.group},
+            "occurred_at": {"type": "string", "format": "date-time"},
+            **dict.fromkeys(required, text),
+            "data": {"type": "object", "required": [] if known is None else list(known.data)},
+        },
+        "required": ["schema_version", "event_id", "event_class", "occurred_at", "data", *required],
+    }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event of a call's life: its class (`tool.invocation.started`), which call, and the facts."""
+    """One event: its type (`tool.invocation.started`), the call, tool or surface it is about, and the facts."""
 
     id: str
     type: str
@@ -19,9 +86,10 @@ class Event:
     tool: str
     at_ms: int
     data: Json
+    surface: str = ""
 
     def document(self) -> Json:
-        return {
+        told: Json = {
             "schema_version": "0.2.0",
             "event_id": self.id,
             "event_class": self.type,
@@ -30,6 +98,7 @@ class Event:
             "tool_id": self.tool,
             "data": self.data,
         }
+        return {**told, "surface_id": self.surface} if self.surface else told
 
 
 Listener = Callable[[Event], None]

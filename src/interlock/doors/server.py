@@ -372,6 +372,7 @@ class Server:
         """Let calls in flight end, whichever door they came by, all within one drain time; then close everything."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._listening.drain_s
+        self._service.events.close()
         await asyncio.gather(self._stop_http(), self._stop_grpc())
         await asyncio.gather(*(one.settled() for one in self._loading))
         await self._stack.aclose()

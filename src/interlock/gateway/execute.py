@@ -285,6 +285,7 @@ class Execution:
         assert request.key is not None
         predicted = call.predicted = predict(contract.mutation.effects, granted.checked.call_input)
         call.move("queued")
+        self._observer.emit("tool.invocation.queued", call)
         window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
         if request.operation == "compensate":
             window_s = max(window_s, self._settings.undo_days * 86_400)

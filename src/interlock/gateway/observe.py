@@ -307,6 +307,15 @@ class Observer:
         self._alerts.fire(name, tool=tool, invocation_id=invocation_id, facts=data)
         self.mention(kind, invocation_id, tool, **data)
 
+    def surface_changed(self, revision: int) -> None:
+        """Tell that the tools that can be listed and called are not the same as before."""
+        if self.listeners:
+            now_ms, number = self._clock.now_ms(), next(self._numbers)
+            kind, data = "tool.surface.updated", {"revision": revision}
+            event = Event(id=f"{kind}:{number}", type=kind, invocation_id="", tool="", at_ms=now_ms, data=data,
+                          surface="tools")  # fmt: skip
+            self._tell_all(event)
+
     def mention(self, kind: str, invocation_id: str, tool: str, **data: Any) -> None:
         """Tell of something that happened to a call which no task of this process is running."""
         event_id = f"{invocation_id or kind}:{next(self._numbers)}"

@@ -172,6 +172,8 @@ class Catalog:
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._epoch = -1
         self._looked_at = float("-inf")
+        # Is told the new revision when the registry has changed, in whichever process.
+        self.on_change: Callable[[int], None] = lambda revision: None
 
     def resolve(self, name: str, spec: str | None = None, capability: Capability | None = None) -> Version:
         """The version a name and range stand for. E3101 unknown tool, E3102 no such version, E3104 past removal.
@@ -379,6 +381,7 @@ class Catalog:
         """Drop what is in memory; the store is asked again."""
         self._drop()
         self._looked_at = float("-inf")
+        self._refresh()
 
     def _refresh(self) -> None:
         now = self._clock.monotonic()
@@ -389,7 +392,9 @@ class Catalog:
         epoch = int(rows[0][0]) if rows else 0
         if epoch != self._epoch:
             self._drop()
-            self._epoch = epoch
+            known, self._epoch = self._epoch, epoch
+            if known >= 0:
+                self.on_change(epoch)
 
     def _drop(self) -> None:
         self._whole = None

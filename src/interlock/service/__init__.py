@@ -26,6 +26,7 @@ from interlock.service.approvals import Approvals
 from interlock.service.audit import Audit
 from interlock.service.budgets import Budgets
 from interlock.service.calls import Ask, Calls, native_id
+from interlock.service.events import Events
 from interlock.service.health import Health
 from interlock.service.listing import Listing
 from interlock.service.policy import Policy
@@ -56,6 +57,7 @@ class Service:
         self.tokens = Tokens(lock)
         self.policy = Policy(lock)
         self.audit = Audit(lock)
+        self.events = Events(lock, self.audit)
         self.budgets = Budgets(lock, self.audit)
         self.upstreams = Upstreams(lock)
         self.health = Health(lock)

@@ -29,6 +29,7 @@ from interlock.core.errors import Failure
 from interlock.core.phases import Lease
 from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
+from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog
 from interlock.store.journal import Journal
 from interlock.upstreams import book
@@ -75,6 +76,7 @@ class Upstreams:
         lend: Lend,
         try_out: TryOut,
         announce: Callable[..., None],
+        mention: Callable[..., None],
         look: Callable[[], None],
         supervisor: Supervisor,
         answers: Callable[[str], Awaitable[None]] | None = None,
@@ -86,6 +88,7 @@ class Upstreams:
         self._lend = lend
         self._try_out = try_out
         self._announce = announce
+        self._mention = mention
         self._look = look
         self._supervisor = supervisor
         self._answers = answers
@@ -454,17 +457,22 @@ class Upstreams:
             self._look()
             self._found(known.name, "available")
             self._refresh(now=True)
-        self._tell(known, page, looked)
+        self._tell(known, page, looked, evidence, by)
         if self._answers is not None:
             await self._answers(known.name)
         return Report(known.name, looked, dict(discovered.about))
 
-    def _tell(self, known: Upstream, page: Page, looked: Sequence[Offered]) -> None:
+    def _tell(
+        self, known: Upstream, page: Page, looked: Sequence[Offered], evidence: Mapping[str, Evidence], by: str
+    ) -> None:
         for one in looked:
             before = page.tools.get(one.name)
             facts = {"upstream": known.name, "offered": one.name, "reason": one.reason}
             if one.state == "changed" and (before is None or not before.held):
                 self._announce("tool.alert", "", one.address, alert="TOOL_DEFINITION_CHANGED", **facts)
+            if one.state == "admitted" and one.manifest is not None:
+                ref = f"{one.address}@{one.version}"
+                self._mention("tool.declared", "", ref, digest=evidence[one.name].digest, by=by)
             if one.state == "refused":
                 self._announce("INVALID_TOOL_SCHEMA", "", "", **facts)
 

@@ -12,6 +12,7 @@ from interlock.core.clock import iso
 from interlock.doors.rest import models
 from interlock.doors.rest.hot import DOOR
 from interlock.doors.rest.operation import Ask, json, says, streams
+from interlock.doors.rest.routes.calls import frames
 from interlock.service.audit import Sought
 
 router = APIRouter(prefix="/v1", tags=["audit"])
@@ -48,3 +49,12 @@ async def export_journal(ask: Ask) -> Response:
     """The whole journal as JSON lines, byte for byte as it is chained. Needs `audit:read`."""
     lines = await ask.service.audit.export(by=ask.caller, door=DOOR)
     return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+@router.get("/events", **streams("text/event-stream", "events as they happen", {"type": "string"}))
+async def follow_events(ask: Ask) -> Response:
+    """All events of this server as they happen, as server-sent events: declarations, changes of the list of tools,
+    calls, hooks, decisions, results, errors and alerts. Needs `audit:read` in the tenant `local`; that they are read is
+    on record."""
+    events = frames(await ask.service.events.follow(by=ask.caller, door=DOOR))
+    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})

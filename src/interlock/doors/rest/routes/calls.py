@@ -70,18 +70,18 @@ async def follow_call(invocation_id: Id, ask: Ask, last_event_id: LastEvent = ""
     calls = ask.service.calls
     calls.status(invocation_id, ask.caller)  # refused before the stream begins
     known = last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < _LONGEST_NUMBER
-    events = _frames(calls.follow(invocation_id, ask.caller, after=int(last_event_id) if known else None))
+    events = frames(calls.follow(invocation_id, ask.caller, after=int(last_event_id) if known else None))
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def _frames(events: AsyncGenerator[tuple[int | None, Json]]) -> AsyncGenerator[bytes]:
+async def frames(events: AsyncGenerator[tuple[int | None, Json]]) -> AsyncGenerator[bytes]:
     """Events as frames of a stream, with a comment now and then while nothing happens."""
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while True:
             done, _ = await asyncio.wait({coming}, timeout=SILENCE_S)
             if not done:
-                yield b": still running\n\n"
+                yield b": nothing new\n\n"
                 continue
             told = coming.result()
             if told is None:

@@ -1,0 +1,176 @@
+"""Every class of events has a producer, a schema and a way out of the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import orjson
+import pytest
+
+from interlock import Context, Failure, Field, Hook, Interlock, tool
+from interlock.authority.identities import Identity
+from interlock.core.capability import ToolGrant
+from interlock.core.events import CLASSES, KINDS, Event, data_schema
+from interlock.core.schema import compile_validator
+from interlock.doors.server import Listening, serving
+from interlock.service import Service
+from interlock.service import events as streaming
+from tests import sample
+from tests.authority.test_tokens import did_of
+
+Json = dict[str, Any]
+Name = Annotated[str, Field(description="a name", examples=["a"])]
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def work(name: Name, context: Context) -> str:
+    """Report progress, and say much or fail."""
+    context.progress("half way", percent=50)
+    if name == "fails":
+        raise Failure("E3401", "it failed")
+    return name * (60_000 if name == "much" else 1)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def later(name: Name) -> str:
+    """Come later."""
+    return name
+
+
+class Place:
+    """A server with a reader of its events."""
+
+    def __init__(self, lock: Interlock, client: httpx.AsyncClient, token: str) -> None:
+        self.lock = lock
+        self.client = client
+        self.headers = {"authorization": f"Bearer {token}"}
+        self.heard: list[Json] = []
+        self.began = asyncio.Event()
+        self.news = asyncio.Condition()
+
+    async def read(self) -> None:
+        async with self.client.stream("GET", "/v1/events", headers=self.headers, timeout=None) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    self.heard.append(orjson.loads(line.removeprefix("data: ")))
+                    self.began.set()
+                    async with self.news:
+                        self.news.notify_all()
+
+    async def until(self, kind: str) -> None:
+        async with asyncio.timeout(60), self.news:
+            await self.news.wait_for(lambda: any(one["event_class"] == kind for one in self.heard))
+
+
+@asynccontextmanager
+async def place(tmp_path: Path, *scopes: str) -> AsyncGenerator[Place]:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        await lock.add(work, sample.increment, sample.send)
+        lock.issuer_keys.init("EdDSA")
+        await lock.identities.register(Identity(did=did_of("ops"), name="ops"), by="test")
+        token = await lock.tokens.issue(subject=did_of("ops"), tools=[ToolGrant("*")], scopes=scopes, by=lock.caller)
+        async with (
+            serving(Service(lock), Listening(port=0, grpc_port=None)) as server,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client,
+        ):
+            yield Place(lock, client, token)
+
+
+@pytest.mark.proves("OBS-10")
+async def test_each_class_of_events_is_produced_by_a_real_action_validates_and_leaves_the_server(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path, "audit:read") as here:
+        reading = asyncio.create_task(here.read())
+        await asyncio.wait_for(here.began.wait(), 60)
+        lock = here.lock
+        lock.hook(Hook(id="looks", when="pre", run=lambda seen: None))
+        calls = {
+            "fine": await lock.call("seen.work", name="a"),
+            "much": await lock.call("seen.work", name="much"),
+            "fails": await lock.call("seen.work", name="fails"),
+            "wrong": await lock.call("seen.work", name=[]),
+            "write": await lock.call("demo.increment", name="a", key="k1"),
+            "asks": await lock.call("demo.send", to="ann", key="k2"),
+        }
+        lock.gateway.observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", reason="a test")
+        await lock.add(later)
+        await here.until("tool.surface.updated")
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    began, *heard = here.heard
+    assert set(began["classes"]) == set(CLASSES)
+    known = [one for one in heard if one["event_class"] in KINDS]
+    assert {one["group"] for one in known} == set(CLASSES), "no class is without a producer"
+    for one in known:
+        kind = KINDS[one["event_class"]]
+        assert one["group"] == kind.group
+        assert compile_validator(data_schema(one["event_class"])).is_valid(one), one
+        assert kind.of != "call" or one["invocation_id"] in {result.invocation_id for result in calls.values()}
+    declared = [one["tool_id"] for one in known if one["event_class"] == "tool.declared"]
+    assert declared == ["seen.later@1.0.0"]
+    of = {
+        name: {one["group"] for one in known if one["invocation_id"] == call.invocation_id}
+        for name, call in calls.items()
+    }
+    assert {"invocation", "hook", "permission", "progress", "result"} <= of["fine"]
+    assert "persistence" in of["much"]
+    assert "error" in of["fails"]
+    assert "error" in of["wrong"]
+    assert "scheduling" in of["write"]
+    assert len({one["event_id"] for one in heard}) == len(heard)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_without_its_link_or_its_facts_does_not_validate(kind: str) -> None:
+    known = KINDS[kind]
+    whole = Event(
+        id="e:1", type=kind, invocation_id="c1", tool="demo.add@1.0.0", at_ms=0,
+        data=dict.fromkeys(known.data, "x"), surface="tools",
+    ).document()  # fmt: skip
+    valid = compile_validator(data_schema(kind)).is_valid
+    assert valid(whole)
+    for name in known.data:
+        assert not valid({**whole, "data": {other: 1 for other in known.data if other != name}})
+    link = {"call": "invocation_id", "tool": "tool_id", "surface": "surface_id"}.get(known.of)
+    if link is not None:
+        assert not valid({**whole, link: ""})
+    assert not valid({**whole, "event_class": "tool.other"})
+
+
+async def test_events_are_for_auditors_and_reading_them_is_on_record(tmp_path: Path) -> None:
+    async with place(tmp_path) as here:
+        refused = await here.client.get("/v1/events", headers=here.headers)
+        assert (refused.status_code, refused.json()["error"]["error_code"]) == (403, "E3206")
+        assert not here.lock.gateway.observer.listeners
+    async with place(tmp_path / "other", "audit:read") as here:
+        reading = asyncio.create_task(here.read())
+        await asyncio.wait_for(here.began.wait(), 60)
+        (record,) = here.lock.journal.read("SELECT body FROM journal WHERE kind = 'audit.read'")
+        assert orjson.loads(record[0])["what"] == "events"
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_a_slow_reader_is_told_how_many_events_it_missed_and_a_stopped_server_ends_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "KEPT", 3)
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        service = Service(lock)
+        who = lock.caller
+        events = await service.events.follow(by=who, door="library")
+        assert (await anext(events))[1]["event_class"] == "tool.events.began"
+        for number in range(10):
+            lock.gateway.observer.announce("tool.alert", "", "", alert=f"A{number}")
+        assert (await anext(events))[1] == {"event_class": "tool.events.missed", "missed": 7}
+        assert [(await anext(events))[1]["data"]["alert"] for _ in range(3)] == ["A0", "A1", "A2"]
+        service.events.close()
+        assert [one async for one in events] == []
+        assert not lock.gateway.observer.listeners

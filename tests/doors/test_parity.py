@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -283,17 +285,33 @@ def comparable(record: Json) -> Json:
     return kept
 
 
-async def through_all(ways: Ways, wish: Callable[[str], Wish]) -> tuple[dict[str, Told], list[Json], list[list[str]]]:
-    """One wish through every door, one after the other: what each told, recorded and announced."""
+def counts(lock: Interlock) -> Counter[str]:
+    """All metrics that count something, by their names and labels.
+
+    How long calls took and how much of its limits the server uses differs from one call to the next.
+    """
+    lines = lock.gateway.telemetry.metrics.render().decode().splitlines()
+    samples = [line.rsplit(" ", 1) for line in lines if line and not line.startswith("#")]
+    timed = re.compile(r"^(\w+(_bucket|_sum|_rate)|interlock_limit_used)\b")
+    return Counter({name: float(value) for name, value in samples if not timed.match(name)})  # pyright: ignore[reportArgumentType] - costs are fractions
+
+
+async def through_all(
+    ways: Ways, wish: Callable[[str], Wish]
+) -> tuple[dict[str, Told], list[Json], list[list[str]], list[Counter[str]]]:
+    """One wish through every door, one after the other: what each told, recorded, announced and counted."""
     told: dict[str, Told] = {}
     recorded: list[Json] = []
     announced: list[list[str]] = []
+    counted: list[Counter[str]] = []
     for door in DOORS:
         events: list[Event] = []
         (before,) = ways.lock.journal.read("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
         stop = ways.lock.listen(events.append)
+        so_far = counts(ways.lock)
         told[door] = await ways.ways[door](wish(door))
         stop()
+        counted.append(counts(ways.lock) - so_far)
         await ways.lock.journal.commit(lambda _: None)
         rows = ways.lock.journal.read(
             "SELECT body FROM journal WHERE seq > ? AND kind IN ('closed', 'pending') ORDER BY seq", (before,)
@@ -303,10 +321,12 @@ async def through_all(ways: Ways, wish: Callable[[str], Wish]) -> tuple[dict[str
         assert records[0]["door"] == door.partition("-")[0]
         recorded.append(comparable(records[0]))
         announced.append([event.type for event in events])
-    return told, recorded, announced
+    return told, recorded, announced, counted
 
 
-def same(told: Mapping[str, Told], recorded: list[Json], announced: list[list[str]]) -> Told:
+def same(
+    told: Mapping[str, Told], recorded: list[Json], announced: list[list[str]], counted: list[Counter[str]]
+) -> Told:
     """What all doors agree on."""
     first = told["library"]
     assert told == dict.fromkeys(DOORS, first)
@@ -314,6 +334,9 @@ def same(told: Mapping[str, Told], recorded: list[Json], announced: list[list[st
         assert record == recorded[0], door
     for door, events in zip(DOORS, announced, strict=True):
         assert events == announced[0], door
+    for door, metrics in zip(DOORS, counted, strict=True):
+        assert metrics == counted[0], door
+    assert any(name.startswith("tool_") for name in counted[0]), "a call is counted"
     return first
 
 
@@ -332,7 +355,7 @@ CASES: Mapping[str, tuple[Callable[[str], Wish], Any]] = {
 }
 
 
-@pytest.mark.part_of("OPS-05", rest="metrics")
+@pytest.mark.proves("OPS-05")
 @pytest.mark.parametrize("case", CASES)
 async def test_a_call_is_the_same_through_every_door(ways: Ways, case: str) -> None:
     wish, expected = CASES[case]

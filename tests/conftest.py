@@ -18,7 +18,7 @@ import pytest_asyncio
 from interlock import Interlock
 from interlock.core import canonical
 from interlock.store.journal import Journal
-from tests import leaks, rehearsal, sample, thorough
+from tests import leaks, rehearsal, sample, thorough, tiers
 
 LEDGER = Path(__file__).parents[1] / "ledger"
 
@@ -44,8 +44,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=tiers.TIERS, help="run the tests of one tier")
+
+
+def _keep_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the tier that was asked for."""
+    wanted = config.getoption("--tier")
+    if wanted is None:
+        return
+    others = [item for item in items if tiers.tier_of(item.path) != wanted]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if tiers.tier_of(item.path) == wanted]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that names a clause the ledger does not have is a mistake."""
+    _keep_tier(config, items)
     known = requirement_ids()
     thorough.multiply_examples(items)
     for item in items:

@@ -14,10 +14,12 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from interlock.core.canonical import encode
 from interlock.core.cases import Case, cases_of
 from interlock.core.contract import Contract, contract_of
 from interlock.core.declare import Tool
 from interlock.core.errors import ErrorCode, Failure
+from interlock.core.explain import brief
 from interlock.core.phases import Request
 from interlock.core.results import Result
 from interlock.core.schema import Json
@@ -95,7 +97,10 @@ async def try_tool(
     if "compensate" in tool.handlers:
         outcomes.extend(_undoable(tool))
     for case in cases_of(contract):
-        if case.expect == "example":
+        if case.expect == "pair":
+            if mode != "fixture":
+                outcomes.append(await _run_pair(run, contract, case, mode, make))
+        elif case.expect == "example":
             outcomes.extend(await _run_example(gateway, run, tool, case, mode, make))
         else:
             outcomes.append(await _check(gateway, contract, case, make))
@@ -130,6 +135,18 @@ async def _run_example(
         if not dry:
             outcomes.extend(await _undone(run, contract, case.name, request, result))
     return outcomes
+
+
+async def _run_pair(run: Run, contract: Contract, case: Case, mode: Mode, make: Callable[..., Request]) -> Outcome:
+    """Run a known input and hold the result against its output. A pair that cannot be run proves nothing."""
+    if mode == "preview":
+        hint = "a tool that writes runs its pairs inside a @tool.fixture, or with `interlock tools test --live`"
+        return Outcome(case.name, False, hint)
+    result = await run(make(str(contract.id), case.input, key=case.name.replace(" ", "-")))
+    if not result.ok:
+        return Outcome(case.name, False, _why(result))
+    same = encode(result.value) == encode(case.output)
+    return Outcome(case.name, same, "" if same else f"gave `{brief(result.value)}` instead of `{brief(case.output)}`")
 
 
 def _why(result: Result) -> str:
@@ -179,7 +196,10 @@ async def _run_in_fixture(run: Run, tool: Tool[..., Any], make: Callable[..., Re
             if not first.ok:
                 return [Outcome("fixture", False, _why(first))]
             again = _same("fixture", first, await run(request), replayed=True)
-            return [Outcome("fixture", True), again, *await _undone(run, contract, "fixture", request, first)]
+            undone = await _undone(run, contract, "fixture", request, first)
+            pairs = [one for one in cases_of(contract) if one.expect == "pair"]
+            held = [await _run_pair(run, contract, one, "fixture", make) for one in pairs]
+            return [Outcome("fixture", True), again, *undone, *held]
     except Failure:
         raise
     except Exception as error:  # noqa: BLE001 - the author's fixture is the author's code

@@ -424,7 +424,7 @@ def written(path: Path, document: Json) -> str:
     return path.name
 
 
-@pytest.mark.part_of("OPS-01", rest="cancel and search on the command line")
+@pytest.mark.proves("OPS-01")
 def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> None:
     (fresh.path / "echoes.py").write_text(ECHO)
     refused = fresh.ask("tools", "add", written(fresh.path / "bare.json", BARE))
@@ -437,9 +437,27 @@ def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> No
     result = holder.call("default.echo_tool", {"message": "Hello World"})
     assert result["structured_content"] == {"echoed": "Hello World"}
     assert holder.ask("calls", "show", result["invocation_id"])["state"] == "succeeded"
+    found = holder.ask("tools", "search", "echoes", "input")["tools"]
+    assert [one["tool"] for one in found] == ["default.echo_tool"]
+    assert holder.ask("tools", "search", "nothing", "like", "it") == {"tools": []}
     malformed = holder.call("default.echo_tool", {"massage": "Hello World"})
     assert malformed["error"]["error_code"] == "E3301"
     # Denied: the token names another tool.
     other = fresh("token", "issue", "--agent", "other", "--tool", "default.nothing").out.strip()
     denied = Cli(fresh.path, {"INTERLOCK_TOKEN": other}).call("default.echo_tool", {"message": "Hello World"})
     assert denied["error"]["error_code"] == "E3204"
+    # A tool that the token does not name is not found either.
+    assert Cli(fresh.path, {"INTERLOCK_TOKEN": other}).ask("tools", "search", "echoes") == {"tools": []}
+    finished = holder.ask("calls", "cancel", result["invocation_id"])
+    assert finished == {"invocation_id": result["invocation_id"], "outcome": "finished"}
+
+
+@pytest.mark.proves("OPS-01")
+def test_a_call_that_waits_for_a_person_is_cancelled_on_the_command_line(cli: Cli) -> None:
+    waiting = cli.call("demo.mail_statement", {"account": "cash", "to": "a@example.com"}, "--key", "k")
+    assert waiting["status"] == "awaiting_approval"
+    cancelled = cli("calls", "cancel", waiting["invocation_id"], "--json")
+    assert (cancelled.code, cancelled.json["outcome"]) == (0, "canceled")
+    again = cli("calls", "cancel", waiting["invocation_id"])
+    assert again.code == 1
+    assert "it has ended already" in again.out

@@ -123,7 +123,7 @@ def test_a_permission_profile_states_risk_access_sandbox_approval_credential_and
     }
 
 
-@pytest.mark.part_of("CONTRACT-11", rest="the interface is served")
+@pytest.mark.proves("CONTRACT-11")
 def test_safety_facts_come_from_the_contract_and_the_unsaid_ones_are_unsafe() -> None:
     @tool(version="1.0.0", mutation_class="read_only", namespace="x")
     async def silent(number: Number) -> int:

@@ -20,7 +20,7 @@ from interlock.core.connector import RemoteCall
 from interlock.core.contract import ERROR_SCHEMA, contract_of
 from interlock.core.errors import CODES, Failure
 from interlock.core.export import declaration, interface
-from interlock.core.objects import ToolError
+from interlock.core.objects import ToolError, ToolInterface
 from interlock.core.redact import safe_log
 from interlock.core.results import ENVELOPE_SCHEMA
 from interlock.core.schema import Schema
@@ -487,3 +487,42 @@ async def test_no_executor_is_handed_or_hands_on_what_does_not_fit(home: Path, t
             assert wrong.error is not None
             assert (wrong.error.code, wrong.value) == ("E3303", None)
         assert (state.runs, len(server.calls)) == (1, 1)
+
+
+@pytest.mark.proves("CONTRACT-11")
+async def test_the_interface_of_a_tool_is_served_with_its_nine_concerns(wires: Wires) -> None:
+    rest = (await wires.http.get("/v1/tools/c.routed")).json()
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools.describe", "params": {"tool_id": "c.routed"}}
+    rpc = (await wires.http.post("/rpc", json=asked)).json()["result"]
+    for told in (rest, rpc):
+        served = told["interface"]
+        assert ToolInterface.parse(served).document() == served
+        for concern in (
+            "identity", "schemas", "availability", "validation", "safety", "permission_matching", "execution",
+            "rendering", "persistence",
+        ):  # fmt: skip
+            assert concern in served, concern
+        assert served["safety"]["is_read_only"] is True
+        assert served["safety"]["is_open_world"] is True, "nothing was said of it"
+        assert "hint" not in str(served), "fields of the runtime are not shown"
+        assert served["persistence"]["preview_chars"] == 1000
+
+
+@pytest.mark.part_of("TEST-09", rest="the gRPC listing does not say whether a tool has known pairs")
+async def test_a_tool_without_known_pairs_says_so_in_its_listing(wires: Wires) -> None:
+    pairs = [{"input": {"text": "a"}, "output": "A"}]
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="c", known_pairs=pairs)
+    async def held_to(text: sample.Text) -> str:
+        """Say it louder."""
+        return text.upper()
+
+    await admit(wires.lock, held_to)
+    listed = {one["tool_id"]: one for one in (await wires.http.get("/v1/tools")).json()["tools"]}
+    assert (listed["c.held_to"]["known_pairs"], listed["c.routed"]["known_pairs"]) == (1, 0)
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools.list"}
+    told = (await wires.http.post("/rpc", json=asked)).json()["result"]["tools"]
+    assert {one["tool_id"]: one["known_pairs"] for one in told}["c.held_to"] == 1
+    tools = orjson.loads(await wires.mcp("tools/list", {}, modern=True))["result"]["tools"]
+    known = {one["_meta"]["interlock/address"]: one["_meta"]["interlock/known_pairs"] for one in tools}
+    assert (known["c.held_to"], known["c.routed"]) == (1, 0)

@@ -623,3 +623,74 @@ async def test_the_author_is_told_which_effect_could_not_be_confirmed(tmp_path: 
 
     async with Interlock.open(tmp_path) as lock:
         assert "verify the account was not touched" in reason(await offer(lock, post))
+
+
+# Known pairs
+
+PAIR = "the gRPC listing does not say whether a tool has known pairs"
+
+
+def doubler(wrong: bool = False, **options: Any) -> AnyTool:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="demo", **options)
+    async def double(cents: Cents) -> int:
+        """Twice an amount of money."""
+        return cents * (3 if wrong else 2)
+
+    return double
+
+
+@pytest.mark.part_of("TEST-09", rest=PAIR)
+async def test_a_tool_whose_known_pair_does_not_hold_is_refused(tmp_path: Path) -> None:
+    pairs = [{"input": {"cents": 4}, "output": 8}, {"input": {"cents": 5}, "output": 10}]
+    async with Interlock.open(tmp_path) as lock:
+        answer = await offer(lock, doubler(wrong=True, known_pairs=pairs))
+        assert "known pair 1: gave `12` instead of `8`" in reason(answer)
+        answer = await offer(lock, doubler(known_pairs=pairs))
+        assert answer.admitted
+        assert answer.trial is not None
+        assert [one.case for one in answer.trial.outcomes if "pair" in one.case] == ["known pair 1", "known pair 2"]
+
+
+@pytest.mark.part_of("TEST-09", rest=PAIR)
+async def test_a_changed_tool_is_held_to_its_pairs_again(tmp_path: Path) -> None:
+    pairs = [{"input": {"cents": 4}, "output": 8}]
+    async with Interlock.open(tmp_path) as lock:
+        assert (await offer(lock, doubler(known_pairs=pairs))).admitted
+
+        @tool(version="1.0.1", mutation_class="read_only", namespace="demo", known_pairs=pairs)
+        async def double(cents: Cents) -> int:
+            """Twice an amount of money."""
+            return cents + 2
+
+        answer = await offer(lock, double)
+        assert "known pair 1: gave `6` instead of `8`" in reason(answer)
+        assert lock.catalog.resolve("demo.double").row.version == "1.0.0"
+
+
+@pytest.mark.part_of("TEST-09", rest=PAIR)
+async def test_a_writing_tool_runs_its_pairs_in_its_fixture_and_without_one_is_refused(tmp_path: Path) -> None:
+    def saver(fixture: bool, output: int) -> AnyTool:
+        @tool(
+            version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=UPDATES,
+            known_pairs=[{"input": {"account": "cash", "cents": 4}, "output": output}],
+        )  # fmt: skip
+        async def save(ctx: Context, account: Account, cents: Cents) -> int:
+            """Put money aside."""
+            ctx.effect(f"account:{account}", "UPDATE")
+            return cents
+
+        @save.preview
+        def _(account: str, cents: int) -> Preview:
+            return Preview(impact=account)
+
+        def prepared() -> Generator[Json]:
+            yield {"account": "cash", "cents": 1}
+
+        if fixture:
+            save.fixture(prepared)
+        return save
+
+    async with Interlock.open(tmp_path) as lock:
+        assert "known pair 1: a tool that writes runs its pairs inside" in reason(await offer(lock, saver(False, 4)))
+        assert "known pair 1: gave `4` instead of `5`" in reason(await offer(lock, saver(True, 5)))
+        assert (await offer(lock, saver(True, 4))).admitted

@@ -496,6 +496,39 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
     return await _answer(lock, out, await lock.undo(found.call, key=key, caller=caller))
 
 
+# cancel
+
+
+@calls.command()
+@click.argument("call_id", metavar="ID")
+@as_holder
+@over_home
+async def cancel(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+    """Ask for a call to end that runs, is queued or waits for a person, whichever process runs it.
+
+    The answer is canceled, unsupported (its tool cannot be cancelled) or finished (it has ended).
+
+    \b
+    interlock calls cancel 01JCXK2M4Q8Z…
+    """
+    from interlock.cli.history import find
+    from interlock.service import Service
+
+    caller = await acting(lock, token)
+    found = find(lock.journal, call_id, caller)
+    answer = await Service(lock).calls.cancel(found.call, caller)
+    words = {
+        "canceled": "it was asked to end",
+        "unsupported": "its tool cannot be cancelled; it runs to its end",
+        "finished": "it has ended already",
+    }
+    out.answer(
+        {"invocation_id": found.call, "outcome": answer},
+        lambda page: page.line(f"{answer}   {found.call}   {words[answer]}"),
+    )
+    return 0 if answer == "canceled" else 1
+
+
 # resume
 
 

@@ -244,6 +244,7 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
                 "digest": row.digest,
                 "origin": row.origin,
                 "published_at": iso(row.published_ms),
+                "known_pairs": len(manifest.get("known_pairs") or ()),
                 "deprecation": None if row.notice is None else row.notice.document(),
             }
         )
@@ -262,6 +263,43 @@ async def list_tools(lock: Interlock, out: Output, /) -> int:
 
 
 @tools.command()
+@click.argument("words", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many at most.")
+@as_holder
+@over_home
+async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit: int, token: str | None) -> int:
+    """Tools whose name, title, description, tags or hint hold every word, best first.
+
+    \b
+    interlock tools search balance
+    interlock tools search send mail --limit 5
+    """
+    from interlock.service.tools import Tools
+
+    caller = await acting(lock, token)
+    documents: list[Json] = [
+        {
+            "tool": one.row.address,
+            "version": one.row.version,
+            "mutation_class": one.contract.mutation.mutation_class,
+            "description": one.contract.manifest.description,
+        }
+        for one in Tools(lock).search(" ".join(words), caller, limit)
+    ]
+
+    def show(page: Page) -> None:
+        if not documents:
+            page.line("no tool fits; see them all: interlock tools list")
+            return
+        columns = ("tool", "version", "mutation_class", "description")
+        rows = [[str(one[column]).splitlines()[0] for column in columns] for one in documents]
+        page.table(rows, ("tool", "version", "changes", "what it does"))
+
+    out.answer({"tools": documents}, show)
+    return 0
+
+
+@tools.command()
 @click.argument("tool", metavar="TOOL[@RANGE]")
 @looking
 async def show(lock: Interlock, out: Output, /, tool: str) -> int:
@@ -271,7 +309,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     interlock tools show demo.post
     interlock tools show demo.post@^1
     """
-    from interlock.core.export import declaration, execution_profile, permission_profile
+    from interlock.core.export import declaration, execution_profile, interface, permission_profile
 
     name, at, spec = tool.partition("@")
     version = _version(lock, name, spec if at else None)
@@ -290,6 +328,8 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "declaration": declaration(contract, row.state).document(),
         "execution_profile": execution_profile(contract).document(),
         "permission_profile": permission_profile(contract).document(),
+        "interface": interface(contract).document(),
+        "known_pairs": len(contract.manifest.known_pairs),
     }
     state = _state(row.state, document["availability"])
     out.answer(document, lambda page: _show_version(page, version, state))
@@ -329,6 +369,7 @@ def _show_version(page: Page, version: Version, state: str) -> None:
         ("time", f"{timeout.default_s:g} s, at most {timeout.max_s:g} s ({timeout.timeout_class})"),
         ("key", "the caller's own, needed" if contract.idempotency.key_required else "not needed"),
         ("needs", ", ".join((*contract.auth.required_permissions, *contract.auth.required_scopes)) or "nothing"),
+        ("known pairs", str(len(manifest.known_pairs) or "none: nothing says what it must answer")),
         ("digest", row.digest),
         ("from", row.origin),
     ]

@@ -10,16 +10,17 @@ from interlock.core.coerce import coerce
 from interlock.core.contract import Contract
 from interlock.core.schema import Json, Schema, resolve_ref
 
-Expectation = Literal["example", "accepted", "refused"]
+Expectation = Literal["example", "pair", "accepted", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An input and what must become of it: run and succeed, pass validation, or be refused there."""
+    """An input and what must become of it: run and succeed, give this output, pass validation, or be refused there."""
 
     name: str
     input: Json
     expect: Expectation
+    output: Any = None
 
 
 def cases_of(contract: Contract) -> list[Case]:
@@ -27,6 +28,10 @@ def cases_of(contract: Contract) -> list[Case]:
     schema = Schema(contract.input.model_facing)
     examples = examples_of(contract)
     cases = [Case(f"example {index + 1}", example, "example") for index, example in enumerate(examples)]
+    cases += [
+        Case(f"known pair {number}", dict(one.input), "pair", one.output)
+        for number, one in enumerate(contract.manifest.known_pairs, 1)
+    ]
     base = examples[0] if examples else {}
     for case in _around(schema, base):
         faults = sum(1 for _ in schema.errors(coerce(schema, case.input).value))

@@ -203,6 +203,7 @@ def tool(
     permissions: Sequence[str] = (),
     scopes: Sequence[str] = (),
     examples: Sequence[Mapping[str, Any]] = (),
+    known_pairs: Sequence[Mapping[str, Any]] = (),
     aliases: Sequence[str] = (),
     tags: Sequence[str] = (),
     search_hint: str | None = None,
@@ -377,6 +378,8 @@ def _facts(
         "tags": listed("tags"),
     }
     facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+    if said["known_pairs"]:
+        facts["known_pairs"] = [dict(one) for one in listed("known_pairs", Mapping)]
     if said["preconditions"]:
         facts["preconditions"] = [one.model_dump() for one in listed("preconditions", Precondition)]
     if said["sandbox"]:
@@ -412,12 +415,13 @@ _LISTS = {
     "scopes": 'scopes=["reports:write"]',
     "effects": 'effects=[Effect("account:{account}", "UPDATE")]',
     "examples": 'examples=[{"account": "cash"}]',
+    "known_pairs": 'known_pairs=[{"input": {"account": "cash"}, "output": 100}]',
     "aliases": 'aliases=["old_name"]',
     "tags": 'tags=["accounts"]',
     "preconditions": 'preconditions=[Precondition("account:{account}", "{version}")]',
     "checkpoints": 'checkpoints=["half_done"]',
 }
-_ITEMS = {"effects": "Effect(…)", "examples": "objects", "preconditions": "Precondition(…)"}
+_ITEMS = {"effects": "Effect(…)", "examples": "objects", "known_pairs": "objects", "preconditions": "Precondition(…)"}
 # The parts of a manifest that come from an option of another name.
 _OPTION_OF = {
     "name": "title", "required_permissions": "permissions", "required_scopes": "scopes", "timeout_default": "timeout_s",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from interlock.core.contract import Contract
-from interlock.core.manifest import LifecycleState, ToolKind
+from interlock.core.manifest import HandlerName, LifecycleState, ToolKind
 from interlock.core.objects import (
     LIFECYCLE_OF_REGISTRY_STATE,
     Execution,
@@ -23,6 +23,8 @@ from interlock.core.objects import (
     ToolPermissionProfile,
 )
 from interlock.core.permissions import permissions_of
+from interlock.core.places import COMMAND, HOST, PATH, URL
+from interlock.core.results import PREVIEW_CHARS
 from interlock.core.schema import Json
 
 # What runs a tool and where it came from is its operator's affair.
@@ -41,6 +43,7 @@ def shown(contract: Contract) -> Json:
         named = re.compile("|".join(rf"\{{{re.escape(name)}\}}" for name in sorted(hidden)))
         for part in {"effects", "preconditions"} & told.keys():
             told[part] = [{name: named.sub("{}", said) for name, said in one.items()} for one in told[part]]
+    told["known_pairs"] = len(contract.manifest.known_pairs)
     told["execution_profile"] = execution_profile(contract).document()
     told["permission_profile"] = permission_profile(contract).document()
     return told
@@ -173,8 +176,13 @@ def output_contract(contract: Contract) -> ToolOutputContract:
 
 
 def interface(contract: Contract) -> ToolInterface:
-    """The tool_interface of a version: the safety facts its contract states, and the unsafe value for all others."""
+    """The tool_interface of a version: the safety facts its contract states, and the unsafe value for all others.
+
+    Fields that callers may not set are not in it.
+    """
     manifest = contract.manifest
+    marked = _marked(contract)
+    profile = permission_profile(contract)
     reads = contract.mutation.mutation_class == "read_only"
     return ToolInterface.model_validate(
         {
@@ -189,10 +197,38 @@ def interface(contract: Contract) -> ToolInterface:
             "schemas": Schemas.model_validate(
                 {
                     "model_input_schema": contract.input.model_facing,
-                    "runtime_input_schema": contract.input.document,
+                    "runtime_input_schema": contract.input.model_facing,
                     "output_schema": contract.output.document,
+                    "strict": True,
+                    "visibility": "callers",
                 }
             ),
+            "availability": {
+                "is_enabled": manifest.lifecycle_state in ("active", "deprecated"),
+                "required_credentials": list(profile.credentials or ()),
+                "deferred": False,
+            },
+            "validation": {
+                "parses_schema": True,
+                "value_checks": ["check"] if _has(contract, "check") else [],
+                "preflight_checks": ["preflight"] if _has(contract, "preflight") else [],
+            },
+            "permission_matching": {
+                "tool_names": [str(contract.id), *(f"{contract.id.namespace}.{one}" for one in manifest.aliases)],
+                "paths": marked[PATH],
+                "commands": marked[COMMAND],
+                "urls": sorted({*marked[URL], *marked[HOST]}),
+                "resources": [] if contract.input.hidden else [one.resource for one in contract.mutation.effects],
+            },
+            "rendering": {
+                "model_result": "model_facing_content",
+                "ui_result": "ui_facing_rendering.expanded",
+                "ui_progress": "ui_facing_rendering.progress",
+                "ui_rejection": "ui_facing_rendering.rejection",
+                "ui_error": "ui_facing_rendering.error",
+                "ui_grouped": "ui_facing_rendering.grouped",
+                "transcript_search_text": "transcript_search_text",
+            },
             "safety": Safety.model_validate(
                 {
                     "is_read_only": reads,
@@ -201,9 +237,34 @@ def interface(contract: Contract) -> ToolInterface:
                     "is_concurrency_safe": manifest.concurrency_safe,
                     "requires_approval": contract.mutation.mutation_class == "write_irreversible",
                     "requires_user_interaction": False,
+                    **({} if manifest.sandbox is None else {"sandbox_profile": f"tier-{manifest.tier}"}),
+                    "classifier_input": "permission_input",
                 }
             ),
             "execution": Execution.model_validate(_stated(execution_profile(contract))),
-            "persistence": Persistence.model_validate({"max_inline_chars": manifest.max_inline_chars}),
+            "persistence": Persistence.model_validate(
+                {
+                    "max_inline_chars": manifest.max_inline_chars,
+                    "opt_out": not manifest.persist_output,
+                    **({} if manifest.persist_output else {"opt_out_reason": "persist_output is false"}),
+                    "preview_chars": PREVIEW_CHARS,
+                    "redaction": profile.redaction,
+                }
+            ),
         }
     )
+
+
+def _marked(contract: Contract) -> Mapping[str, list[str]]:
+    """The parameters that rules match as paths, URLs, hosts and commands, by their names."""
+    found: dict[str, list[str]] = {kind: [] for kind in (PATH, URL, HOST, COMMAND)}
+    for name in contract.input.properties:
+        if name not in contract.input.hidden:
+            for kind in contract.input.places.root.member(name).kinds:
+                found[kind].append(name)
+    return found
+
+
+def _has(contract: Contract, handler: HandlerName) -> bool:
+    execution = contract.manifest.execution
+    return execution is not None and handler in execution.handlers

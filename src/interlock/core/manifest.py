@@ -306,6 +306,13 @@ class Sandboxing(Part):
     artifacts: int = Field(default=0, ge=0, le=1000)
 
 
+class KnownPair(Part):
+    """An input, and the output that the tool must give for it."""
+
+    input: dict[str, Any]
+    output: Any
+
+
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 _OF_PROGRAMS = frozenset(("argv", "stdin", "parse", "env", "cwd"))
 _LONGEST_COMMAND = 1 << 17  # bytes; the kernel takes no longer word, and no program should need more in all
@@ -489,6 +496,12 @@ class Manifest(Part):
     aliases: tuple[ToolIdText, ...] = Field((), strict=False)
     search_hint: str | None = None
     examples: tuple[dict[str, Any], ...] = Field((), strict=False)
+    known_pairs: tuple[KnownPair, ...] = Field(
+        (),
+        strict=False,
+        max_length=100,
+        description="inputs, and the outputs the tool must give; run at admission",
+    )
     annotations: dict[str, Any] = Field(default_factory=dict)
     compensable: bool = False
     previews: bool = False

@@ -17,6 +17,7 @@ from typing import Any, cast
 from interlock.core.canonical import encode
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.export import interface
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.doors.asgi import (
@@ -239,6 +240,7 @@ class JsonRpcDoor:
             **self._brief(found),
             "input_schema": contract.input.model_facing,
             "output_schema": contract.delivers,
+            "interface": interface(contract).document(),
         }
 
     def _brief(self, version: Version) -> Json:
@@ -249,6 +251,7 @@ class JsonRpcDoor:
             "title": manifest.title or manifest.name,
             "description": manifest.description,
             "mutation_class": manifest.mutation_class,
+            "known_pairs": len(manifest.known_pairs),
             "availability": self._service.tools.availability(version),
         }
 

@@ -95,17 +95,6 @@ class Negotiation:
 # The questions
 
 
-def input_compatible(old: Document, new: Document) -> bool:
-    """Whether the new input keeps every old field and accepts, once defaults are filled, all that the old one did."""
-    old, new = closed(old), closed(new)
-    return _input_safe(expand(old), expand(new), filled_defaults(new))
-
-
-def output_compatible(old: Document, new: Document, *, tolerant: bool = False) -> bool:
-    """Whether the new output keeps every old field and lies within what old consumers were promised."""
-    return _output_safe(expand(old), expand(new), tolerant=tolerant)
-
-
 def classify(old: Surface, new: Surface) -> Difference:
     """The class of the difference between a version and its predecessor, with the changes that make it so."""
     changes = [*_input_changes(old.input, new.input), *_output_changes(old, new)]
@@ -168,11 +157,13 @@ def _refusal(message: str, difference: Difference) -> Failure:
 
 
 def _input_safe(old: Node, new: Node, defaults: Mapping[str, Any]) -> bool:
+    """Whether the new input keeps every old field and accepts, once defaults are filled, all that the old one did."""
     filled = _filled(old, defaults)
     return filled is not None and not any(_removed(old, new)) and within(new, filled)
 
 
 def _output_safe(old: Node, new: Node, *, tolerant: bool) -> bool:
+    """Whether the new output keeps every old field and lies within what old consumers were promised."""
     return not any(_removed(old, new)) and within(_consumer_view(old, tolerant=tolerant), new)
 
 

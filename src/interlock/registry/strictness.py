@@ -86,6 +86,7 @@ _RULES: Mapping[str, Rule] = {
     "result_schema": (_hides_as_much, "must keep the marks of what is private"),
     "required_permissions": (_all_of, "must list what the function needs"),
     "required_scopes": (_all_of, "must list what a caller must hold"),
+    "known_pairs": (_all_of, "must keep the pairs that the function is held to"),
     "tags": (_all_of, "must list the tags that policies go by"),
     "estimated_cost": (_no_less, "must be as much or more"),
     "idempotency": (_no_shorter, "must keep keys as long or longer"),

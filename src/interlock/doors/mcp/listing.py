@@ -124,6 +124,7 @@ def describe(version: Version, name: str, available: str = "AVAILABLE") -> Json:
         "interlock/address": version.row.address,
         "interlock/version": version.row.version,
         "interlock/class": contract.mutation.mutation_class,
+        "interlock/known_pairs": len(manifest.known_pairs),
     }
     if available != "AVAILABLE":
         meta["interlock/availability"] = available

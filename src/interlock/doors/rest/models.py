@@ -392,6 +392,8 @@ class Tool(Answer):
     mutation_class: str | None
     parameters: Json
     result_schema: Json | bool | None = None
+    known_pairs: int = Field(0, description="known input-output pairs that it is held to; 0: it has none")
+    interface: Json | None = Field(None, description="the tool_interface of one tool that is asked for by its id")
     deprecation: Json | None = None
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import Response
 
 from interlock.core.clock import iso
-from interlock.core.export import shown
+from interlock.core.export import interface, shown
 from interlock.core.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result
@@ -88,8 +88,9 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 
 @router.get("/tools/{tool_id}", tags=["tools"], **says(models.Tool))
 async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
-    """One tool: what it takes, what it gives, what it changes."""
-    return json(_tool(ask.service.tools, ask.service.tools.find(tool_id, query.version, ask.caller)))
+    """One tool: what it takes, what it gives, what it changes, and its interface."""
+    found = ask.service.tools.find(tool_id, query.version, ask.caller)
+    return json({**_tool(ask.service.tools, found), "interface": interface(found.contract).document()})
 
 
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))

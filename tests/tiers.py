@@ -1,0 +1,40 @@
+"""The tiers of the tests. Each test has exactly one, by the directory it stands in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+Tier = Literal["unit", "contract", "integration", "behavioural", "chaos"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+ROOT = Path(__file__).parent
+
+# The first part of a test's path below tests/, and its tier. docs/explanation/test-tiers.md says when each runs.
+TIER_OF: dict[str, Tier] = {
+    "core": "unit",
+    "authority": "unit",
+    "resilience": "unit",
+    "test_tiers.py": "unit",
+    "registry": "contract",
+    "doors": "contract",
+    "docs": "contract",
+    "test_requirements.py": "contract",
+    "approvals": "integration",
+    "audit": "integration",
+    "effects": "integration",
+    "egress": "integration",
+    "gateway": "integration",
+    "service": "integration",
+    "store": "integration",
+    "telemetry": "integration",
+    "upstreams": "integration",
+    "cli": "behavioural",
+    "crash": "chaos",
+    "faults": "chaos",
+    "sandbox": "chaos",
+}
+
+
+def tier_of(path: Path) -> Tier:
+    """The tier of a test file; KeyError where nobody has said which it has."""
+    return TIER_OF[path.relative_to(ROOT).parts[0]]

@@ -257,7 +257,7 @@ def failing(lock: Interlock) -> list[Request]:
 
 
 @pytest.mark.proves("LIFE-17")
-@pytest.mark.part_of("LIFE-16", rest="yielded, fallback and discard")
+@pytest.mark.proves("LIFE-16")
 async def test_cancel_siblings_cuts_off_the_others_and_labels_their_results(batches: Interlock) -> None:
     policy = BatchPolicy(sibling_failure="cancel_siblings")
     task = asyncio.create_task(batches.batch(failing(batches), policy))
@@ -266,6 +266,7 @@ async def test_cancel_siblings_cuts_off_the_others_and_labels_their_results(batc
     results = await task
     assert [code(result) for result in results] == ["E3411", "E3412", "E3412", "E3412", "E3412"]
     assert [result.source for result in results] == ["compute"] + ["synthetic"] * 4
+    assert [result.metadata.get("synthetic_cause") for result in results] == [None] + ["sibling_error"] * 4
     assert all(len(records(batches, result.invocation_id)) == 1 for result in results)
 
 
@@ -302,6 +303,7 @@ async def test_an_interrupt_cancels_or_waits_as_declared(
     results = await task
     assert [code(result) for result in results] == codes
     assert results[1].document()["metadata"]["synthetic"]
+    assert results[1].document()["metadata"]["synthetic_cause"] == "user_interruption"
 
 
 @pytest.mark.proves("LIFE-17")

@@ -19,8 +19,10 @@ from interlock import Caller, Change, Context, Effect, Failure, Field, Interlock
 from interlock.audit.retention import expire_payloads
 from interlock.core.canonical import canonical, digest
 from interlock.core.clock import iso
+from interlock.core.contract import contract_of
 from interlock.core.objects import ToolResult, ToolResultPersistence
 from interlock.core.schema import Schema
+from interlock.service import Service
 from interlock.store.journal import Transaction
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
@@ -262,8 +264,7 @@ async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock
     assert sorted(shown.document()["redaction_state"]["paths"]) == ["/note", "/password"]
 
 
-@pytest.mark.part_of("LIFE-20", rest="preview; private payloads by reference")
-@pytest.mark.proves("CONTRACT-19")
+@pytest.mark.proves("LIFE-20", "CONTRACT-19")
 @pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True)])
 async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: int, kept: bool) -> None:
     events: list[Any] = []
@@ -274,6 +275,9 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
     ToolResultPersistence.parse(document["metadata"]["persistence"])
     assert result.value == "x" * size
     assert bool(document["persistence_refs"]) == kept
+    assert result.persistence.decision == ("preview" if kept else "inline")
+    on_record = records(results, result.invocation_id)[0].get("persistence")
+    assert (on_record is None) == (not kept)
     assert ("tool.result.persisted" in [event.type for event in events]) == kept
     if kept:
         (ref,) = document["persistence_refs"]
@@ -282,8 +286,121 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
         assert orjson.loads(await results.read_payload(ref)) == "x" * size
         with pytest.raises(Failure):
             await results.read_payload(ref, caller=Caller(id="local:other"))
+        assert on_record is not None
+        assert (on_record["decision"], on_record["ref"], on_record["size"]) == ("preview", ref, size + 2)
+        assert document["content"][0]["preview"].startswith("x" * size)
+        # A tool that reads payloads has opted out, so that nothing is kept a second time.
+        before = results.journal.read("SELECT count(*) FROM payload")
         again = await results.call("r.read_back", ref=ref)
         assert again.document()["persistence_refs"] == []
+        assert again.persistence.decision == "inline"
+        assert results.journal.read("SELECT count(*) FROM payload") == before
+
+
+@pytest.mark.proves("LIFE-20")
+async def test_a_result_without_its_private_fields_is_recorded_and_announced_as_redacted(results: Interlock) -> None:
+    events: list[Any] = []
+    results.listen(events.append)
+    result = await results.call("r.person", text="x")
+    assert result.persistence.decision == "redact"
+    ToolResultPersistence.parse(result.document()["metadata"]["persistence"])
+    assert records(results, result.invocation_id)[0]["persistence"]["decision"] == "redact"
+    (event,) = [event for event in events if event.type == "tool.result.redacted"]
+    assert set(event.data["paths"]) == set(result.redacted)
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="r", private_output=True)
+async def diagnosis(ctx: Context, text: Text) -> str:
+    """Say something that belongs into no transcript."""
+    ctx.partial(f"half of {text}")
+    return f"all of {text}"
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="r", private_output=True,
+    effects=[Effect("chart:{text}", "CREATE")],
+)  # fmt: skip
+async def chart(ctx: Context, text: Text) -> str:
+    """Write something down that belongs into no transcript."""
+    ctx.effect(f"chart:{text}", "CREATE")
+    return f"all of {text}"
+
+
+@chart.preview
+def _(text: str) -> Preview:
+    return Preview(impact="a chart")
+
+
+@chart.compensate
+async def _(result: str) -> None:
+    return None
+
+
+@pytest.mark.proves("LIFE-20")
+@pytest.mark.proves("LIFE-16")
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", ["r.diagnosis", "r.chart"])
+async def test_a_private_result_is_referred_to_and_never_embedded(results: Interlock, name: str, full: bool) -> None:
+    await admit(results, diagnosis, chart)
+    events: list[Any] = []
+    results.listen(events.append)
+    key = "k" if name == "r.chart" else None
+    if full and key is not None:
+        # A write whose result there is no room for any more: only its reason is left.
+        quota = results.settings.model_copy(update={"payload_bytes_per_caller": 2})
+        results.gateway.kept._settings = quota  # pyright: ignore[reportPrivateUsage]
+    result = await results.call(name, {"text": "Quux-7731"}, key=key)
+    assert result.value == "all of Quux-7731", "the program that made the call has it"
+    replayed = [await results.call(name, {"text": "Quux-7731"}, key=key)] if key is not None else []
+    for one in (result, *replayed):
+        document = one.document()
+        ToolResult.parse(document)
+        ToolResultPersistence.parse(document["metadata"]["persistence"])
+        del document["metadata"]["policy_refs"]
+        assert "Quux" not in str(document)
+        assert document["status"] == "succeeded"
+        assert document["persistence_refs"] == [f"payload:{result.invocation_id}"]
+        withheld = full and key is not None
+        assert one.persistence.decision == ("link" if withheld else "persist")
+        assert one.persistence.reason
+    assert "Quux" not in str([event.data for event in events])
+    record = records(results, result.invocation_id)[0]
+    assert "Quux" not in str({**record, "sideEffects": None})
+    assert record["persistence"]["decision"] == ("link" if full and key is not None else "persist")
+    if not full:
+        assert orjson.loads(await results.read_payload(f"payload:{result.invocation_id}")) == "all of Quux-7731"
+
+
+def test_a_tool_cannot_keep_all_results_and_none() -> None:
+    torn = diagnosis.manifest.model_copy(update={"persist_output": False})
+    with pytest.raises(Failure, match="drop one"):
+        contract_of(torn)
+
+
+@pytest.mark.proves("LIFE-16")
+@pytest.mark.parametrize("how", ["expired", "discarded", "withheld"])
+async def test_what_is_left_of_a_call_whose_payload_is_gone_says_why(results: Interlock, how: str) -> None:
+    await admit(results, chart)
+    if how == "withheld":
+        quota = results.settings.model_copy(update={"payload_bytes_per_caller": 2})
+        results.gateway.kept._settings = quota  # pyright: ignore[reportPrivateUsage]
+    result = await results.call("r.chart", {"text": "a"}, key="k")
+    if how == "expired":
+        await results.journal.commit(lambda tx: tx.execute("UPDATE payload SET expires_ms = 0") and None)
+        await expire_payloads(results.journal)
+    service = Service(results)
+    if how == "discarded":
+        assert await service.calls.cancel(result.invocation_id, results.caller, "discard") == "finished"
+    status = service.calls.status(result.invocation_id, results.caller)
+    ref = f"payload:{result.invocation_id}"
+    assert (status["status"], status["tool_id"]) == ("succeeded", "r.chart")
+    assert (status["persistence"]["decision"], status["persistence"]["ref"]) == ("link", ref)
+    why = {"expired": "no longer kept", "discarded": "discarded by its caller", "withheld": "withheld"}[how]
+    assert why in status["persistence"]["reason"]
+    again = await results.call("r.chart", {"text": "a"}, key="k")
+    assert (again.ok, again.value, again.persistence.ref) == (True, None, ref)
+    assert why in again.persistence.reason
+    await service.calls.close()
 
 
 @pytest.mark.proves("LIFE-16")

@@ -37,7 +37,7 @@ from interlock.core.cost import Cost
 from interlock.core.declare import Tool
 from interlock.core.errors import Failure
 from interlock.core.events import Listener
-from interlock.core.phases import Lease, Request
+from interlock.core.phases import Lease, Reason, Request
 from interlock.core.redact import RedactionRules, Redactor
 from interlock.core.results import Result
 from interlock.core.schema import Json
@@ -412,16 +412,25 @@ class Interlock:
             **options,
         )
 
-    def cancel(self, invocation_id: str) -> str:
-        """Ask for a call that this process runs to end. Answers canceled, unsupported or finished."""
+    def cancel(self, invocation_id: str, reason: Reason = "interruption") -> str:
+        """Ask for a call that this process runs to end. Answers canceled, unsupported or finished.
+
+        The reason labels the synthetic result: a person or program interrupts (`interruption`), nobody wants the result
+        any more (`discard`), or another answer takes its place (`fallback`).
+        """
         if self.elsewhere.runs(invocation_id) is not None:
             return "unsupported"  # at once; `call_off` asks the process that runs it
-        return self.gateway.execution.cancel(invocation_id)
+        return self.gateway.execution.cancel(invocation_id, reason)
 
-    async def call_off(self, invocation_id: str) -> str:
-        """The same, whichever process on this home runs the call."""
+    async def call_off(self, invocation_id: str, reason: Reason = "interruption") -> str:
+        """The same, whichever process on this home runs the call. Discards what a finished call left, if so asked."""
         owner = self.elsewhere.runs(invocation_id)
-        return self.cancel(invocation_id) if owner is None else await self.elsewhere.cancel(invocation_id, owner)
+        if owner is not None:
+            return await self.elsewhere.cancel(invocation_id, owner, reason)
+        answer = self.cancel(invocation_id, reason)
+        if answer == "finished" and reason == "discard":
+            await self.journal.commit(self.gateway.kept.discard(invocation_id))
+        return answer
 
     async def undo(
         self,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.cli.history import History
     from interlock.cli.render import Cell, Page
-    from interlock.core.phases import Request
+    from interlock.core.phases import Reason, Request
     from interlock.core.results import Result
     from interlock.service.listing import Lead
 
@@ -501,26 +501,33 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
 
 @calls.command()
 @click.argument("call_id", metavar="ID")
+@click.option(
+    "--reason",
+    type=click.Choice(["interruption", "discard", "fallback"]),
+    default="interruption",
+    help="Why: it labels the result. With discard, what a finished call left is let go of.",
+)
 @as_holder
 @over_home
-async def cancel(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+async def cancel(lock: Interlock, out: Output, /, call_id: str, reason: Reason, token: str | None) -> int:
     """Ask for a call to end that runs, is queued or waits for a person, whichever process runs it.
 
     The answer is canceled, unsupported (its tool cannot be cancelled) or finished (it has ended).
 
     \b
     interlock calls cancel 01JCXK2M4Q8Z…
+    interlock calls cancel 01JCXK2M4Q8Z… --reason discard
     """
     from interlock.cli.history import find
     from interlock.service import Service
 
     caller = await acting(lock, token)
     found = find(lock.journal, call_id, caller)
-    answer = await Service(lock).calls.cancel(found.call, caller)
+    answer = await Service(lock).calls.cancel(found.call, caller, reason)
     words = {
         "canceled": "it was asked to end",
         "unsupported": "its tool cannot be cancelled; it runs to its end",
-        "finished": "it has ended already",
+        "finished": "it has ended already" + ("; what it left is let go of" if reason == "discard" else ""),
     }
     out.answer(
         {"invocation_id": found.call, "outcome": answer},

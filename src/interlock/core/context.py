@@ -136,6 +136,7 @@ class Context:
         save: Callable[[str, Any], Awaitable[None]],
         save_blocking: Callable[[str, Any], None] | None = None,
         out: Path | None = None,
+        on_yield: Callable[[Any], None] | None = None,
     ) -> None:
         self.invocation_id = invocation_id
         self.caller = caller
@@ -154,6 +155,7 @@ class Context:
         self._monotonic = monotonic
         self._on_progress = on_progress
         self._on_partial = on_partial
+        self._on_yield = on_yield or on_partial
         self._child = child
         self._secret = secret
         self._save = save
@@ -186,6 +188,14 @@ class Context:
     def partial(self, value: Any) -> None:
         """Give an ordered part of the result early. It never replaces the final result."""
         self._on_loop(self._on_partial, value)
+
+    def yield_result(self, value: Any) -> None:
+        """Give an interim result that can be used as it is, and go on. It never replaces the final result.
+
+        It is one of the ordered parts of the call, told as `tool.invocation.yielded`. In the sandbox it is told as a
+        part like any other.
+        """
+        self._on_loop(self._on_yield, value)
 
     async def checkpoint(self, label: str, state: Any) -> None:
         """Save how far the work has come: JSON, under a label. When it returns, it is on disk.

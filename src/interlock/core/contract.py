@@ -192,6 +192,8 @@ def contract_of(manifest: Manifest) -> Contract:
     assert manifest.required_permissions is not None
     assert manifest.idempotency is not None
     assert manifest.observability is not None
+    if manifest.private_output and not manifest.persist_output:
+        raise Failure("E3105", "private_output keeps every result, and persist_output: false keeps none; drop one")
     writes = manifest.mutation_class != "read_only"
     takes = Schema(manifest.parameters, closed=manifest.protocol == "native")
     if not takes.can_hide:

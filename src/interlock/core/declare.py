@@ -223,6 +223,7 @@ def tool(
     max_inline_chars: int = 25_000,
     max_result_bytes: int | None = None,
     persist_output: bool = True,
+    private_output: bool = False,
     window_s: int | None = None,
     priority: int = 5,
     approval: Approval | None = None,
@@ -467,8 +468,8 @@ _CHOICES = ("mutation_class", "timeout_class")
 _PLAIN_FACTS = (
     "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "isolated_calls", "restart_safe",
     "external_io", "cancellable", "paged", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change",
-    "redact_results", "max_inline_chars", "max_result_bytes", "persist_output", "priority", "estimated_cost",
-    "external_service",
+    "redact_results", "max_inline_chars", "max_result_bytes", "persist_output", "private_output", "priority",
+    "estimated_cost", "external_service",
 )  # fmt: skip
 
 

@@ -524,6 +524,9 @@ class Manifest(Part):
     max_inline_chars: int = Field(25_000, ge=100, le=10_000_000)
     max_result_bytes: int | None = Field(None, ge=100, le=1 << 30)
     persist_output: bool = True
+    private_output: bool = Field(
+        False, description="results are kept and referred to, whatever their size; no answer or transcript holds them"
+    )
     approval: Approval | None = None
     sandbox: Sandboxing | None = None
     estimated_cost: float | None = Field(None, ge=0)

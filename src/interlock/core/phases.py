@@ -56,6 +56,13 @@ class Request:
     interaction: Interaction | None = None
 
 
+class ResultPart(NamedTuple):
+    """An ordered part of a result: a piece of it, or one that the tool yielded before it went on."""
+
+    value: Any
+    yielded: bool
+
+
 class Mutated(NamedTuple):
     """One difference between two of a call's inputs, and where it came from."""
 
@@ -99,7 +106,7 @@ class Call(Trail):
         self.mutations: list[Mutated] = []
         self.warnings: list[str] = []
         self.hook_outputs: list[Json] = []
-        self.parts: list[Any] = []
+        self.parts: list[ResultPart] = []
         self.pagination: Json | None = None
         self.progress = 0
         # By which ids whoever carried it out knows it, as external mappings of the standard.
@@ -145,7 +152,10 @@ class Call(Trail):
         return self.request.tool if self.tool is None else self.tool.ref
 
 
-Why = Literal["timeout", "canceled", "sibling"]
+Why = Literal["timeout", "canceled", "sibling", "discarded", "fallback"]
+# What a caller may give as the reason for ending a call.
+Reason = Literal["interruption", "discard", "fallback"]
+REASONS: Mapping[Reason, Why] = {"interruption": "canceled", "discard": "discarded", "fallback": "fallback"}
 
 
 class Traced(Protocol):

@@ -40,6 +40,7 @@ class Prepared:
         "paged",
         "permissions",
         "plain",
+        "private",
         "quick",
         "redactor",
         "ref",
@@ -88,6 +89,9 @@ class Prepared:
         self.has_checks = self.has_fragments or "check" in bound.handlers or "preflight" in bound.handlers
         self.has_verifier = "verify" in bound.handlers
         self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
+        self.private = manifest.private_output
+        if self.private:
+            self.max_inline = 0  # nothing fits, so that every result is kept and referred to
         self.max_result = manifest.max_result_bytes
         # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
         self.quick = (

@@ -23,10 +23,13 @@ PREVIEW_CHARS = 1000
 class Persistence:
     """Where a result's payload went: inline with the envelope, or kept and referred to."""
 
-    decision: str  # inline | redact | persist | preview | link
+    # inline: all of it is in the answer. redact: without what is private. preview: kept, and its beginning is in the
+    # answer. persist: kept, and nothing of it is in the answer. link: nothing is kept, and the reason says why.
+    decision: str
     ref: str | None = None
     size: int = 0
     reason: str = ""
+    private: bool = False
 
     def document(self, invocation_id: str) -> Json:
         return {
@@ -167,6 +170,9 @@ class Result:
     def _original(self) -> str:
         """The value as text, or the beginning of it with a reference."""
         kept, value = self.persistence.ref is not None, self.value
+        if kept and self.persistence.private:
+            at = self.persistence.reason if self.persistence.decision == "link" else f"kept as {self.persistence.ref}"
+            return f"(private: {self.persistence.size} characters, {at})"
         if kept:
             # Only its beginning is shown. A character or value more cannot be among so many characters of JSON.
             value = Shortener(characters=PREVIEW_CHARS, values=PREVIEW_CHARS).shorten(value)

@@ -320,8 +320,9 @@ class JsonRpcDoor:
     async def _status(self, caller: Caller, invocation_id: str) -> Json:
         return self._service.calls.status(_text(invocation_id, "invocation_id") or "", caller)
 
-    async def _cancel(self, caller: Caller, invocation_id: str) -> Json:
-        return {"answer": await self._service.calls.cancel(_text(invocation_id, "invocation_id") or "", caller)}
+    async def _cancel(self, caller: Caller, invocation_id: str, reason: str | None = None) -> Json:
+        call_id, why = _text(invocation_id, "invocation_id") or "", _text(reason, "reason")
+        return {"answer": await self._service.calls.cancel(call_id, caller, why)}
 
     async def _resume(self, caller: Caller, invocation_id: str) -> Result:
         return await self._service.calls.resume(_text(invocation_id, "invocation_id") or "", caller)

@@ -94,7 +94,7 @@ class Closer:
             return await self._close_replay(verified)
         size = len(verified.encoded)
         fits = tool.max_inline is None or size <= tool.max_inline
-        persistence = INLINE if fits and not verified.redacted else _persistence(call.id, size, fits=fits)
+        persistence = INLINE if fits and not verified.redacted else _persistence(call.id, size, tool, fits=fits)
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
         if ran.context is not None and ran.context.attached:
@@ -175,6 +175,8 @@ class Closer:
         if verified.artifacts:
             outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.artifacts]
         cost = self._cost(call, metadata, extra)
+        if persistence is not INLINE:
+            extra["persistence"] = records.persistence(persistence)
         if session is not None and session.changed:
             extra |= {"sessionVersion": session.version + 1, "sessionHash": digest(session.values_now())}
         if "previewDifferences" in metadata:
@@ -182,7 +184,11 @@ class Closer:
         if undo is not None:
             extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
 
-        def record(**more: str) -> bytes:
+        def record(withheld: str = "") -> bytes:
+            more: Json = {"withheld": withheld} if withheld else {}
+            if withheld and persistence.ref is not None:
+                gone = replace(persistence, decision="link", reason=withheld)
+                more["persistence"] = records.persistence(gone)
             summary = records.summarize(verified.value, len(verified.encoded))
             return records.closed(
                 call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=ran.source, effects=changes,
@@ -222,7 +228,7 @@ class Closer:
             self.kept.store_values(transaction, call.id, caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = record(withheld=withheld) if withheld else body
+            told = record(withheld) if withheld else body
             transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return withheld, booked.overrun
 
@@ -411,7 +417,9 @@ class Closer:
             metadata=metadata,
             value=verified.value,
             source="replay",
-            persistence=Persistence(decision=decision, ref=ref, size=size, reason=reason),
+            persistence=Persistence(
+                decision=decision, ref=ref, size=size, reason=reason, private=ref is not None and requested.tool.private
+            ),
             redacted=verified.redacted,
             artifacts=verified.artifacts,
         )
@@ -426,11 +434,14 @@ class Closer:
             failure = unsettled(call, failure)
         elif endings.effect_stands(call):
             failure = endings.carried_out(call, failure)
-        source: Source = "synthetic" if state in ("timed_out", "canceled") else "compute"
+        cause = endings.synthetic_cause(call, failure, state)
+        source: Source = "compute" if cause is None else "synthetic"
         extra: Json = {} if settlement is None else {"outcome": settlement}
         if failure.details is not None and "replay_of" in failure.details:
             source, extra["replayOf"] = "replay", failure.details["replay_of"]
         metadata = self._metadata(call)
+        if cause is not None:
+            metadata["synthetic_cause"] = extra["syntheticCause"] = cause
         # A tool that runs on goes on costing; what it set aside stays set aside until it ends.
         counted = (call.claimed or call.launched) and not call.runs_on
         cost = self._cost(call, metadata, extra) if counted else None
@@ -485,7 +496,7 @@ class Closer:
             created_ms=now_ms,
             trace_id=call.trace_id,
             metadata=metadata,
-            error=endings.with_hook_outputs(call, failure),
+            error=endings.told(call, failure, cause),
             source=source,
         )
 
@@ -572,7 +583,7 @@ class Closer:
         else:
             size = len(verified.encoded)
             fits = requested.tool.max_inline is None or size <= requested.tool.max_inline
-            persistence = INLINE if fits else _persistence(call.id, size, fits=False)
+            persistence = INLINE if fits else _persistence(call.id, size, requested.tool, fits=False)
             outcome = {
                 "value": verified.value if fits else None,
                 "persistence": [persistence.decision, persistence.ref, size, persistence.reason],
@@ -642,6 +653,8 @@ class Closer:
     def shown_part(self, granted: Granted, value: Any) -> Any:
         """A part of a result as its reader may see it."""
         requested = granted.checked.requested
+        if requested.tool.private:
+            return None  # that there is a part is told, and nothing of it
         verify.check_size(requested.tool, value, self.most_bytes(requested.tool))
         caller = requested.call.request.caller
         part = self._redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
@@ -702,7 +715,9 @@ class Closer:
         if call.hook_outputs:
             metadata["hook_outputs"] = call.hook_outputs
         if call.parts:
-            metadata["parts"] = call.parts
+            metadata["parts"] = [part.value for part in call.parts]
+            yielded = [index for index, part in enumerate(call.parts, 1) if part.yielded]
+            metadata |= {"yielded_parts": yielded} if yielded else {}
         if call.context is not None and call.context.last_progress is not None:
             metadata["progress"] = self._observer.shown(call, call.context.last_progress)
         if call.context is not None and call.context.modifiers:
@@ -718,12 +733,16 @@ class _Written:
     overrun: tuple[Overrun, ...] = ()
 
 
-def _persistence(call_id: str, size: int, *, fits: bool) -> Persistence:
+def _persistence(call_id: str, size: int, tool: Prepared, *, fits: bool) -> Persistence:
     """What becomes of a result that is not told as it is: it is kept and referred to, or was redacted."""
-    if not fits:
-        ref = f"payload:{call_id}"
-        return Persistence(decision="persist", ref=ref, size=size, reason="larger than max_inline_chars")
-    return Persistence(decision="redact", size=size, reason="private fields were removed")
+    if fits:
+        return Persistence(decision="redact", size=size, reason="private fields were removed")
+    ref = f"payload:{call_id}"
+    if tool.private:
+        return Persistence(
+            decision="persist", ref=ref, size=size, reason="results of this tool are private", private=True
+        )
+    return Persistence(decision="preview", ref=ref, size=size, reason="larger than max_inline_chars")
 
 
 def _as_unknown(call: Call, now_ms: int) -> Unit[bool]:

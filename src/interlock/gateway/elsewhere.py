@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import orjson
 
+from interlock.core.phases import REASONS, Reason
 from interlock.gateway.reconcile import BEGUN
 from interlock.store.home import Instance
 from interlock.store.journal import Journal, Transaction, Unit
@@ -43,11 +44,11 @@ class Elsewhere:
         while self.runs(call_id) is not None:  # noqa: ASYNC110 - another process ends it, of which only the store tells
             await asyncio.sleep(EVERY_S)
 
-    async def cancel(self, call_id: str, owner: str) -> str:
+    async def cancel(self, call_id: str, owner: str, reason: Reason = "interruption") -> str:
         """Ask the process that runs a call to end it: what it answers, or `unsupported` where it does not."""
         answers = "SELECT body FROM journal WHERE call = ? AND kind = 'cancel' ORDER BY seq"
         before = len(self._journal.read(answers, (call_id,)))
-        await self._journal.commit(_wish(call_id, owner))
+        await self._journal.commit(_wish(call_id, owner, reason))
         for _ in range(TRIES):
             heard = self._journal.read(answers, (call_id,))[before:]
             if heard:
@@ -58,19 +59,26 @@ class Elsewhere:
         await self._journal.commit(_take(call_id, owner))
         return "finished" if self.runs(call_id) is None else "unsupported"
 
-    async def heed(self, cancel: Callable[[str], str]) -> None:
+    async def heed(self, cancel: Callable[[str, Reason], str]) -> None:
         """Do what others asked of this process."""
         mine = self._instance.id
-        wishes = "SELECT name FROM fact WHERE name >= ? AND name < ? AND value = ?"
-        for (name,) in self._journal.read(wishes, (_WISH, "cancel;", mine)):
+        wishes = "SELECT name, value FROM fact WHERE name >= ? AND name < ? AND value IN (?, ?, ?)"
+        asked = [_said(mine, reason) for reason in REASONS]
+        for name, said in self._journal.read(wishes, (_WISH, "cancel;", *asked)):
             call_id = name.removeprefix(_WISH)
             if await self._journal.commit(_take(call_id, mine)):
-                cancel(call_id)
+                cancel(call_id, list(REASONS)[asked.index(said)])
 
 
-def _wish(call_id: str, owner: str) -> Unit[None]:
+def _said(owner: str, reason: Reason) -> str:
+    """Whose a wish is, and why; a process of an older version knows the plain one."""
+    return owner if reason == "interruption" else f"{owner} {reason}"
+
+
+def _wish(call_id: str, owner: str, reason: Reason) -> Unit[None]:
     def unit(transaction: Transaction) -> None:
-        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (_WISH + call_id, owner))
+        said = (_WISH + call_id, _said(owner, reason))
+        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", said)
 
     return unit
 
@@ -79,8 +87,9 @@ def _take(call_id: str, owner: str) -> Unit[bool]:
     """A unit that takes a wish up, or back; whether it was still there."""
 
     def unit(transaction: Transaction) -> bool:
-        found = transaction.one("SELECT 1 FROM fact WHERE name = ? AND value = ?", (_WISH + call_id, owner))
-        transaction.execute("DELETE FROM fact WHERE name = ? AND value = ?", (_WISH + call_id, owner))
+        said = (_WISH + call_id, *(_said(owner, reason) for reason in REASONS))
+        found = transaction.one("SELECT 1 FROM fact WHERE name = ? AND value IN (?, ?, ?)", said)
+        transaction.execute("DELETE FROM fact WHERE name = ? AND value IN (?, ?, ?)", said)
         return found is not None
 
     return unit

@@ -80,11 +80,25 @@ def carried_out(call: Call, failure: Failure) -> Failure:
     )
 
 
-def with_hook_outputs(call: Call, failure: Failure) -> Failure:
-    """A failure that tells what hooks emitted, as every wire carries the details of a failure."""
-    if not call.hook_outputs:
-        return failure
-    return failure.saying(failure.message, {**(failure.details or {}), "hook_outputs": call.hook_outputs})
+# By which a result that stands for the tool's own is labelled: what cut the call short.
+_CAUSE = {"E3402": "timeout", "E3412": "sibling_error", "E3413": "fallback", "E3703": "user_interruption"}
+
+
+def synthetic_cause(call: Call, failure: Failure, state: State) -> str | None:
+    """What cut a call short, so that its result is synthetic; None where the result is the call's own."""
+    if state not in ("timed_out", "canceled"):
+        return None
+    if call.why == "discarded":
+        return "discarded_execution"
+    return _CAUSE.get(failure.code, "timeout" if state == "timed_out" else "user_interruption")
+
+
+def told(call: Call, failure: Failure, cause: str | None) -> Failure:
+    """A failure with what hooks emitted and what cut the call short, as every wire carries a failure's details."""
+    more: Json = {} if cause is None else {"synthetic_cause": cause}
+    if call.hook_outputs:
+        more["hook_outputs"] = call.hook_outputs
+    return failure.saying(failure.message, {**(failure.details or {}), **more}) if more else failure
 
 
 def broken(call: Call) -> Settlement | None:

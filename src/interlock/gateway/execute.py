@@ -20,7 +20,7 @@ from interlock.core.connector import Aged, secret_of
 from interlock.core.context import Caller, Change, Context, previewed
 from interlock.core.effects import expected, predict
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Granted, Lease, Ran, Read, Request, Requested, Source, Why
+from interlock.core.phases import REASONS, Call, Granted, Lease, Ran, Read, Reason, Request, Requested, Source, Why
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
@@ -102,7 +102,7 @@ class Execution:
         # Calls that can be stopped by their id before they run, those that were, and by whom they are made.
         self._entered: dict[str, tuple[Call, asyncio.Task[Any]]] = {}
         self._doomed: dict[str, Why] = {}
-        self._called_off: set[str] = set()
+        self._called_off: dict[str, Why] = {}
         # Calls that others wait for under the same key.
         self._holders: dict[str, asyncio.Future[None]] = {}
 
@@ -438,6 +438,7 @@ class Execution:
             trace_id=call.trace_id,
             on_progress=lambda facts: self._observer.progress(call, facts),
             on_partial=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value)),
+            on_yield=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value), yielded=True),
             hide=lambda text: self._observer.hide(call, text),
             child=self._caller_below(granted, caller),
             secret=lambda name: self._secret(call, name),
@@ -484,7 +485,7 @@ class Execution:
 
     # Stopping
 
-    def cancel(self, call_id: str) -> str:
+    def cancel(self, call_id: str, reason: Reason = "interruption") -> str:
         """Ask for a call to end: `canceled`, `unsupported` by its profile, or `finished` already. Always on record."""
         call, task = self._floor.get(call_id), None
         if call is None:
@@ -495,14 +496,14 @@ class Execution:
             answer = "canceled"
         else:
             answer = "unsupported"
-        self._journal.post(reconcile.note_cancel(call_id, call, self._clock.now_ms(), answer))
+        self._journal.post(reconcile.note_cancel(call_id, call, self._clock.now_ms(), answer, reason))
         ref = "" if call is None else call.ref
         self._observer.mention("tool.invocation.cancel_requested", call_id, ref, answer=answer)
         if call is not None and answer == "canceled":
             if task is None:
-                running.stop(call, "canceled")
+                running.stop(call, REASONS[reason])
             else:
-                self._called_off.add(call_id)
+                self._called_off[call_id] = REASONS[reason]
                 task.cancel()
         return answer
 
@@ -517,7 +518,7 @@ class Execution:
         entered = self._entered.get(call.own_id)
         if entered is None or call.own_id not in self._called_off:
             return False
-        self._called_off.remove(call.own_id)
+        call.why = self._called_off.pop(call.own_id)
         entered[1].uncancel()
         return True
 

@@ -50,6 +50,7 @@ from interlock.gateway.execute import Execution
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer, approvals
 from interlock.gateway.paging import Cursors
+from interlock.gateway.running import cut_off
 from interlock.gateway.straight import Straight
 from interlock.registry.catalog import Catalog, Stranded
 from interlock.registry.quarantine import Quarantine
@@ -224,8 +225,8 @@ class Gateway:
             return await self._refuse(call, self._masked(call, failure))
         except asyncio.CancelledError:
             called_off = self.execution.was_called_off(call)
-            words = "was cancelled" if called_off else "was cancelled by its caller"
-            result = await asyncio.shield(self._refuse(call, Failure("E3703", f"{call.ref} {words}")))
+            failure = cut_off(call) if called_off else Failure("E3703", f"{call.ref} was cancelled by its caller")
+            result = await asyncio.shield(self._refuse(call, failure))
             if called_off:
                 return result
             raise
@@ -519,7 +520,7 @@ class Gateway:
             return await self._closer.end(call)
 
     async def _fail(self, call: Call, failure: Failure) -> Result:
-        if self.hooks.registered and call.state in ("running", "partial_result"):
+        if self.hooks.registered and call.state in ("running", "partial_result", "yielded"):
             await self.hooks.after_failure(call, failure)
         if call.id != call.own_id and not call.claimed:
             # The approval was not used, so this attempt is not the call it was given for.

@@ -24,7 +24,7 @@ from interlock.effects.session import SessionState
 from interlock.gateway import keys
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import VALUE, Box
 
 _DAY_MS = 86_400_000
@@ -75,6 +75,10 @@ class Kept:
         """What is kept under a reference; None once it is not kept any more."""
         rows = self._journal.read("SELECT body, size FROM payload WHERE ref = ?", (ref,))
         return await self.opened(ref, *rows[0]) if rows else None
+
+    def has(self, ref: str) -> bool:
+        """Whether anything is kept under a reference now."""
+        return bool(self._journal.read("SELECT 1 FROM payload WHERE ref = ? AND body IS NOT NULL", (ref,)))
 
     async def opened(self, ref: str, body: bytes | None, size: int) -> bytes | None:
         """The content of a payload, from its row. One in clear text is as long as its row says.
@@ -155,7 +159,19 @@ class Kept:
         """The reason why nothing is kept under a reference."""
         rows = self._journal.read("SELECT reason FROM payload WHERE ref = ?", (ref,))
         reason: str = rows[0][0] if rows else ""
-        return reason if reason.startswith("withheld") else "the payload is no longer kept"
+        return reason if reason.startswith(("withheld", "discarded")) else "the payload is no longer kept"
+
+    def discard(self, call: str) -> Unit[None]:
+        """A unit that lets go of the result and the files of a call. Its rows stay and say so; the undo stays too."""
+
+        def unit(transaction: Transaction) -> None:
+            transaction.execute(
+                "UPDATE payload SET body = NULL, reason = 'discarded by its caller'"
+                " WHERE call = ? AND body IS NOT NULL AND ref NOT LIKE 'undo:%'",
+                (call,),
+            )
+
+        return unit
 
     # Private values of changes
 

@@ -15,7 +15,7 @@ from interlock.core.clock import Clock, iso
 from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
-from interlock.core.phases import Call, Source
+from interlock.core.phases import Call, ResultPart, Source
 from interlock.core.redact import (
     REDACTED,
     Redactor,
@@ -28,6 +28,7 @@ from interlock.core.redact import (
 from interlock.core.schema import Json
 from interlock.core.scrub import scrub
 from interlock.core.seldom import Seldom
+from interlock.core.states import State
 from interlock.telemetry.metrics import Approvals
 from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording, progress_facts
@@ -367,14 +368,17 @@ class Observer:
             self._tell(call.request.on_progress, record)
         self.emit("tool.invocation.progress", call, **record)
 
-    def partial(self, call: Call, value: Any) -> None:
+    def partial(self, call: Call, value: Any, *, yielded: bool = False) -> None:
         """Pass on a part of the result. Parts are ordered and never replace the final result."""
         if call.ended or call.why is not None:
             return
-        call.move("partial_result")
-        call.parts.append(value)
+        if call.state == "yielded":
+            call.move("running")
+        state: State = "yielded" if yielded else "partial_result"
+        call.move(state)
+        call.parts.append(ResultPart(value, yielded))
         index = len(call.parts)
-        self.emit("tool.invocation.partial_result", call, index=index, ref=_part_ref(call, index), value=value)
+        self.emit(f"tool.invocation.{state}", call, index=index, ref=_part_ref(call, index), value=value)
 
 
 def _progress_record(call: Call, said: Json, percent: Any) -> Json:

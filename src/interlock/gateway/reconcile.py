@@ -132,14 +132,15 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
 # Requests to cancel
 
 
-def note_cancel(call_id: str, call: Call | None, at_ms: int, answer: str) -> Unit[None]:
+def note_cancel(call_id: str, call: Call | None, at_ms: int, answer: str, reason: str) -> Unit[None]:
     """A unit that records a request to cancel. `call` is None where no call of this id runs any more."""
 
     def unit(transaction: Transaction) -> None:
         if call is not None:
-            body = records.about("cancel", call, at_ms, answer=answer)
+            body = records.about("cancel", call, at_ms, answer=answer, reason=reason)
         else:
-            body = records.plain("cancel", call_id, at_ms, **_actors(transaction, call_id), answer=answer)
+            actors = _actors(transaction, call_id)
+            body = records.plain("cancel", call_id, at_ms, **actors, answer=answer, reason=reason)
         transaction.append("cancel", call_id, body)
 
     return unit

@@ -26,6 +26,8 @@ _CODE: dict[Why, tuple[str, str]] = {
     "timeout": ("E3402", "ran out of time"),
     "canceled": ("E3703", "was cancelled"),
     "sibling": ("E3412", "was cancelled because a sibling failed"),
+    "discarded": ("E3703", "was discarded by its caller"),
+    "fallback": ("E3413", "was discarded because its caller fell back on another answer"),
 }
 
 

@@ -92,6 +92,7 @@ _RULES: Mapping[str, Rule] = {
     "idempotency": (_no_shorter, "must keep keys as long or longer"),
     "redact_results": (_kept, "must stay on"),
     "external_io": (_kept, "must stay on"),
+    "private_output": (_kept, "must stay on"),
     "concurrency_safe": (_not_claimed, "must not be claimed"),
     "restart_safe": (_not_claimed, "must not be claimed"),
     "tolerant_output": (_not_claimed, "must not be claimed"),

@@ -7,7 +7,8 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.audit.decisions import decisions_of
 from interlock.audit.invocations import invocation_of
@@ -16,9 +17,9 @@ from interlock.core.clock import Deadline, new_id
 from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Request
+from interlock.core.phases import REASONS, Reason, Request
 from interlock.core.record import step
-from interlock.core.results import Result
+from interlock.core.results import Persistence, Result
 from interlock.core.schema import Json
 from interlock.gateway.ownership import facts_in
 from interlock.service.trails import Trails
@@ -225,9 +226,20 @@ class Calls:
             "outcome": facts.get("outcome"),
             "artifacts": facts.get("artifacts", []),
             "handoffs": facts.get("handoffs", []),
+            "persistence": self._persistence(facts),
             "invocation": invocation_of(told),
             "permission_decisions": decisions_of(told),
         }
+
+    def _persistence(self, facts: Json) -> Json | None:
+        """What became of the payload of a call that succeeded, and why it is gone if it is."""
+        if facts.get("status") != "SUCCESS":
+            return None
+        decided: Json = facts.get("persistence") or {"decision": "inline"}
+        ref = decided.get("ref")
+        if ref is None or self._lock.gateway.kept.has(ref):
+            return decided
+        return {**decided, "decision": "link", "reason": self._lock.gateway.kept.why_gone(ref)}
 
     def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
         """What a call of this caller has saved, a page of it and where to go on; E3702 for calls of others."""
@@ -281,12 +293,23 @@ class Calls:
 
     # Ending
 
-    async def cancel(self, call_id: str, caller: Caller) -> str:
-        """Ask for a call to end that runs, is queued or waits for a person: canceled, unsupported or finished."""
+    async def cancel(self, call_id: str, caller: Caller, reason: str | None = None) -> str:
+        """Ask for a call to end that runs, is queued or waits for a person: canceled, unsupported or finished.
+
+        With the reason `discard`, the result and the files of a finished call are let go of; its envelope stays.
+        """
+        if reason is not None and reason not in REASONS:
+            raise Failure("E3004", f"`reason` is one of {', '.join(REASONS)}")
+        why = cast("Reason", reason or "interruption")
         self.status(call_id, caller, own=True)
         if await self._lock.approvals.withdraw(call_id, by=caller):
             return "canceled"
-        return await self._lock.call_off(call_id)
+        answer = await self._lock.call_off(call_id, why)
+        kept = self._kept.get(call_id)
+        if kept is not None and why == "discard" and kept[1].ok:
+            gone = Persistence(decision="link", ref=f"payload:{call_id}", reason="discarded by its caller")
+            self._kept[call_id] = kept[0], replace(kept[1], value=None, persistence=gone)
+        return answer
 
     async def resume(self, call_id: str, caller: Caller) -> Result:
         """Go on with a call that a person has agreed to. Nothing else can be resumed: no profile states it (E3109)."""

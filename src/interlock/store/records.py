@@ -18,6 +18,7 @@ from interlock.core.context import Caller, Change
 from interlock.core.errors import ErrorCode, Failure
 from interlock.core.phases import PLAINLY, Call, Decision, Verified
 from interlock.core.prepared import Prepared
+from interlock.core.results import Persistence
 from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
@@ -182,7 +183,7 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
         or call.hook_outputs or request.key is not None
         or request.parent is not None or request.dry_run or request.session
         or request.operation != "invoke" or call.approval is not None or request.task is not None
-        or call.approval_outcome is not None
+        or call.approval_outcome is not None or verified.redacted
         or (caller.capability is not None and caller.capability.bound)
     ):  # fmt: skip
         # Facts that only some records hold.
@@ -226,7 +227,16 @@ def _native(native: Mapping[str, Any] | None) -> str:
 
 def _closed_at_length(call: Call, at_ms: int, latency_ms: float, source: str, verified: Verified) -> bytes:
     summary = summarize(verified.value, len(verified.encoded))
-    return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary)
+    extra: Json = {}
+    if verified.redacted:
+        extra["persistence"] = {"decision": "redact", "size": len(verified.encoded)}
+    return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary, extra=extra)
+
+
+def persistence(decided: Persistence) -> Json:
+    """What was decided about a result that is not in the answer as it is; a record without this says inline."""
+    facts: Json = {"decision": decided.decision, "size": decided.size, "reason": decided.reason}
+    return facts if decided.ref is None else {**facts, "ref": decided.ref}
 
 
 _ALWAYS: dict[tuple[Any, ...], str] = {}

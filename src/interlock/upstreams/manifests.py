@@ -210,7 +210,7 @@ def _time(judged: Judged, said: ToolOverlay) -> Json:
 
 _COPIED = (
     "timeout_max", "required_scopes", "approval", "concurrency_safe", "isolated_calls", "tags", "max_inline_chars",
-    "max_result_bytes", "estimated_cost", "search_hint", "examples",
+    "max_result_bytes", "private_output", "estimated_cost", "search_hint", "examples",
 )  # fmt: skip
 
 

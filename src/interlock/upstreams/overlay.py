@@ -69,6 +69,7 @@ class ToolOverlay(Part):
     tags: tuple[str, ...] = Field((), strict=False)
     max_inline_chars: int | None = Field(None, ge=100, le=10_000_000)
     max_result_bytes: int | None = Field(None, ge=100, le=1 << 30)
+    private_output: bool | None = None
     estimated_cost: float | None = Field(None, ge=0)
     stale_s: int | None = Field(None, ge=1, le=604_800)
     hide: bool | None = None

@@ -246,8 +246,10 @@ def happening(event: Event) -> wire.RunEvent | None:
                 facts_json=encode({name: value for name, value in data.items() if name not in _TOLD}),
             )
             return wire.RunEvent(progress=progress)
-        case "tool.invocation.partial_result":
-            return wire.RunEvent(partial=wire.Partial(index=data["index"], value_json=encode(data["value"])))
+        case "tool.invocation.partial_result" | "tool.invocation.yielded":
+            yielded = event.type == "tool.invocation.yielded"
+            part = wire.Partial(index=data["index"], value_json=encode(data["value"]), yielded=yielded)
+            return wire.RunEvent(partial=part)
         case _:
             return None
 

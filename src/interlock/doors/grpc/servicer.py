@@ -220,7 +220,8 @@ class Servicer:
         return messages.call_status(calls.status(call_id, caller), calls.result(call_id, caller))
 
     async def cancel(self, request: wire.CancelRequest, caller: Caller, _: Rpc) -> wire.CancelResponse:
-        return messages.cancelled(await self._service.calls.cancel(request.invocation_id, caller))
+        reason = request.reason or None
+        return messages.cancelled(await self._service.calls.cancel(request.invocation_id, caller, reason))
 
     async def resume(self, request: wire.ResumeRequest, caller: Caller, _: Rpc) -> wire.CallResult:
         # It goes on whether or not this client waits for it: others may.

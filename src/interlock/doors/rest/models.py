@@ -311,6 +311,12 @@ class Checkpoints(Answer):
     after: int | None = Field(description="where to go on; null at the end")
 
 
+class CancelQuery(Query):
+    reason: Literal["interruption", "discard", "fallback"] | None = Field(
+        None, description="why, for the label of the synthetic result; interruption if nothing is said"
+    )
+
+
 class Cancelled(Answer):
     invocation_id: str
     outcome: Literal["canceled", "unsupported", "finished"]

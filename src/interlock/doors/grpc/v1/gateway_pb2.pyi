@@ -321,12 +321,14 @@ class Progress(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., message: _Optional[str] = ..., percent: _Optional[float] = ..., elapsed_ms: _Optional[float] = ..., facts_json: _Optional[bytes] = ...) -> None: ...
 
 class Partial(_message.Message):
-    __slots__ = ("index", "value_json")
+    __slots__ = ("index", "value_json", "yielded")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     VALUE_JSON_FIELD_NUMBER: _ClassVar[int]
+    YIELDED_FIELD_NUMBER: _ClassVar[int]
     index: int
     value_json: bytes
-    def __init__(self, index: _Optional[int] = ..., value_json: _Optional[bytes] = ...) -> None: ...
+    yielded: bool
+    def __init__(self, index: _Optional[int] = ..., value_json: _Optional[bytes] = ..., yielded: _Optional[bool] = ...) -> None: ...
 
 class CallsRequest(_message.Message):
     __slots__ = ("state", "error", "tool", "caller", "since", "until", "before", "limit")
@@ -445,10 +447,12 @@ class StatusResponse(_message.Message):
     def __init__(self, invocation_id: _Optional[str] = ..., state: _Optional[_Union[CallState, str]] = ..., tool_id: _Optional[str] = ..., version: _Optional[str] = ..., code: _Optional[str] = ..., approval_ticket_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., latency_ms: _Optional[float] = ..., outcome: _Optional[str] = ..., result: _Optional[_Union[CallResult, _Mapping]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("invocation_id",)
+    __slots__ = ("invocation_id", "reason")
     INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     invocation_id: str
-    def __init__(self, invocation_id: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, invocation_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CancelResponse(_message.Message):
     __slots__ = ("outcome",)

@@ -104,9 +104,9 @@ async def list_checkpoints(invocation_id: Id, ask: Ask, query: Annotated[models.
 
 
 @router.post("/calls/{invocation_id}/cancel", **says(models.Cancelled))
-async def cancel_call(invocation_id: Id, ask: Ask) -> Response:
-    """Ask for a call of yours to end."""
-    outcome = await ask.service.calls.cancel(invocation_id, ask.caller)
+async def cancel_call(invocation_id: Id, ask: Ask, query: Annotated[models.CancelQuery, Query()]) -> Response:
+    """Ask for a call of yours to end. `discard` also lets go of the result and the files of one that has ended."""
+    outcome = await ask.service.calls.cancel(invocation_id, ask.caller, query.reason)
     return json({"invocation_id": invocation_id, "outcome": outcome})
 
 

@@ -1,0 +1,180 @@
+"""Results that stand for a tool's own where a call is cut short, and results that a tool yields before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from interlock import Context, Interlock, tool
+from interlock.core.events import Event
+from interlock.core.objects import ToolResult
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from tests import sample
+from tests.cli.conftest import Cli
+from tests.doors.contracts import WIRES, Wires, wired
+from tests.gateway.test_interleavings import admit, until
+
+Json = dict[str, Any]
+# The doors by which one call can be spoken of in another; MCP's clients cancel what they wait for themselves.
+BY_ID = ("library", "rest", "jsonrpc", "grpc", "command line")
+CAUSES = {"interruption": "user_interruption", "discard": "discarded_execution", "fallback": "fallback"}
+CODES = {"interruption": "E3703", "discard": "E3703", "fallback": "E3413"}
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="short", timeout_s=1)
+async def dawdles(text: sample.Text) -> str:
+    """Take longer than it may."""
+    await asyncio.Event().wait()
+    return text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="short", timeout_class="long_running", timeout_s=60)
+async def waits(text: sample.Text) -> str:
+    """Wait to be stopped."""
+    await asyncio.Event().wait()
+    return text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="short")
+async def yields(ctx: Context, text: sample.Text) -> str:
+    """Give parts and interim results, then the result."""
+    ctx.partial(f"{text} 1")
+    ctx.yield_result(f"{text} 2")
+    ctx.yield_result(f"{text} 3")
+    ctx.partial(f"{text} 4")
+    return f"all of {text}"
+
+
+@pytest_asyncio.fixture
+async def wires(home: Path) -> AsyncGenerator[Wires]:
+    async with Interlock.open(home) as lock:
+        await admit(lock, dawdles, waits, yields)
+        async with wired(lock) as made:
+            yield made
+
+
+async def closed(lock: Interlock, call: str) -> Json:
+    await lock.journal.commit(lambda _: None)
+    ((body,),) = lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' AND call = ?", (call,))
+    return orjson.loads(body)
+
+
+@pytest.mark.proves("LIFE-16")
+@pytest.mark.parametrize("door", ["library", *WIRES])
+async def test_a_timeout_is_told_through_every_door_as_a_synthetic_result(wires: Wires, door: str) -> None:
+    if door == "library":
+        result = await wires.lock.call("short.dawdles", text="x")
+        assert result.error is not None
+        envelope = result.error.envelope("")
+        document = result.document()
+        ToolResult.parse(document)
+        assert (document["metadata"]["synthetic"], document["metadata"]["synthetic_cause"]) == (True, "timeout")
+    else:
+        envelope = (await wires.call(door, "short.dawdles", {"text": "x"})).failure
+    assert (envelope["error_code"], envelope["details"]["synthetic_cause"]) == ("E3402", "timeout")
+    ((body,),) = wires.lock.journal.read("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT 1")
+    record = orjson.loads(body)
+    assert (record["source"], record["syntheticCause"]) == ("synthetic", "timeout")
+
+
+async def stop(wires: Wires, home: Path, door: str, call: str, reason: str) -> str:
+    if door == "library":
+        return await wires.lock.call_off(call, reason)  # pyright: ignore[reportArgumentType] - one of the three
+    if door == "rest":
+        answer = await wires.http.post(f"/v1/calls/{call}/cancel", params={"reason": reason})
+        return answer.json()["outcome"]
+    if door == "jsonrpc":
+        asked = {"invocation_id": call, "reason": reason}
+        return orjson.loads(await wires.rpc("calls.cancel", asked))["result"]["answer"]
+    if door == "grpc":
+        metadata = (("authorization", wires.http.headers["authorization"]),)
+        request = wire.CancelRequest(invocation_id=call, reason=reason)
+        told = await wires._stub.Cancel(request, metadata=metadata)  # pyright: ignore[reportPrivateUsage]
+        return wire.CancelOutcome.Name(told.outcome).removeprefix("CANCEL_OUTCOME_").lower()
+    cli = Cli(home.parent)
+    return (await asyncio.to_thread(cli.ask, "calls", "cancel", call, "--reason", reason))["outcome"]
+
+
+@pytest.mark.proves("LIFE-16")
+@pytest.mark.parametrize("door", BY_ID)
+async def test_a_call_is_cut_short_for_a_reason_that_labels_its_result(wires: Wires, home: Path, door: str) -> None:
+    """The command line is another process, so its wish goes by the store."""
+    for reason, cause in CAUSES.items():
+        if door in ("library", "command line"):
+            request = wires.lock.gateway.with_id(wires.lock.request("short.waits", {"text": "x"}))
+            call = request.id or ""
+            task = asyncio.create_task(wires.lock.gateway.invoke(request))
+        else:
+            body = {"tool_id": "short.waits", "parameters": {"text": "x"}, "execution_mode": "async"}
+            answer = await wires.http.post("/v1/tools/invoke", json=body)
+            call = answer.json()["invocation_id"]
+            task = None
+        await until(lambda call=call: wires.lock.gateway.execution._floor.get(call))  # pyright: ignore[reportPrivateUsage]
+        if door == "command line":
+            await _noted(wires.lock, call)
+        assert await stop(wires, home, door, call, reason) == "canceled"
+        if task is not None:
+            document = (await asyncio.wait_for(task, 30)).document()
+        else:
+            caller = await wires.lock.caller_of(_token(wires))
+            await until(lambda call=call, caller=caller: wires.service.calls.result(call, caller))
+            kept = wires.service.calls.result(call, caller)
+            assert kept is not None
+            document = kept.document()
+        ToolResult.parse(document)
+        assert (document["status"], document["metadata"]["synthetic"]) == ("canceled", True)
+        assert document["metadata"]["synthetic_cause"] == cause
+        assert document["error"]["error_code"] == CODES[reason]
+        record = await closed(wires.lock, call)
+        assert (record["source"], record["syntheticCause"]) == ("synthetic", cause)
+        ((noted,),) = wires.lock.journal.read("SELECT body FROM journal WHERE kind = 'cancel' AND call = ?", (call,))
+        assert orjson.loads(noted)["reason"] == reason
+
+
+async def _noted(lock: Interlock, call: str) -> None:
+    """Wait until a read is on record as begun, so that other processes know of it."""
+    async with asyncio.timeout(30):
+        while not lock.journal.read("SELECT 1 FROM journal WHERE kind = 'started' AND call = ?", (call,)):
+            await lock.journal.commit(lambda _: None)
+
+
+def _token(wires: Wires) -> str:
+    return wires.http.headers["authorization"].removeprefix("Bearer ")
+
+
+async def test_a_reason_that_there_is_not_is_refused(wires: Wires) -> None:
+    answer = await wires.http.post("/v1/calls/01M7JQ9AJG6CC9359201E27AFF/cancel", params={"reason": "boredom"})
+    assert answer.status_code == 400
+    told = orjson.loads(await wires.rpc("calls.cancel", {"invocation_id": "x", "reason": "boredom"}))
+    assert told["error"]["data"]["error_code"] == "E3004"
+
+
+@pytest.mark.proves("LIFE-16")
+@pytest.mark.parametrize("door", ["library", *WIRES])
+async def test_parts_and_yielded_results_are_ordered_and_never_replace_the_result(wires: Wires, door: str) -> None:
+    heard: list[Event] = []
+    wires.lock.listen(heard.append)
+    if door == "library":
+        result = await wires.lock.call("short.yields", text="x")
+        data, about = result.value, result.metadata
+    else:
+        told = await wires.call(door, "short.yields", {"text": "x"})
+        data, about = told.data, told.about
+    assert data in ("all of x", {"result": "all of x"})
+    if door in ("library", "jsonrpc", "grpc"):
+        assert (about["parts"], about["yielded_parts"]) == (["x 1", "x 2", "x 3", "x 4"], [2, 3])
+    parts = [event for event in heard if event.type.endswith((".partial_result", ".yielded"))]
+    assert [event.type.rpartition(".")[2] for event in parts] == [
+        "partial_result", "yielded", "yielded", "partial_result",
+    ]  # fmt: skip
+    assert [(event.data["index"], event.data["value"]) for event in parts] == [(n, f"x {n}") for n in range(1, 5)]
+    record = await closed(wires.lock, heard[0].invocation_id)
+    assert record["states"].count("yielded") == 2
+    assert record["states"][-1] == "succeeded"
+    assert [event.type for event in heard].count("tool.result.created") == 1

@@ -104,6 +104,11 @@ class Settings(pydantic.BaseModel):
     )
     min_window_s: int = pydantic.Field(3600, ge=1, description="the shortest time an idempotency record lives")
     payload_days: int = pydantic.Field(7, ge=1, description="how long large results are kept")
+    keep_inputs: Literal["never", "changed", "always"] = pydantic.Field(
+        "changed",
+        description="whose inputs are kept, sealed, for payload_days: of calls whose input was converted or changed by"
+        " a hook or a reviewer, of all calls, or of none; their hashes are on record in any case",
+    )
     undo_days: int = pydantic.Field(90, ge=1, description="how long the means to undo a call are kept")
     checkpoint_bytes: int = pydantic.Field(
         1 << 18, ge=1024, le=16 << 20, description="how many bytes the state of one checkpoint may have"

@@ -437,7 +437,7 @@ async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_map
 
 
 @pytest.mark.supports("VALID-01")
-@pytest.mark.part_of("LIFE-05", rest="all four inputs are kept")
+@pytest.mark.proves("LIFE-05")
 @given(arguments=st.fixed_dictionaries({"a": st.integers(-99, 99) | st.integers(-99, 99).map(str)}))
 def test_replaying_the_recorded_mutations_on_the_model_input_gives_the_call_input(arguments: dict[str, Any]) -> None:
     async def scenario() -> None:

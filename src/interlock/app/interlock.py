@@ -43,10 +43,12 @@ from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.effects.locks import Locks
+from interlock.gateway import inputs
 from interlock.gateway.batch import Batch, BatchPolicy
 from interlock.gateway.desk import Desk
 from interlock.gateway.elsewhere import Elsewhere
 from interlock.gateway.hooks import Hook
+from interlock.gateway.inputs import Inputs
 from interlock.gateway.invoke import Gateway
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
@@ -478,6 +480,25 @@ class Interlock:
     def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
         """The state of a session of this caller, made anew from the journal's records of its changes."""
         return self.gateway.kept.replayed_session(caller or self.caller, session)
+
+    def inputs(self, invocation_id: str) -> Inputs:
+        """The four inputs of a call with all their differences, as far as they are kept; E3702 if it is not on record.
+
+        Values are as they were, private ones too. Doors and the command line show them redacted.
+        """
+        kept = self.gateway.kept.inputs(invocation_id)
+        if kept is not None:
+            return inputs.read(kept)
+        rows = self.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (invocation_id,))
+        if not rows:
+            raise Failure("E3702", f"no call `{invocation_id}` has ended")
+        closed: Json = orjson.loads(rows[-1][0])
+        try:
+            contract = self.catalog.exact(closed["toolId"], closed["version"]).prepared.contract
+            defaults = dict(contract.input.defaults)
+        except (Failure, KeyError):
+            defaults = {}  # the tool is not here any more, or never was
+        return Inputs(None, None, None, None, inputs.from_record(closed, defaults))
 
     def checkpoints(self, invocation_id: str, *, caller: Caller | None = None) -> list[Checkpoint]:
         """What a call has saved of its work, oldest first. Only for the caller that made it."""

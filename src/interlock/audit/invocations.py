@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from interlock.core.clock import begun_ms, iso
+from interlock.core.phases import between
 from interlock.core.schema import Json
 
 # Under which of the names that protocols use the caller's own id of a call is found.
@@ -37,6 +38,7 @@ def invocation_of(records: Sequence[Json]) -> Json | None:
         "ended_at": None if closed is None else closed["timestamp"],
         "transitions": transitions,
         "input_hash": facts.get("inputHash"),
+        "input_changes": [_change(one) for one in facts.get("inputMutations", ())],
         "external_mappings": [*_of_client(facts, native), *facts.get("externalMappings", ())],
         "actor_refs": [f"{kind}:{facts[name]}" for kind, name in _ACTORS if facts.get(name)],
         "runtime_refs": [f"{kind}:{facts[name]}" for kind, name in _RUNTIME if facts.get(name)],
@@ -59,6 +61,12 @@ def _transitions(told: Sequence[Json], closed: Json | None, began: str) -> list[
     moves = [{"state": state, "at": at.get(state)} for state in states]
     moves[0]["at"], moves[-1]["at"] = began, closed["timestamp"]
     return moves
+
+
+def _change(told: Json) -> Json:
+    """A difference between two inputs of a call, with its source and place; the record has no values."""
+    before, after = between(told["source"])
+    return {"before": before, "after": after, "source": told["source"], "pointer": told["pointer"]}
 
 
 def _began(call: str, otherwise: str) -> str:

@@ -501,6 +501,42 @@ async def undo(lock: Interlock, out: Output, /, call_id: str, key: str, token: s
 
 @calls.command()
 @click.argument("call_id", metavar="ID")
+@as_holder
+@over_home
+async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | None) -> int:
+    """What a call was sent and what its tool got, with every difference and its source.
+
+    \b
+    interlock calls inputs 01JCXK2M4Q8Z…
+    """
+    from interlock.cli.history import find
+    from interlock.service import Service
+
+    caller = await acting(lock, token)
+    told = Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller)
+
+    def show(page: Page) -> None:
+        from interlock.cli.render import value_text
+        from interlock.core.phases import INPUTS
+
+        kept = told["model_input"] is not None
+        rows = [(name, value_text(told[name])) for name in INPUTS] if kept else [("sha256", str(told["input_hash"]))]
+        page.facts(rows)
+        changes = [
+            (one["after"], one["source"], one["pointer"], value_text(one["value"]) if "value" in one else "")
+            for one in told["input_changes"]
+        ]
+        if changes:
+            page.table(changes, ("of", "by", "at", "value"))
+        else:
+            page.line("nothing was changed on the way")
+
+    out.answer(told, show)
+    return 0
+
+
+@calls.command()
+@click.argument("call_id", metavar="ID")
 @click.option(
     "--reason",
     type=click.Choice(["interruption", "discard", "fallback"]),

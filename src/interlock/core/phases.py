@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any, Literal, NamedTuple, Protocol
 
 from interlock.core.artifacts import Artifact, File
@@ -63,8 +64,29 @@ class ResultPart(NamedTuple):
     yielded: bool
 
 
+Input = Literal["model_input", "observable_input", "permission_input", "call_input"]
+INPUTS: tuple[Input, ...] = ("model_input", "observable_input", "permission_input", "call_input")
+
+
+def between(source: str) -> tuple[Input, Input]:
+    """Between which inputs something of this source makes a difference."""
+    kind = source.partition(":")[0]
+    if kind == "hook":
+        return "observable_input", "permission_input"
+    return ("permission_input", "call_input") if kind == "reviewer" else ("model_input", "observable_input")
+
+
+class _Absent(Enum):
+    """Stands for a value that is not there, where null is one."""
+
+    ABSENT = "absent"
+
+
+ABSENT = _Absent.ABSENT
+
+
 class Mutated(NamedTuple):
-    """One difference between two of a call's inputs, and where it came from."""
+    """One difference between two of a call's inputs, and where it came from; ABSENT where one has no such place."""
 
     source: str
     pointer: str

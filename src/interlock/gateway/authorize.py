@@ -19,13 +19,14 @@ from interlock.core.capability import Capability
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked, Decision, Granted, Mutated, Read
+from interlock.core.phases import Call, Checked, Decision, Granted, Read
 from interlock.core.prepared import Prepared
-from interlock.core.schema import Json, pointer
+from interlock.core.schema import Json
 from interlock.gateway import cover, validate
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.asking import Asking
 from interlock.gateway.hooks import stricter
+from interlock.gateway.inputs import difference
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 
@@ -208,14 +209,15 @@ class Authorizer:
     async def _edited(self, checked: Checked, edited: Json, by: str) -> Checked:
         """The input as the reviewer left it: checked like the caller's own, with every difference on record."""
         requested = checked.requested
-        before = checked.permission_input
+        call, before = requested.call, checked.permission_input
+        told = len(call.mutations)
         arguments = validate.check_input(requested, private_copy(edited))
+        # What was converted or filled in of the reviewer's input is the reviewer's too: it is compared as a whole.
+        del call.mutations[told:]
         if requested.tool.has_checks:
             await validate.check_meaning(requested.tool, arguments, requested.deadline - self._clock.monotonic())
-        for name in sorted(before.keys() | arguments.keys()):
-            if (name in before, before.get(name)) != (name in arguments, arguments.get(name)):
-                change = Mutated(f"reviewer:{by}", pointer([name]), before.get(name), arguments.get(name))
-                requested.call.mutations.append(change)
+        call.mutations.extend(difference(f"reviewer:{by}", before, arguments))
+        call.input = arguments
         return Checked(requested, arguments, arguments)
 
 

@@ -33,7 +33,7 @@ from interlock.core.scrub import holds
 from interlock.core.states import MOVES, State
 from interlock.core.threads import WALKS
 from interlock.effects.session import SessionState
-from interlock.gateway import endings, keys, reconcile, verify
+from interlock.gateway import endings, inputs, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.endings import stored, unsettled
 from interlock.gateway.kept import Kept, PrivateValues, compensation, owner_of, session_id
@@ -77,6 +77,7 @@ class Closer:
         self._allowances = allowances
         self.kept = Kept(journal, observer, settings, box)
         self._batched = settings.audit == "batched"
+        self._keeps_all_inputs = settings.keep_inputs == "always"
         self._redactors: dict[str, SchemaRedactor] = {}
         # Outcomes of writes that could not be recorded (a full disk); they go first with the next chance.
         self._owed: list[tuple[Call, Unit[Any]]] = []
@@ -102,6 +103,7 @@ class Closer:
         if (
             tool.plain and persistence.ref is None and not call.noted and not call.files
             and not self._allowances.counts(call)
+            and not ((call.mutations or self._keeps_all_inputs) and self.kept.keeps_inputs(call))
         ):  # fmt: skip
             body = records.closed_read(call, now_ms, metadata["latency_ms"], ran.source, verified)
             if self._batched and not self._journal.crowded:
@@ -206,6 +208,7 @@ class Closer:
         ]
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = owner_of(caller)
+        sent = inputs.to_keep(call) if self.kept.keeps_inputs(call) else None
         # A write is not left waiting between its effect and its record: what it leaves is sealed as it is stored.
         ahead = await self.kept.sealed_ahead(bodies if call.scope is None else {})
 
@@ -224,6 +227,8 @@ class Closer:
             self.kept.store_payloads(transaction, call.id, caller, bodies, withheld, ahead)
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
+            if sent is not None:
+                self.kept.store_inputs(transaction, call, caller, sent)
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             self.kept.store_values(transaction, call.id, caller, values)
             for mutation in mutations:
@@ -452,6 +457,8 @@ class Closer:
             effects=changes, extra=extra,
         )  # fmt: skip
         # What a tool reported or was seen to do before it failed has happened, whatever became of the call.
+        caller = call.request.caller
+        sent = inputs.to_keep(call) if caller is not None and self.kept.keeps_inputs(call) else None
         values = None if call.tool is None or not changes else self._private_values(call, call.tool)
         mutations = [] if values is None else [records.mutation(call, now_ms, one, values.shown) for one in changes]
 
@@ -473,6 +480,8 @@ class Closer:
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             if values is not None and call.request.caller is not None:
                 self.kept.store_values(transaction, call.id, call.request.caller, values)
+            if sent is not None and caller is not None and not ended_before:
+                self.kept.store_inputs(transaction, call, caller, sent)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
             transaction.append("closed", call.id, records.with_budgets(body, booked.rows))

@@ -28,10 +28,11 @@ from interlock.core.bounds import LARGE, plain_text, size_of
 from interlock.core.canonical import decode, private_copy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.phases import Behavior, Call, Decision, Mutated, Requested
+from interlock.core.phases import Behavior, Call, Decision, Requested
 from interlock.core.record import record
-from interlock.core.schema import Json, pointer
+from interlock.core.schema import Json
 from interlock.gateway.handlers import aside
+from interlock.gateway.inputs import difference
 from interlock.gateway.observe import Observer
 
 When = Literal["pre", "post", "failure"]
@@ -304,10 +305,7 @@ def _updated(requested: Requested, hook: str, before: Json, after: Json) -> Json
         valid = False
     if not valid:
         raise Failure("E3211", f"hook `{hook}` made the input invalid")
-    for name in sorted(before.keys() | after.keys()):
-        if (name in before, before.get(name)) != (name in after, after.get(name)):
-            change = Mutated(f"hook:{hook}", pointer([name]), before.get(name), after.get(name))
-            requested.call.mutations.append(change)
+    requested.call.mutations.extend(difference(f"hook:{hook}", before, after))
     return after
 
 

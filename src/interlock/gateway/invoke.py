@@ -158,7 +158,10 @@ class Gateway:
         )
         self._straight = Straight(
             # What has to be told of every call, or reckoned with it, has to be made at its pace.
-            barred=self._tracer is not None or allowances.active or self.execution.watches,
+            barred=self._tracer is not None
+            or allowances.active
+            or self.execution.watches
+            or settings.keep_inputs == "always",
             small=min(LARGE_INPUT, self._small),
             large=min(LARGE, settings.max_result_bytes),
             catalog=catalog,

@@ -17,11 +17,11 @@ import orjson
 from interlock.core.canonical import decode, encode, sealed_digest
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Ran, Requested, Verified
+from interlock.core.phases import Call, Ran, Requested, Verified
 from interlock.core.schema import Json
 from interlock.core.threads import WALKS
 from interlock.effects.session import SessionState
-from interlock.gateway import keys
+from interlock.gateway import inputs, keys
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 from interlock.store.journal import Journal, Transaction, Unit
@@ -167,7 +167,7 @@ class Kept:
         def unit(transaction: Transaction) -> None:
             transaction.execute(
                 "UPDATE payload SET body = NULL, reason = 'discarded by its caller'"
-                " WHERE call = ? AND body IS NOT NULL AND ref NOT LIKE 'undo:%'",
+                " WHERE call = ? AND body IS NOT NULL AND ref NOT LIKE 'undo:%' AND ref NOT LIKE 'inputs:%' AND ref NOT LIKE 'value:%'",
                 (call,),
             )
 
@@ -229,6 +229,27 @@ class Kept:
     def sealed_outcome(self, call: str, outcome: Json) -> bytes:
         """What came of a call, as its key is to keep it."""
         return self._box.seal(encode(outcome), purpose=_OUTCOME, about=call)
+
+    # Inputs
+
+    def keeps_inputs(self, call: Call) -> bool:
+        """Whether the inputs of a call are to be kept, by the setting and by what happened to them."""
+        mode = self._settings.keep_inputs
+        return mode == "always" or (mode == "changed" and inputs.worth_keeping(call))
+
+    def store_inputs(self, transaction: Transaction, call: Call, caller: Caller, kept: Json) -> None:
+        """Keep the inputs of a call, sealed. They are left out where a quota has no room: the call goes before them."""
+        ref, body = f"inputs:{call.id}", encode(kept)
+        if self.why_withheld(transaction, caller, {ref: body}):
+            return
+        sealed = self._box.seal(body, purpose="inputs", about=ref)
+        _store(transaction, ref, call.id, owner_of(caller), sealed, len(body), self._settings.payload_days)
+
+    def inputs(self, call: str) -> Json | None:
+        """What is kept of the inputs of a call."""
+        ref = f"inputs:{call}"
+        rows = self._journal.read("SELECT body FROM payload WHERE ref = ? AND body IS NOT NULL", (ref,))
+        return decode(self._box.open(rows[0][0], purpose="inputs", about=ref)) if rows else None
 
     # Undoing
 

@@ -15,8 +15,9 @@ import orjson
 
 from interlock.core.canonical import encode
 from interlock.core.errors import Failure
-from interlock.core.phases import Mutated, Requested, Verified
-from interlock.core.schema import Json, pointer
+from interlock.core.phases import Requested, Verified
+from interlock.core.schema import Json
+from interlock.gateway.inputs import difference
 from interlock.store.signing import own_secret
 
 CURSOR_LIVES_S = 86_400
@@ -50,7 +51,7 @@ class Cursors:
         if query["for"] != self._for(requested):
             raise _unusable()
         arguments: Json = {**query["arguments"], "cursor": query["cursor"]}
-        requested.call.mutations.extend(Mutated("cursor", pointer([name]), None, None) for name in sorted(arguments))
+        requested.call.mutations.extend(difference("cursor", given, arguments))
         return arguments
 
     def split(self, verified: Verified) -> Verified:

@@ -11,7 +11,7 @@ from interlock.core.coerce import coerce
 from interlock.core.errors import Failure
 from interlock.core.explain import input_faults
 from interlock.core.fragments import attacks
-from interlock.core.phases import Mutated, Request, Requested
+from interlock.core.phases import ABSENT, Mutated, Request, Requested
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json, pointer
 from interlock.gateway.handlers import faults_by
@@ -37,7 +37,7 @@ def check_input(requested: Requested, given: Json) -> Json:
     for name, default in tool.defaults:
         if name not in arguments:
             arguments = {**arguments, name: copy.deepcopy(default)}
-            call.mutations.append(Mutated("default", pointer([name]), None, default))
+            call.mutations.append(Mutated("default", pointer([name]), ABSENT, default))
     return arguments
 
 

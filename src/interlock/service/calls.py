@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,11 +17,13 @@ from interlock.core.clock import Deadline, new_id
 from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import REASONS, Reason, Request
+from interlock.core.phases import INPUTS, REASONS, Reason, Request
 from interlock.core.record import step
+from interlock.core.redact import REDACTED
 from interlock.core.results import Persistence, Result
 from interlock.core.schema import Json
 from interlock.gateway.ownership import facts_in
+from interlock.service.rights import require
 from interlock.service.trails import Trails
 from interlock.store import records
 from interlock.telemetry.w3c import joined
@@ -241,6 +243,33 @@ class Calls:
             return decided
         return {**decided, "decision": "link", "reason": self._lock.gateway.kept.why_gone(ref)}
 
+    def inputs(self, call_id: str, caller: Caller) -> Json:
+        """The four inputs of a call and their differences, redacted, for auditors (audit:read). Each look is on record.
+
+        A hook may put values into an input that are not for the caller, so who made a call does not see them.
+        """
+        require(caller, "audit:read", "to see the inputs of calls")
+        self.status(call_id, caller)
+        self._note_reading(call_id, caller)
+        found = self._lock.inputs(call_id)
+        facts = facts_in(self._lock.ownership.history(call_id))
+        schema: Json = {}
+        with suppress(Failure, KeyError):
+            schema = self._lock.catalog.exact(facts["toolId"], facts["version"]).prepared.contract.input.document
+        redact = self._lock.redactor.for_schema(schema)
+
+        def shown(value: Any) -> Any:
+            return None if value is None else redact.for_people(value).value
+
+        four = {name: shown(getattr(found, name)) for name in INPUTS}
+        private = {path for value in (getattr(found, name) for name in INPUTS) if value is not None
+                   for path in redact.for_people(value).paths}  # fmt: skip
+        changes = [
+            {**one, "value": REDACTED} if "value" in one and _lies_in(one["pointer"], private) else one
+            for one in found.changes
+        ]
+        return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **four, "input_changes": changes}
+
     def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
         """What a call of this caller has saved, a page of it and where to go on; E3702 for calls of others."""
         self.status(call_id, caller, own=True)
@@ -328,6 +357,11 @@ class Calls:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self._trails.close()
+
+
+def _lies_in(pointer: str, private: Collection[str]) -> bool:
+    """Whether a place holds something private, or lies in something private."""
+    return any(f"{one}/".startswith(f"{pointer}/") or f"{pointer}/".startswith(f"{one}/") for one in private)
 
 
 def _refuse_long(ask: Ask) -> None:

@@ -311,6 +311,18 @@ class Checkpoints(Answer):
     after: int | None = Field(description="where to go on; null at the end")
 
 
+class CallInputs(Answer):
+    """The four inputs of a call; null where they were not kept."""
+
+    invocation_id: str
+    input_hash: str | None
+    model_input: Any = Field(description="as it was sent")
+    observable_input: Any = Field(description="as hooks and transcripts see it")
+    permission_input: Any = Field(description="as policy judged it")
+    call_input: Any = Field(description="as the tool got it")
+    input_changes: list[Json] = Field(description="every difference: before, after, source, pointer, value")
+
+
 class CancelQuery(Query):
     reason: Literal["interruption", "discard", "fallback"] | None = Field(
         None, description="why, for the label of the synthetic result; interruption if nothing is said"

@@ -103,6 +103,12 @@ async def list_checkpoints(invocation_id: Id, ask: Ask, query: Annotated[models.
     return json({"checkpoints": saved, "after": after})
 
 
+@router.get("/calls/{invocation_id}/inputs", **says(models.CallInputs))
+async def read_inputs(invocation_id: Id, ask: Ask) -> Response:
+    """The four inputs of a call and their differences, redacted. Needs `audit:read`; each look is on record."""
+    return json(ask.service.calls.inputs(invocation_id, ask.caller))
+
+
 @router.post("/calls/{invocation_id}/cancel", **says(models.Cancelled))
 async def cancel_call(invocation_id: Id, ask: Ask, query: Annotated[models.CancelQuery, Query()]) -> Response:
     """Ask for a call of yours to end. `discard` also lets go of the result and the files of one that has ended."""

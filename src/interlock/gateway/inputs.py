@@ -1,0 +1,117 @@
+"""The four inputs of a call, and every difference between them.
+
+    model_input ─► observable_input ─► permission_input ─► call_input
+        cursor, coercion, default      hooks          reviewer
+
+`model_input` is what the caller sent, `observable_input` what hooks and transcripts see, `permission_input` what policy
+judged, and `call_input` what the tool got. A call keeps the differences, in order and with their source; replayed on
+`model_input` they give each of the others exactly.
+
+A closing record has the source and the place of each difference, never a value. The values are kept sealed, with
+`model_input`, where something other than a default was filled in: a default stands in the tool's contract.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from interlock.core.canonical import canonical, private_copy
+from interlock.core.phases import ABSENT, INPUTS, Call, Mutated, between
+from interlock.core.record import step
+from interlock.core.schema import Json, pointer
+
+# Inputs above this size are not kept; their hash is on record.
+LARGEST_KEPT = 1 << 18
+
+
+@step
+class Inputs:
+    """The four inputs of a call. None: it was not kept, and its hash is on record."""
+
+    model_input: Any
+    observable_input: Any
+    permission_input: Any
+    call_input: Any
+    changes: tuple[Json, ...]
+
+
+def difference(source: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mutated]:
+    """How two inputs differ, member by member."""
+    return [
+        Mutated(source, pointer([name]), before.get(name, ABSENT), after.get(name, ABSENT))
+        for name in sorted(before.keys() | after.keys())
+        if (name in before, before.get(name)) != (name in after, after.get(name))
+    ]
+
+
+def worth_keeping(call: Call) -> bool:
+    """Whether the contract alone does not tell how the input of a call was changed."""
+    return any(change.source != "default" for change in call.mutations)
+
+
+def to_keep(call: Call) -> Json | None:
+    """What is kept of the inputs of a call; None where it has none, or one that is too large."""
+    sent = call.request.arguments
+    if call.input is None or call.request.operation == "compensate":
+        return None
+    model_input = canonical(sent)
+    if len(model_input) > LARGEST_KEPT or hashlib.sha256(model_input).hexdigest() != call.input_hash:
+        return None
+    changes = [_document(change) for change in call.mutations]
+    reached = replay(sent, changes)
+    # INVARIANT: the changes lead to call_input exactly. Of very many conversions, the first are told one by one.
+    if canonical(reached) != canonical(call.input):
+        changes += [_document(change) for change in difference("coercion", reached, call.input)]
+    return {"model_input": dict(sent), "changes": changes}
+
+
+def _document(change: Mutated) -> Json:
+    before, after = between(change.source)
+    facts: Json = {"before": before, "after": after, "source": change.source, "pointer": change.pointer}
+    return facts if change.after is ABSENT else {**facts, "value": change.after}
+
+
+def read(kept: Json) -> Inputs:
+    """The four inputs from what was kept of them."""
+    changes: list[Json] = kept["changes"]
+    found: list[Any] = [kept["model_input"]]
+    for stage in INPUTS[1:]:
+        found.append(replay(found[0], [one for one in changes if INPUTS.index(one["after"]) <= INPUTS.index(stage)]))
+    model, observable, permission, call = found
+    return Inputs(model, observable, permission, call, tuple(changes))
+
+
+def replay(document: Mapping[str, Any], changes: Sequence[Json]) -> Any:
+    """A copy of an input with changes made to it, in order. One without a value takes its place away."""
+    root: Json = {"": private_copy(dict(document))}
+    for change in changes:
+        steps = ["", *(_unescaped(step) for step in change["pointer"].split("/")[1:])]
+        place: Any = root
+        for one in steps[:-1]:
+            place = place[int(one) if isinstance(place, list) else one]
+        last: Any = int(steps[-1]) if isinstance(place, list) else steps[-1]
+        if "value" in change:
+            place[last] = private_copy(change["value"])
+        else:
+            del place[last]
+    return root[""]
+
+
+def _unescaped(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")
+
+
+def from_record(closed: Json, defaults: Mapping[str, Any]) -> tuple[Json, ...]:
+    """The changes that a closing record tells, with the values of defaults, which the contract has."""
+    told = cast("list[Json]", closed.get("inputMutations") or [])
+    changes: list[Json] = []
+    for one in told:
+        before, after = between(one["source"])
+        change: Json = {"before": before, "after": after, "source": one["source"], "pointer": one["pointer"]}
+        name = _unescaped(one["pointer"].removeprefix("/"))
+        if one["source"] == "default" and name in defaults:
+            change["value"] = defaults[name]
+        changes.append(change)
+    return tuple(changes)

@@ -331,7 +331,7 @@ LATENCY: list[tuple[float, bool, bool, TimeoutClass]] = [
 ]
 
 
-@pytest.mark.part_of("LIFE-11", rest="the class follows measured latency")
+@pytest.mark.proves("LIFE-11")
 @pytest.mark.parametrize(("p99_s", "external_io", "checkpointable", "expected"), LATENCY)
 def test_measured_latency_calls_for_the_class_of_the_decision_table(
     p99_s: float, external_io: bool, checkpointable: bool, expected: TimeoutClass

@@ -172,7 +172,7 @@ async def test_inputs_are_sealed_at_rest_and_shown_redacted_to_auditors_alone(ho
             calls.inputs(call, Caller(id=lock.caller.id))
         assert refused.value.code == "E3206"
         with pytest.raises(Failure):
-            lock.read_payload(f"inputs:{call}")
+            await lock.read_payload(f"inputs:{call}")
         await lock.journal.commit(lambda _: None)
         looks = lock.journal.read("SELECT body FROM journal WHERE kind = 'audit.read'")
         assert orjson.loads(looks[-1][0])["by"] == "local:auditor"

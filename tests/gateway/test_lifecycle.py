@@ -289,7 +289,7 @@ class Lifecycle(RuleBasedStateMachine):
         assert sum(one in TERMINAL for one in self.trail.states) == 1
 
 
-TestLifecycle = pytest.mark.part_of("LIFE-04", rest="timeouts and a crash")(Lifecycle.TestCase)
+TestLifecycle = pytest.mark.proves("LIFE-04")(Lifecycle.TestCase)
 
 
 def test_every_state_is_reachable_and_every_end_has_a_history() -> None:

@@ -313,6 +313,7 @@ async def test_a_result_without_its_private_fields_is_recorded_and_announced_as_
 async def diagnosis(ctx: Context, text: Text) -> str:
     """Say something that belongs into no transcript."""
     ctx.partial(f"half of {text}")
+    ctx.attach("text", text=f"more of {text}")
     return f"all of {text}"
 
 

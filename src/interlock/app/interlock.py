@@ -54,6 +54,7 @@ from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
 from interlock.registry import quarantine
 from interlock.registry.catalog import Catalog, Row, contract_digest
+from interlock.registry.latency import Latencies, measure
 from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 
 # A process that stays so long is worth opening the sandbox in, before any call needs it. Most commands are shorter.
 WARM_AFTER_S = 1.0
+# How often it is worked out which timeout classes measured latency calls for.
+MEASURE_EVERY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class Interlock:
         self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)
         self.catalog = Catalog(self.journal, clock, home.manifests)
         self.ownership = Ownership(self.journal, self.catalog, settings.environment)
+        self.latencies = Latencies()
         self.elsewhere = Elsewhere(self.journal, self.instance)
         self.policy = Policies(home.policy, home.principals, clock=clock, environment=settings.environment)
         self.redactor = Redactor(
@@ -202,6 +206,7 @@ class Interlock:
         )
         if settings.housekeeping:
             self.warm_up(WARM_AFTER_S)
+            self.supervisor.every("classes by latency", MEASURE_EVERY_S, self.measure, at_once=False)
         self._end_demonstration = demonstration.keep_in(home.path)
 
     @cached_property
@@ -499,6 +504,10 @@ class Interlock:
         except (Failure, KeyError):
             defaults = {}  # the tool is not here any more, or never was
         return Inputs(None, None, None, None, inputs.from_record(closed, defaults))
+
+    async def measure(self) -> None:
+        """Work out from the journal which timeout class measured latency calls for. A server does so by itself."""
+        self.latencies.found = await self.readers.read(measure)
 
     def checkpoints(self, invocation_id: str, *, caller: Caller | None = None) -> list[Checkpoint]:
         """What a call has saved of its work, oldest first. Only for the caller that made it."""

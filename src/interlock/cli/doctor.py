@@ -496,6 +496,27 @@ def _check_tools(home: Home) -> Iterator[Finding]:
         yield Finding("tools", "good", f"{good} of {len(rows)} added from files and modules load as they were admitted")
 
 
+def _check_latency(home: Home) -> Iterator[Finding]:
+    import orjson
+
+    from interlock.core.manifest import parse_manifest
+    from interlock.registry.latency import differs, measure
+
+    with _if_usable(home) as connection:
+        if connection is None:
+            return
+        found = measure(connection)
+        rows = connection.execute("SELECT address, version, manifest FROM tool_version WHERE state = 'active'")
+        for address, version, text in rows if found else ():
+            timing = found.get(f"{address}@{version}")
+            manifest = None if timing is None else parse_manifest(orjson.loads(text))
+            wanted = None if timing is None or manifest is None else differs(manifest, timing)
+            if timing is not None and manifest is not None and wanted is not None:
+                what = f"{address}@{version} states {manifest.timeout_class}; of {timing.calls:,} calls 99 % took"
+                advice = f"state timeout_class: {wanted} in its next version, or leave it out"
+                yield Finding("latency", "attention", f"{what} at most {timing.p99_s * 1000:,.0f} ms", advice)
+
+
 def _check_key(home: Home) -> Iterator[Finding]:
     from interlock.store.signing import Signer
 
@@ -611,6 +632,7 @@ CHECKS: tuple[Check, ...] = (
     _check_policy,
     _check_settings,
     _check_tools,
+    _check_latency,
     _check_key,
     _check_issuer,
     _check_secrets,

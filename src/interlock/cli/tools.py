@@ -313,6 +313,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
 
     name, at, spec = tool.partition("@")
     version = _version(lock, name, spec if at else None)
+    await lock.measure()
     row, contract = version.row, version.contract
     document: Json = {
         "tool": row.address,
@@ -330,9 +331,10 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
         "permission_profile": permission_profile(contract).document(),
         "interface": interface(contract).document(),
         "known_pairs": len(contract.manifest.known_pairs),
+        "timeout": lock.latencies.told(contract),
     }
     state = _state(row.state, document["availability"])
-    out.answer(document, lambda page: _show_version(page, version, state))
+    out.answer(document, lambda page: _show_version(page, version, state, document["timeout"]))
     return 0
 
 
@@ -350,11 +352,20 @@ def _version(lock: Interlock, name: str, spec: str | None) -> Version:
     return lock.catalog.resolve(name, spec)
 
 
-def _show_version(page: Page, version: Version, state: str) -> None:
+def _time(timeout: Json) -> str:
+    """How long a call may take, the class of its tool, and what was measured."""
+    kind = f"{timeout['class']}, {timeout['class_source']}"
+    words = f"{timeout['default_s']:g} s, at most {timeout['max_s']:g} s ({kind})"
+    if "measured_calls" not in timeout:
+        return words
+    return f"{words}; of {timeout['measured_calls']:,} calls 99 % took at most {timeout['measured_p99_ms']:,.0f} ms"
+
+
+def _show_version(page: Page, version: Version, state: str, timeout: Json) -> None:
     from interlock.cli.render import Text
 
     row, contract = version.row, version.contract
-    manifest, timeout = contract.manifest, contract.timeout
+    manifest = contract.manifest
     page.line(Text(f"{row.address}@{row.version}", "bold"), f"   {state}", right=contract.mutation.mutation_class)
     page.line(manifest.description)
     page.line("")
@@ -366,7 +377,7 @@ def _show_version(page: Page, version: Version, state: str) -> None:
     facts: list[tuple[str, Cell]] = [
         *(("may change", f"{effect.operation} {effect.resource}") for effect in contract.mutation.effects),
         ("can be", ", ".join(name for name, holds in can.items() if holds) or "called"),
-        ("time", f"{timeout.default_s:g} s, at most {timeout.max_s:g} s ({timeout.timeout_class})"),
+        ("time", _time(timeout)),
         ("key", "the caller's own, needed" if contract.idempotency.key_required else "not needed"),
         ("needs", ", ".join((*contract.auth.required_permissions, *contract.auth.required_scopes)) or "nothing"),
         ("known pairs", str(len(manifest.known_pairs) or "none: nothing says what it must answer")),

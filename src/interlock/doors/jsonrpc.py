@@ -241,6 +241,7 @@ class JsonRpcDoor:
             "input_schema": contract.input.model_facing,
             "output_schema": contract.delivers,
             "interface": interface(contract).document(),
+            "timeout": self._service.tools.timeout(found),
         }
 
     def _brief(self, version: Version) -> Json:

@@ -254,7 +254,7 @@ class Closer:
         def clean(value: Any) -> Any:
             return observer.without(call, self._redactor.value(value).value)
 
-        if attached.content:
+        if attached.content and not (call.tool is not None and call.tool.private):
             metadata["content"] = cleaned(attached.content, clean)
         if attached.views:
             metadata["views"] = clean(attached.views)

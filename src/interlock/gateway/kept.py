@@ -167,7 +167,8 @@ class Kept:
         def unit(transaction: Transaction) -> None:
             transaction.execute(
                 "UPDATE payload SET body = NULL, reason = 'discarded by its caller'"
-                " WHERE call = ? AND body IS NOT NULL AND ref NOT LIKE 'undo:%' AND ref NOT LIKE 'inputs:%' AND ref NOT LIKE 'value:%'",
+                " WHERE call = ? AND body IS NOT NULL AND ref NOT LIKE 'undo:%' AND ref NOT LIKE 'inputs:%'"
+                " AND ref NOT LIKE 'value:%'",
                 (call,),
             )
 

@@ -114,6 +114,10 @@ class Tools:
         """AVAILABLE, or UNAVAILABLE while the upstream that serves the tool does not answer."""
         return self._lock.availability(version.row)
 
+    def timeout(self, version: Version) -> Json:
+        """The timeout class of a version, where it comes from, and what was measured."""
+        return self._lock.latencies.told(version.contract)
+
     def search(self, query: str, caller: Caller, limit: int = 20) -> list[Version]:
         """Tools whose name, title, description, tags or hint hold every word, best first."""
         words = query.lower().split()

@@ -104,7 +104,7 @@ class _Struct:
 # Out
 
 
-def tool(version: Version, availability: str) -> wire.Tool:
+def tool(version: Version, availability: str, timeout_class: str) -> wire.Tool:
     """A tool as clients read about it."""
     contract, notice = version.contract, version.row.notice
     return wire.Tool(
@@ -115,7 +115,7 @@ def tool(version: Version, availability: str) -> wire.Tool:
         input_schema_json=encode(contract.input.model_facing),
         output_schema_json=encode(contract.delivers),
         mutation_class=f"MUTATION_CLASS_{contract.mutation.mutation_class.upper()}",
-        timeout_class=f"TIMEOUT_CLASS_{contract.timeout.timeout_class.upper()}",
+        timeout_class=f"TIMEOUT_CLASS_{timeout_class.upper()}",
         key_required=contract.idempotency.key_required,
         required_scopes=contract.auth.required_scopes,
         timeout_default_s=contract.timeout.default_s,

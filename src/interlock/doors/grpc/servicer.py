@@ -192,7 +192,8 @@ class Servicer:
         return self._tool(self._service.tools.find(request.tool_id, spec, caller))
 
     def _tool(self, version: Version) -> wire.Tool:
-        return messages.tool(version, self._service.tools.availability(version))
+        tools = self._service.tools
+        return messages.tool(version, tools.availability(version), tools.timeout(version)["class"])
 
     async def invoke(self, request: wire.InvokeRequest, caller: Caller, rpc: Rpc) -> wire.CallResult:
         return _told(await self._invoke(request, caller, rpc))

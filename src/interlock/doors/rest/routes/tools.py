@@ -120,4 +120,5 @@ def _tool(tools: Tools, version: Version) -> Json:
     told = shown(version.contract)
     told.pop("namespace", None)
     availability = tools.availability(version)
-    return {**told, "tool_id": version.row.address, **_version(version), "availability": availability}
+    about = {"availability": availability, "timeout": tools.timeout(version)}
+    return {**told, "tool_id": version.row.address, **_version(version), **about}

@@ -175,10 +175,10 @@ def output_contract(contract: Contract) -> ToolOutputContract:
     )
 
 
-def interface(contract: Contract) -> ToolInterface:
+def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface:
     """The tool_interface of a version: the safety facts its contract states, and the unsafe value for all others.
 
-    Fields that callers may not set are not in it.
+    With `for_callers`, fields that callers may not set are not in it.
     """
     manifest = contract.manifest
     marked = _marked(contract)
@@ -197,10 +197,10 @@ def interface(contract: Contract) -> ToolInterface:
             "schemas": Schemas.model_validate(
                 {
                     "model_input_schema": contract.input.model_facing,
-                    "runtime_input_schema": contract.input.model_facing,
+                    "runtime_input_schema": contract.input.model_facing if for_callers else contract.input.document,
                     "output_schema": contract.output.document,
                     "strict": True,
-                    "visibility": "callers",
+                    "visibility": "callers" if for_callers else "runtime",
                 }
             ),
             "availability": {

@@ -240,7 +240,7 @@ class JsonRpcDoor:
             **self._brief(found),
             "input_schema": contract.input.model_facing,
             "output_schema": contract.delivers,
-            "interface": interface(contract).document(),
+            "interface": interface(contract, for_callers=True).document(),
             "timeout": self._service.tools.timeout(found),
         }
 

@@ -90,7 +90,9 @@ async def resume_call(invocation_id: Id, ask: Ask) -> Response:
 async def show_tool(tool_id: Id, ask: Ask, query: Annotated[models.ToolQuery, Query()]) -> Response:
     """One tool: what it takes, what it gives, what it changes, and its interface."""
     found = ask.service.tools.find(tool_id, query.version, ask.caller)
-    return json({**_tool(ask.service.tools, found), "interface": interface(found.contract).document()})
+    return json(
+        {**_tool(ask.service.tools, found), "interface": interface(found.contract, for_callers=True).document()}
+    )
 
 
 @router.get("/tools/{tool_id}/versions", tags=["tools"], **says(models.Versions))

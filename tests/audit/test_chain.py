@@ -31,6 +31,7 @@ from interlock.core.clock import Clock
 from interlock.settings import Settings
 from interlock.store.home import Home
 from interlock.store.signing import Signer
+from interlock.testing import FakeClock
 
 CANARY = "canary-7f3a"
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -79,8 +80,8 @@ async def fail(account: Account) -> dict[str, str]:
 
 
 async def make_home(path: Path) -> Home:
-    """A home with reads, writes, replays and failures, anchored in several places."""
-    async with Interlock.open(path) as lock:
+    """A home with reads, writes, replays and failures, anchored in several places, all in one moment."""
+    async with Interlock.open(path, clock=FakeClock().clock) as lock:
         await lock.add(echo, post)
         for number in range(4):
             await lock.call("demo.echo", account=f"a{number}")
@@ -145,6 +146,13 @@ def tampered(original: Home, act: Callable[[Copy], Any], *, guards: bool = True,
             verdict = copy.verdict(**options)
     assert verdict.intact == (not verdict.faults)
     return verdict
+
+
+def last_of_writes(home: Home) -> int:
+    """The place of the last record of a call whose key is in the tables."""
+    with closing(sqlite3.connect(home.database)) as db:
+        query = "SELECT max(seq) FROM journal WHERE call IN (SELECT call FROM reservation)"
+        return db.execute(query).fetchone()[0]
 
 
 def count(home: Home) -> int:
@@ -347,9 +355,12 @@ def test_a_cut_tail_is_found_by_the_anchors_in_the_database_the_file_or_the_audi
         assert any("the anchors file is missing" in fault.what for fault in verdict.faults)
         known = whole.head[0], bytes.fromhex(whole.head[1])
         assert "the known head" in tampered(original, act, known_head=known, database_only=True).faults[0].what
-        # Of the database alone, without any head, a cut journal may be just a shorter one: it shows only where other
-        # tables or the age of its unsigned end contradict it. The verdict says what it is of.
-        assert not tampered(original, act, database_only=True).anchors_file
+        # Of the database alone, without any head, a cut journal is just a shorter one: it shows exactly where the cut
+        # took a record of a write, whose key is still in the tables. The verdict says what it is of.
+        alone = tampered(original, act, database_only=True)
+        assert not alone.anchors_file
+        assert alone.intact == (keep >= last_of_writes(original))
+        assert all("the key of call" in fault.what for fault in alone.faults)
 
 
 @AUDIT_03

@@ -231,6 +231,8 @@ def _hook(lock: Interlock, when: Any, raises: Raiser) -> None:
 
 
 Raiser = Callable[..., Any]
+# Hooks and policies that fail have decided nothing, which is told as a refusal.
+CAUTIOUS = ("a hook before",)
 LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
     "the service": lambda w, m, r: [m.setattr(w.service.calls, n, r) for n in ("invoke", "invoke_plainly")],
     "request": lambda w, m, r: m.setattr(w.lock.gateway, "_request", r),
@@ -257,7 +259,7 @@ async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says
             heard = await wires.call(door, "demo.add", {"a": 1})
         wires.lock.gateway.hooks.registered.clear()
         envelope = sound(heard, door)
-        assert envelope["error_code"] in ("E3000", "E3211"), (door, envelope)
+        assert envelope["error_code"] == ("E3211" if layer in CAUTIOUS else "E3000"), (door, envelope)
         assert logged(wires, caplog, envelope["traceId"]), door
 
 
@@ -274,7 +276,7 @@ async def test_a_failure_of_any_layer_names_no_place_of_this_machine_at_any_door
             heard = await wires.call(door, "demo.add", {"a": 1})
         wires.lock.gateway.hooks.registered.clear()
         envelope = sound(heard, door)
-        assert envelope["error_code"] in ("E3801", "E3211"), (door, envelope)
+        assert envelope["error_code"] == ("E3211" if layer in CAUTIOUS else "E3801"), (door, envelope)
         assert PLACE in logged(wires, caplog, envelope["traceId"]), door
 
 

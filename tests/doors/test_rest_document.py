@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from interlock.core.errors import Failure
+from interlock.doors.asgi import MAX_BODY
 from interlock.doors.rest import rest_app
 from interlock.doors.rest.hot import FIELDS, LONGEST_MS, read
 from interlock.doors.rest.models import InvokeBody
@@ -101,6 +102,9 @@ def _probe(operation: Any, served: Served) -> None:
         def probe(case: Any) -> None:
             response = case.call(timeout=10)
             case.validate_response(response, excluded_checks=NOT_ITS_AFFAIR)
+            if response.status_code == 413:
+                assert response.json()["error"]["code"] == "E3309"
+                assert len(response.request.body) > MAX_BODY
             for secret in (served.home, served.token, "Traceback"):
                 assert secret not in response.text
 

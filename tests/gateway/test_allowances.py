@@ -24,6 +24,8 @@ from interlock.core.capability import ToolGrant
 from interlock.core.errors import ErrorClass, ErrorCode
 from interlock.core.events import Event
 from interlock.core.results import Result
+from interlock.executors.sandbox.job import Outcome
+from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.testing import FakeClock
 from tests.gateway.metered_tools import burn
 from tests.gateway.test_idempotency import code
@@ -458,13 +460,26 @@ async def test_what_a_call_that_outstays_its_time_costs_is_spent(home: Path, tim
 
 
 @COSTS
-async def test_what_an_isolated_call_uses_is_metered_by_the_process_it_had_to_itself(home: Path) -> None:
+async def test_what_an_isolated_call_uses_is_metered_by_the_process_it_had_to_itself(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Outcome] = []
+    run = Sandbox.run
+
+    async def watched(self: Sandbox, *given: Any, **options: Any) -> Outcome:
+        ended.append(await run(self, *given, **options))
+        return ended[-1]
+
+    monkeypatch.setattr(Sandbox, "run", watched)
     async with opened(home, prices={"cpu_s": 1.0}) as lock:
         await _offer(lock, burn)
         result = await lock.call("cell.burn", milliseconds=300, mib=1)
         burnt_s = result.unwrap() / 1e9
-        # The process also starts and ends, which takes the longer the busier the machine is.
-        assert burnt_s * 0.9 <= result.metadata["cost_parts"]["compute"] <= burnt_s * 1.1 + 0.2
+        # The price of what the kernel counted for the process, which also starts and ends: no more and no less.
+        (cpu_ns,) = (outcome.cpu_ns for outcome in ended)
+        assert cpu_ns is not None
+        assert cpu_ns / 1e9 >= burnt_s
+        assert result.metadata["cost_parts"]["compute"] == round(cpu_ns / 1e9, 6)
     async with opened(home, prices={"memory_gib_s": 1024.0}) as lock:  # a unit for a MiB in a second
         lock.catalog.attach(burn)
         little, much = [await lock.call("cell.burn", milliseconds=50, mib=mib) for mib in (1, 200)]

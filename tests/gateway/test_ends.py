@@ -112,7 +112,7 @@ async def calm(name: sample.Name) -> str:
     return name
 
 
-async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> None:
+async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
     result = await lock.call(name, **arguments, key="once")
     again = await lock.call(name, **arguments, key="once")
     assert result.state in ("succeeded", "failed")
@@ -124,6 +124,7 @@ async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> None:
     assert lock.journal.read("SELECT count(*) FROM hold", ())[0][0] == 0
     # The service goes on.
     assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"
+    return result.invocation_id
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -132,13 +133,28 @@ async def test_a_call_ends_whatever_its_tool_reports(lock: Interlock, name: str)
     await _ends(lock, "demo.report", {"name": name})
 
 
+# The errors in the log, once each: what the tool failed with, or that its failure could not be written down.
+UNWRITTEN = ("the closing of call {} failed", "the call could not be closed in call {}")
+LOGGED = {
+    "a message that is no text": UNWRITTEN,
+    "details that are no JSON": (),
+    "details that are no text": UNWRITTEN,
+    "a text that is no text": ("demo.fall@1.0.0 failed in call {}",),
+    "details that hold themselves": ("demo.fall@1.0.0 failed in call {}",),
+}
+
+
 @pytest.mark.parametrize("name", FAILURES)
 async def test_a_call_ends_whatever_its_tool_fails_with(
     lock: Interlock, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await admit(lock, fall, calm)
-    await _ends(lock, "demo.fall", {"name": name})
-    caplog.text.encode()  # which raises where a line of the log could not be written
+    call = await _ends(lock, "demo.fall", {"name": name})
+    lines = caplog.text.encode().decode().splitlines()  # which raises where a line could not be written
+    told = [line.partition(" ")[2] for line in map(str.strip, lines) if line.startswith("ERROR    interlock.gateway:")]
+    assert [line.partition(".py:")[2].partition(" ")[2] for line in told] == [one.format(call) for one in LOGGED[name]]
+    if name == "a text that is no text":
+        assert "ValueError: \\ud800" in lines
 
 
 FORGED = {
@@ -163,7 +179,7 @@ async def test_a_forged_frame_ends_its_call_and_changes_no_budget(home: Path) ->
         await admit(lock, cell.forge, calm)
         for number, (name, frame) in enumerate(FORGED.items()):
             result = await lock.call("cell.forge", frame=frame, key=f"key-{number}")
-            assert code(result) in ("E3404", "E3411"), name
+            assert code(result) == ("E3411" if name == "an error that steers" else "E3404"), name
             assert not (await lock.call("cell.forge", frame=frame, key=f"key-{number}")).ok, name
             assert not {"\x1b", "\u202e"} & set(str(result.document())), name
             assert "77" not in str(result.error)

@@ -219,23 +219,23 @@ async def test_each_coercion_of_a_call_is_on_its_record_and_what_was_sent_is_unt
 
 @pytest.mark.proves("VALID-01")
 @pytest.mark.parametrize(
-    ("change", "pointer"),
+    ("change", "pointer", "code"),
     [
-        ({"count": "4x"}, "/count"),
-        ({"count": "1.5"}, "/count"),
-        ({"lines": [{"price": "NaN", "paid": "no"}]}, "/lines/0/price"),
-        ({"lines": [{"price": "1", "paid": "maybe"}]}, "/lines/0/paid"),
-        ({"at": "2026-02-29T00:00:00Z"}, "/at"),
-        ({"at": "yesterday"}, "/at"),
+        ({"count": "4x"}, "/count", "E3301"),
+        ({"count": "1.5"}, "/count", "E3302"),
+        ({"lines": [{"price": "NaN", "paid": "no"}]}, "/lines/0/price", "E3301"),
+        ({"lines": [{"price": "1", "paid": "maybe"}]}, "/lines/0/paid", "E3301"),
+        ({"at": "2026-02-29T00:00:00Z"}, "/at", "E3301"),
+        ({"at": "yesterday"}, "/at", "E3301"),
     ],
 )
 async def test_a_call_whose_text_cannot_be_coerced_is_refused_at_the_place(
-    results: Interlock, change: dict[str, Any], pointer: str
+    results: Interlock, change: dict[str, Any], pointer: str, code: str
 ) -> None:
     await admit(results, typed)
     refused = (await results.call("r.typed", {**SOLD, **change})).error
     assert refused is not None
-    assert refused.code in ("E3301", "E3302")
+    assert refused.code == code
     assert refused.details is not None
     assert [fault["pointer"] for fault in refused.details["faults"]] == [pointer]
 

@@ -16,6 +16,7 @@ from interlock.core.checkpoints import Bounds
 from interlock.core.errors import Failure
 from interlock.executors.sandbox.job import PythonJob
 from interlock.executors.sandbox.supervisor import Sandbox
+from tests.needs import missing
 from tests.sandbox.conftest import require
 from tests.sandbox.test_attacks import ORDINARY, _python  # pyright: ignore[reportPrivateUsage]
 
@@ -32,7 +33,7 @@ def test_progress_parts_checkpoints_and_cancellation_cross_on_every_back_end_for
 ) -> None:
     require(backend)
     if os.getuid() != 0 and user != os.getuid():
-        pytest.skip("only root can become another user")
+        missing("only root can become another user: run the tests as root")
     done = subprocess.run(
         [_python(user), "-I", str(HERE / "crossing.py"), backend, *sys.path],
         user=user,

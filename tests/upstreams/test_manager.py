@@ -137,7 +137,7 @@ async def test_hints_count_once_an_operator_accepts_them_and_an_overlay_beats_th
         assert (await lock.call("far.say", text="b")).unwrap() == {"said": "b"}
         assert [call.native["name"] for call in server.calls] == ["look", "say"]
         assert all(call.traceparent.startswith("00-") and call.left_s > 0 for call in server.calls)
-        assert code(await lock.call("far.say", text=5)) in ("E3301", "E3302")
+        assert code(await lock.call("far.say", text=5)) == "E3301"
     async with opened(tmp_path, server) as (lock, upstreams):
         assert (await lock.call("far.say", text="after a restart")).unwrap() == {"said": "after a restart"}
         with pytest.raises(Failure) as unknown:
@@ -288,7 +288,7 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_tried_again(tmp_pa
     async with opened(tmp_path, server, clock) as (lock, upstreams):
         await upstreams.add("far", "http", {"accept_hints": True}, by=lock.caller)
         for _ in range(100):
-            assert code(await lock.call("far.look", text=5)) in ("E3301", "E3302"), "a caller's fault opens nothing"
+            assert code(await lock.call("far.look", text=5)) == "E3301", "a caller's fault opens nothing"
         server.failure = Failure("E3502", "it is down")
         for _ in range(5):
             assert code(await lock.call("far.look", text="a")) == "E3502"
@@ -382,7 +382,7 @@ async def test_a_new_overlay_is_told_apart_and_a_tool_that_it_renames_leaves_its
         accepted = await upstreams.accept("far", by=lock.caller, reason="a better name")
         assert {one.address: one.version for one in accepted.tools} == {"far.find": "1.0.0", "far.say": "1.0.0"}
         assert (await lock.call("far.find", text="a")).unwrap() == {"said": "a"}
-        assert code(await lock.call("far.look", text="a")) in ("E3101", "E3102", "E3104")
+        assert code(await lock.call("far.look", text="a")) == "E3102"
         assert {row.address: row.state for row in lock.catalog.rows()}["far.look"] == "sunset"
         back = await upstreams.refresh("far", by=lock.caller, overlay=reads)
         assert {one.name: one.state for one in back.tools} == {"look": "changed", "say": "admitted"}

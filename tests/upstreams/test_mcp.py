@@ -369,13 +369,13 @@ def answered(frame: Any) -> int | None:
 async def test_a_server_is_told_when_nobody_waits_any_more(era: tuple[str, ...]) -> None:
     async with scripted(*era) as one:
         await ask(one, "echo", {"text": "warm"})
-        assert (await failure_of(one, "hang", left_s=1.0)).code == "E3503"
+        # Asked once: with several attempts, the last one has what those before it left of the time.
+        assert (await failure_of(one, "hang", left_s=1.0, attempts=1)).code == "E3503"
         waiting = asyncio.create_task(ask(one, "hang"))
         await until(lambda: one.health()["busy"] == 1)
         waiting.cancel()
         await asyncio.wait({waiting})
-        # The first call may have asked twice: its last attempt has what the one before it left of the time.
-        assert len((await state(one))["cancelled"]) in (2, 3)
+        assert len((await state(one))["cancelled"]) == 2
 
 
 async def test_progress_of_a_call_is_passed_on_and_that_of_others_is_not() -> None:
@@ -517,10 +517,11 @@ async def test_each_set_of_credentials_has_a_process_of_its_own_and_the_log_has_
         assert ada["pid"] == again["pid"] != bob["pid"]
         assert "other" not in ada["env"]
         assert (await failure_of(one, "state")).code == "E3602"
-        assert (await failure_of(one, "hang", credentials={"desk-token": "ada1"}, left_s=1.0)).code == "E3503"
+        late = await failure_of(one, "hang", credentials={"desk-token": "ada1"}, left_s=1.0, attempts=1)
+        assert late.code == "E3503"
         assert len((await one.discover({"desk-token": "ada1"})).tools) == 6
     logs = read_all(tmp_path)
-    assert [set(log.split()) for log in logs.values()] == [{"hanging"}]
+    assert list(logs.values()) == ["hanging\n"]
     assert not any("ada1" in name for name in logs)
 
 

@@ -6,10 +6,11 @@ may count on; more may stand beside it.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import AwareDatetime, ConfigDict, Field
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
 
 from interlock.core.bounds import LONGEST_NAME
 from interlock.doors.rest.hot import LONGEST_MS
@@ -18,6 +19,17 @@ from interlock.upstreams.formats import Provider
 Json = dict[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 Text = Annotated[str, Field(max_length=10_000)]
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]")
+
+
+def _with_date(value: Any) -> Any:
+    """Refuse a bare number: it would be read as seconds since 1970, which the document does not offer."""
+    if isinstance(value, str) and _DATE.match(value) is None:
+        raise ValueError("a time has a date, a time of day and an offset, as 2026-11-16T18:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_with_date)]
 Status = Literal["success", "error", "timeout", "cancelled", "running", "pending"]
 
 _CALL = "01M7ETAWZ6CA43EAB55115CDBC"
@@ -213,8 +225,8 @@ class CallsQuery(Query):
     error: str | None = Field(None, max_length=60, description="an E-code, or the name of an error")
     tool: str | None = Field(None, max_length=600, description="by name, or NAME@VERSION")
     caller: str | None = Field(None, max_length=600)
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     before: int | None = Field(None, ge=1, le=2**62, description="the place that the page before ended at")
     limit: int = Field(100, ge=1, le=1000)
 
@@ -246,8 +258,8 @@ class TopQuery(Query):
     by: Literal["failures", "cost", "calls"] = Field(
         "failures", description="failures and calls are told of tools, cost of callers"
     )
-    since: AwareDatetime | None = Field(None, description="a day ago unless said")
-    until: AwareDatetime | None = None
+    since: Moment | None = Field(None, description="a day ago unless said")
+    until: Moment | None = None
     limit: int = Field(10, ge=1, le=100)
 
 
@@ -668,8 +680,8 @@ class RecordsQuery(Query):
     tool: str | None = Field(None, max_length=600, description="by name, or NAME@VERSION")
     caller: str | None = Field(None, max_length=600)
     kind: str | None = Field(None, max_length=40)
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     after: int = Field(0, ge=0, le=2**62, description="the place that the page before ended at")
     limit: int = Field(100, ge=1, le=1000)
 

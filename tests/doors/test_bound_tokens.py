@@ -229,7 +229,7 @@ OTHERS = {
     "GET /v1/upstreams", "POST /v1/upstreams",
     "GET /v1/upstreams/{name}", "POST /v1/upstreams/{name}/probe", "DELETE /v1/upstreams/{name}",
     "POST /v1/upstreams/{name}/refresh", "POST /v1/upstreams/{name}/accept", "GET /health", "GET /ready",
-    "GET /v1/events",
+    "GET /v1/events", "GET /v1/calls/{invocation_id}/inputs",
     "tools.list", "tools.describe", "tools.negotiate", "tools.invoke", "approvals.approve", "approvals.deny",
     "Discover", "Describe", "Invoke", "Run",
 }  # fmt: skip

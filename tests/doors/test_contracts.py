@@ -151,7 +151,7 @@ async def test_a_field_of_the_runtimes_own_shows_nowhere_and_is_refused(wires: W
     assert state.runs == 1
 
 
-STATED = {
+STATED: dict[str, Json] = {
     "input_contract": {
         "strict": True, "argument_mode": "object", "media_mode": "none", "defaults": {}, "examples": [],
         "sensitive_fields": [], "mutation_policy": "recorded",

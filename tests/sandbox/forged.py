@@ -142,7 +142,7 @@ CUT = st.none() | st.tuples(st.integers(0, 1 << 20), st.none() | st.integers(0, 
 
 
 def spoilt(stream: bytes, cut: tuple[int, int | None] | None) -> bytes:
-    if cut is None:
+    if cut is None or not stream:
         return stream
     place, byte = cut[0] % len(stream), cut[1]
     return stream[:place] + (b"" if byte is None else bytes([byte]) + stream[place + 1 :])

@@ -2,12 +2,14 @@
 
 Tools and libraries use the event loop's default threads, and one that hangs there keeps its thread. Nothing of ours
 depends on them: looking up names, checking whether the server is ready and walking over large data each have a pool.
-The threads are started when they are first needed and stay until the process ends.
+The threads are started when they are first needed and stay until the process ends. A forked child has none of its
+parent's threads, so it begins with pools of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -24,10 +26,14 @@ class Threads:
     def __init__(self, name: str, most: int) -> None:
         self.name = f"interlock-{name}"
         self._most = most
+        os.register_at_fork(after_in_child=self._forget)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._most, thread_name_prefix=self.name)
+
+    def _forget(self) -> None:
+        self.__dict__.pop("_pool", None)
 
     async def run(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Do some work on a thread of this pool, in the context of the caller."""

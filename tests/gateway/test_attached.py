@@ -156,7 +156,7 @@ async def test_each_view_of_a_result_is_its_own_and_the_original_stays(lock: Int
     assert document["model_facing_content"] == [{"type": "text", "text": "a short answer"}]
     (kept,) = document["content"]
     assert (kept["type"], document["persisted_payload_ref"]) == ("persisted_ref", kept["ref"])
-    assert lock.read_payload(kept["ref"], caller=lock.caller) == b'"' + b"x" * 5000 + b'"'
+    assert await lock.read_payload(kept["ref"], caller=lock.caller) == b'"' + b"x" * 5000 + b'"'
 
 
 @pytest.mark.proves("CONTRACT-19")

@@ -81,7 +81,7 @@ async def test_input_that_a_hook_made_invalid_is_refused_before_anybody_is_asked
     result = await lock.call("demo.increment", name="a", key="k")
     assert (result.state, code(result)) == ("blocked", "E3211")
     (record,) = records(lock, result.invocation_id)
-    assert (record["phases"], record["authDecision"]) == (["request", "validate", "return"], None)
+    assert (record["phases"], record["authDecision"]) == (["request", "validate", "return"], "DENY")
     assert world.runs == 0
 
 

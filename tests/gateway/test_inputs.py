@@ -126,7 +126,9 @@ async def test_what_a_reviewer_changes_lies_between_what_was_judged_and_what_ran
     assert {(one.before, one.after, one.source, one.pointer) for one in parsed.input_changes} == changes
 
 
-@pytest.mark.proves("LIFE-05")
+@pytest.mark.part_of(
+    "LIFE-05", rest="by default an input that nothing but defaults changed, or of over 256 KiB, is kept as a hash"
+)
 async def test_a_call_whose_input_only_lacked_defaults_keeps_nothing_more_than_its_record(lock: Interlock) -> None:
     await admit(lock, take)
     plain = await lock.call("in.take", count=1, counts=[], note="a", more="b")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller, Interlock, demo_tools
+from interlock.app import demonstration
 from tests.cli.conftest import Cli
 
 Json = dict[str, Any]
@@ -35,6 +36,8 @@ async def test_what_the_demonstration_did_in_one_home_does_not_show_in_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("INTERLOCK_DEMO_LEDGER", raising=False)
+    # Of several homes the one opened first counts, and another test of this process may still have one open.
+    monkeypatch.setattr(demonstration, "_open", list[str]())
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     asked: Json = {"account": "cash", "cents": 250, "key": "order-17"}
     for name in ("first", "second"):

@@ -32,7 +32,7 @@ _COST = "SELECT total, parts FROM cost WHERE call = ?"
 
 
 def disagreements(connection: sqlite3.Connection, purged_through: int, now_ms: int) -> Iterator[tuple[int, str]]:
-    """Where these tables and the records part: the place of the newest record about it, or 0, and what it is."""
+    """Differences between these tables and the records: the seq of the newest record concerned, or 0, and a text."""
     spent: dict[str, tuple[int, Any, Any]] = {}
     has_costs = agreement.there(connection, "cost")
     for seq, *names, body in connection.execute(_RECORDS):

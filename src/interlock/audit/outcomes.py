@@ -111,7 +111,7 @@ class _Key:
 def disagreements(
     connection: sqlite3.Connection, purged_through: int, now_ms: int, open_sealed: Open | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Where these tables and the records part: the place of the newest record about it, or 0, and what it is.
+    """Differences between these tables and the records: the seq of the newest record concerned, or 0, and a text.
 
     `now_ms` is the time of the verifier. The store's own time counts where it is ahead of that. `open_sealed` is
     missing where the sealing keys are: then results and sessions that are sealed are not compared.
@@ -182,7 +182,7 @@ def _said(connection: sqlite3.Connection, call: str) -> _Key:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What the last record about a session says of it."""
+    """The facts that the last record about a session states."""
 
     seq: int
     version: int

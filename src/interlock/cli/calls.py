@@ -285,7 +285,7 @@ async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wa
     type=click.Choice(("failures", "cost", "calls")),
     default="failures",
     show_default=True,
-    help="Failures and calls are told of tools, cost of callers.",
+    help="Failures and calls are counted per tool, cost per caller.",
 )
 @click.option(
     "--since", callback=_moment, metavar="TIME", help="From this time on: ISO 8601, or 2h. A day ago unless said."

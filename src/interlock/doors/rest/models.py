@@ -256,7 +256,7 @@ class CallLines(Answer):
 
 class TopQuery(Query):
     by: Literal["failures", "cost", "calls"] = Field(
-        "failures", description="failures and calls are told of tools, cost of callers"
+        "failures", description="failures and calls are counted per tool, cost per caller"
     )
     since: Moment | None = Field(None, description="a day ago unless said")
     until: Moment | None = None

@@ -56,7 +56,7 @@ async def test_a_tool_runs_isolated_and_answers_as_any_other(lock: Interlock) ->
     assert record["phases"] == ["request", "validate", "authorize", "execute", "verify", "return"]
 
 
-@pytest.mark.part_of("EXEC-04", rest="the agent's allowance is kept per server process, not over all of a home")
+@pytest.mark.proves("EXEC-04")
 @pytest.mark.proves("EXEC-05")
 @pytest.mark.parametrize(
     ("what", "expected"),

@@ -13,6 +13,7 @@ import hashlib
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,10 +52,10 @@ State = Literal["closed", "opening", "open", "refusing"]
 
 
 # What the sandbox and its way out are made of is loaded with them: most processes never need either.
-async def _open() -> Sandbox:
+async def _open(shared: Path | None) -> Sandbox:
     from interlock.executors.sandbox.supervisor import Sandbox
 
-    return await Sandbox.open()
+    return await Sandbox.open(shared=shared)
 
 
 class IsolatedExecutor:
@@ -69,7 +70,8 @@ class IsolatedExecutor:
         network_of: Mapping[str, NetworkPolicy] | None = None,
         note: Note,
         checkpoints: Bounds | None = None,
-        opener: Callable[[], Awaitable[Sandbox]] = _open,
+        shared: Path | None = None,
+        opener: Callable[[], Awaitable[Sandbox]] | None = None,
     ) -> None:
         self._seal = seal
         self._clock = clock
@@ -77,7 +79,7 @@ class IsolatedExecutor:
         self._network_of = network_of or {}
         self._note = note
         self._checkpoints = checkpoints
-        self._opener = opener
+        self._opener = opener or partial(_open, shared)
         self._opening: asyncio.Future[Sandbox] | None = None
 
     async def run(self, granted: Granted, context: Context | None) -> Any:

@@ -26,7 +26,9 @@ from interlock.store.lasthead import path_of
 from interlock.store.sealing import Box, keys_in_use
 
 # Who is alive now, and what upstreams have printed.
-_LEFT_OUT = frozenset({"instances", "migrate.lock", "locks.board", "logs", "secrets.lock", ".incomplete"})
+_LEFT_OUT = frozenset(
+    {"instances", "migrate.lock", "locks.board", "logs", "sandbox.lock", "secrets.lock", ".incomplete"}
+)
 _PAGES_AT_A_TIME = 1024
 
 Progress = Callable[[int, int], None]

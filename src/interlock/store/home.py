@@ -53,6 +53,7 @@ class Home:
         self.principals = self.path / "principals.toml"
         self.settings = self.path / "settings.toml"
         self.manifests = self.path / "manifests"
+        self.sandbox = self.path / "sandbox.lock"
 
     def prepare(self) -> None:
         """Make the directories; a home that cannot be written is refused at once (E3801), and half a copy (E3804)."""
@@ -311,7 +312,7 @@ class Instance:
 
     def __init__(self, home: Home, instance_id: str) -> None:
         self.id = instance_id
-        self._home = home
+        self.home = home
         self._file = _hold(home.instances / f"{instance_id}.lock")
         _sweep(home.instances)
 
@@ -319,7 +320,7 @@ class Instance:
         """Whether the process that wrote this owner id still lives."""
         if owner == self.id:
             return True
-        return _INSTANCE.match(owner) is not None and _held(self._home.instances / f"{owner}.lock")
+        return _INSTANCE.match(owner) is not None and _held(self.home.instances / f"{owner}.lock")
 
     def tell(self, document: dict[str, Any]) -> None:
         """Write how this process is into its sign of life, for others on this home to read: `Home.told`."""
@@ -331,7 +332,7 @@ class Instance:
             pass  # a full disk is told in other ways
 
     def close(self) -> None:
-        (self._home.instances / f"{self.id}.lock").unlink(missing_ok=True)
+        (self.home.instances / f"{self.id}.lock").unlink(missing_ok=True)
         self._file.close()
 
 

@@ -1,4 +1,8 @@
-"""What an agent's running calls may use together. The sum of their limits never exceeds it."""
+"""What an agent's running calls may use together. The sum of their limits never exceeds it.
+
+Calls of this process are counted in memory, where those that wait are woken when there is room. With a file that the
+processes of a home share, they are counted there too: see `shares`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,16 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from interlock.core.errors import Failure
 from interlock.executors.sandbox.job import GIB, Limits
+from interlock.executors.sandbox.shares import Share, Shares
 
 Excess = Literal["wait", "refuse"]
+# How often a call that waits for one of another process looks whether that has ended.
+LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +38,16 @@ class _Use:
     waiting: deque[tuple[Limits, asyncio.Future[None]]] = field(
         default_factory=deque[tuple[Limits, "asyncio.Future[None]"]]
     )
+    # One call at a time looks for room among those of other processes, in the order in which they came.
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Allowances:
     """Who uses how much now. Who waits is served in order, so that a large call is not starved by small ones."""
 
-    def __init__(self, each: Allowance) -> None:
+    def __init__(self, each: Allowance, shared: Path | None = None) -> None:
         self._each = each
+        self._shares = None if shared is None else Shares(shared, cores=each.cores, memory_bytes=each.memory_bytes)
         self._uses: dict[str, _Use] = {}
 
     @asynccontextmanager
@@ -47,7 +58,7 @@ class Allowances:
         use = self._uses.setdefault(agent, _Use())
         if use.waiting or not self._fits(use, limits):
             if excess == "refuse":
-                raise Failure("E3407", "the agent's running calls use its whole allowance; wait for one to end")
+                raise _used_up()
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             use.waiting.append((limits, turn))
             try:
@@ -59,7 +70,15 @@ class Allowances:
         else:
             self._add(use, limits)
         try:
-            yield
+            if self._shares is None:
+                yield
+                return
+            share = self._shares.ask(agent, limits)
+            try:
+                await _take(share, use.looking, excess)
+                yield
+            finally:
+                share.close()
         finally:
             self._return(agent, use, limits)
 
@@ -83,3 +102,19 @@ class Allowances:
                 turn.set_result(None)
         if not use.waiting and use.memory_bytes == 0:
             self._uses.pop(agent, None)
+
+
+async def _take(share: Share, looking: asyncio.Lock, excess: Excess) -> None:
+    """Take a share beside the calls of other processes."""
+    if excess == "refuse" and (looking.locked() or not share.taken()):
+        raise _used_up()
+    if excess == "wait":
+        async with looking:
+            while True:
+                if share.taken():
+                    return
+                await asyncio.sleep(LOOK_S)
+
+
+def _used_up() -> Failure:
+    return Failure("E3407", "the agent's running calls use its whole allowance; wait for one to end")

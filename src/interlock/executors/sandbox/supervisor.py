@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -28,11 +29,11 @@ from interlock.executors.sandbox.watch import Report, Save, Watch
 class Sandbox:
     """Runs jobs on the best isolation that this host offers."""
 
-    def __init__(self, host: Host, backend: Backend | None, rungs: Sequence[Rung], allowance: Allowance) -> None:
+    def __init__(self, host: Host, backend: Backend | None, rungs: Sequence[Rung], allowances: Allowances) -> None:
         self._host = host
         self._backend = backend
         self._rungs = tuple(rungs)
-        self._allowances = Allowances(allowance)
+        self._allowances = allowances
 
     @classmethod
     async def open(
@@ -44,10 +45,12 @@ class Sandbox:
         spares: int = 4,
         recycle_after: int = 1000,
         allowance: Allowance | None = None,
+        shared: Path | None = None,
     ) -> Self:
+        """Find out what isolates here. `shared`: the file by which several processes count the calls of an agent."""
         host = host or Host()
         backend, rungs = await climb(host, backends, cgroups=cgroups, spares=spares, recycle_after=recycle_after)
-        return cls(host, backend, rungs, allowance or Allowance())
+        return cls(host, backend, rungs, Allowances(allowance or Allowance(), shared))
 
     @property
     def backend(self) -> str | None:

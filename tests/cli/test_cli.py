@@ -662,6 +662,34 @@ def test_a_tool_cannot_draw_on_the_terminal_of_its_reader(fresh: Cli) -> None:
     assert "\\x1b[31mred" in ended.out
 
 
+SOURCED = """
+from typing import Annotated
+from interlock import Context, Field, tool
+
+Note = Annotated[str, Field(description="private", examples=["n"], json_schema_extra={"x-sensitivity": "pii"})]
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="own")
+async def note(ctx: Context, note: Note) -> dict[str, Note]:
+    \"\"\"Give a private note back, and say how good it is.\"\"\"
+    ctx.provenance(data_version="v7", confidence=0.5)
+    ctx.log.warning("a note: %s", note)
+    return {"note": note}
+"""
+
+
+@pytest.mark.proves("AUDIT-06")
+@pytest.mark.proves("CONTRACT-07")
+def test_a_result_on_the_command_line_says_what_was_removed_and_what_its_data_is(fresh: Cli) -> None:
+    fresh("tools", "add", write(fresh, "mine.py", SOURCED))
+    ended = fresh("call", "own.note", '{"note": "Quux7731"}', "--json")
+    assert ended.json["structured_content"] == {"note": "[REDACTED]"}
+    assert ended.json["redaction_state"] == {"redacted": True, "paths": ["/note"]}
+    source = ended.json["metadata"]["provenance"]
+    assert (source["dataVersion"], source["confidence"]) == ("v7", 0.5)
+    shown = fresh("call", "own.note", '{"note": "Quux7731"}')
+    assert "Quux7731" not in ended.out + ended.err + shown.out + shown.err
+
+
 @pytest.mark.proves("CONTRACT-13")
 def test_an_envelope_on_the_command_line_names_no_place_of_the_machine(fresh: Cli) -> None:
     fresh("tools", "add", write(fresh, "mine.py", TOOLS))

@@ -403,7 +403,7 @@ async def test_the_cursor_alone_fetches_the_next_page_at_every_door(wires: Wires
     assert (gathered, pages) == (list(range(25)), 3)
 
 
-@pytest.mark.part_of("CONTRACT-07", rest="a tool or an upstream states the version of its data (dataVersion)")
+@pytest.mark.proves("CONTRACT-07")
 @pytest.mark.parametrize("door", WIRES)
 async def test_every_success_says_where_its_data_comes_from_and_what_it_took(wires: Wires, door: str) -> None:
     calls: tuple[tuple[str, Json, str | None, str], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import sys
@@ -21,9 +22,13 @@ from interlock.authority.identities import Identity
 from interlock.core.redact_schema import Walk
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.telemetry.trace import Span
+from interlock.testing import FakeClock
 from tests import sample
+from tests.approvals.test_mail import PASSWORD as MAIL_PASSWORD
+from tests.approvals.test_mail import SmtpServer
+from tests.approvals.test_webhook import SECRET, Receiver
 from tests.authority.test_tokens import did_of
-from tests.doors.contracts import WIRES, Wires, wired
+from tests.doors.contracts import WIRES, Heard, Wires, wired
 from tests.doors.test_lifecycle import ONE_EACH, Place, opened
 from tests.doors.test_parity import Wish
 from tests.gateway.test_interleavings import admit
@@ -336,7 +341,7 @@ async def sinks(home: Path, caplog: pytest.LogCaptureFixture) -> AsyncGenerator[
 
 
 @pytest.mark.supports("VALID-04")
-@pytest.mark.part_of("AUDIT-06", rest="what a notification channel receives; redaction_state at the wires")
+@pytest.mark.proves("AUDIT-06")
 async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call_ends(
     sinks: tuple[Wires, Sinks],
 ) -> None:
@@ -352,6 +357,7 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
             found.wire.append(told.text)
             if how == "well":
                 assert told.data == {"slot": "a", "note": "[REDACTED]"}, door
+                assert _redaction_state(door, told) == {"redacted": True, "paths": ["/note"]}, door
             else:
                 assert told.failure["error_code"] == {"invalid": "E3301", "deny": "E3206"}.get(how, "E3401"), door
         canary = f"Quux{number}gated7731"
@@ -374,6 +380,62 @@ async def test_a_private_field_reaches_no_sink_through_any_door_however_the_call
     assert "priv_note" in texts["metrics"] or "priv.note" in texts["metrics"]
     assert "keeping [REDACTED]" in texts["log"]
     assert wires.lock.journal.read("SELECT COUNT(*) FROM notification") == [(len(WIRES),)]
+
+
+def _redaction_state(door: str, heard: Heard) -> Json:
+    """What a wire says of what was removed from a result."""
+    return (
+        orjson.loads(heard.text)["result"]["redaction_state"] if door == "jsonrpc" else heard.about["redaction_state"]
+    )
+
+
+@pytest.mark.proves("AUDIT-06")
+@pytest.mark.parametrize("door", WIRES)
+async def test_a_result_from_which_nothing_was_removed_says_so(sinks: tuple[Wires, Sinks], door: str) -> None:
+    wires, _ = sinks
+    await admit(wires.lock, sample.add)
+    told = await wires.call(door, "demo.add", {"a": 1, "b": 2})
+    assert _redaction_state(door, told) == {"redacted": False, "paths": []}
+
+
+@pytest.mark.proves("AUDIT-06")
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+async def test_no_channel_of_any_kind_receives_a_private_field_at_any_step(home: Path, tmp_path: Path) -> None:
+    smtp, clock = SmtpServer(), FakeClock()
+    (tmp_path / "password").write_text(MAIL_PASSWORD)
+    (tmp_path / "hook").write_text(SECRET)
+    async with smtp.running(), Receiver.open() as hook, Receiver.open() as chat:
+        mail = f"mailto://postmaster:{{secret}}@127.0.0.1:{smtp.port}?from=interlock@example.org&to=desk@example.org"
+        channels: list[Json] = [
+            {"name": "mail", "url": mail, "secret_file": str(tmp_path / "password"), "allow_private": True},
+            {"name": "hook", "webhook": hook.url, "secret_file": str(tmp_path / "hook"), "allow_private": True},
+            {"name": "chat", "url": f"json://127.0.0.1:{chat.port}/inbox", "allow_private": True},
+        ]
+        chain = [{"group": "approvers"}, {"group": "managers", "after_seconds": 60}]
+        given: Json = {"channels": channels, "approval": {"timeout_seconds": 300, "chain": chain}}
+        async with Interlock.open(home, clock=clock.clock, housekeeping=False, **given) as lock:
+            await admit(lock, post)
+            assert (await lock.call("priv.post", {"slot": "a", "note": "Quux7731"}, key="k")).pending
+            await lock.courier.deliver_due()
+            clock.advance(61)
+            await lock.approvals.sweep()
+            await lock.courier.deliver_due()
+        received = {
+            "mail": [one.get_body(("plain",)).get_content() for _, _, one in smtp.mail],  # pyright: ignore[reportOptionalMemberAccess]
+            "hook": [one.body.decode() for one in hook.got],
+            "chat": [one.body.decode() for one in chat.got],
+        }
+        for channel, messages in received.items():
+            assert len(messages) == 2, channel
+            for message in messages:
+                assert "priv.post" in message, channel
+                assert "[REDACTED] would be posted to a" in message, channel
+                assert "Quux7731" not in message, channel
+        whole = [
+            *map(bytes, (one.as_bytes() for _, _, one in smtp.mail)),
+            *(one.body for one in (*hook.got, *chat.got)),
+        ]
+        assert all(b"Quux7731" not in one and base64.b64encode(b"Quux7731")[:10] not in one for one in whole)
 
 
 def _denies(seen: Any) -> HookResult | None:

@@ -18,7 +18,14 @@ async def attaches(ctx: Context, how: Annotated[str, Field(description="how", ex
         ctx.attached.content.append({"type": "persisted_ref", "ref": "payload:of-somebody-else"})
     elif how == "base64":
         ctx.attached.content.append({"type": "image", "mime_type": "image/png", "data": "no!"})
+    elif how == "confidence":
+        ctx.attached.provenance["confidence"] = 7
+    elif how == "version":
+        ctx.attached.provenance["data_version"] = {"a": 1}
+    elif how == "fact":
+        ctx.attached.provenance["other"] = 1
     else:
+        ctx.provenance(data_version="rows-7", confidence=0.25)
         ctx.attach("image", mime_type="image/png", data=b"a picture")
         ctx.attach("log", text="made it")
         ctx.show(model="short")

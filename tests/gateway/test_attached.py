@@ -256,6 +256,58 @@ async def test_a_receiving_agent_uses_a_handoff_under_its_own_token_and_gains_no
     assert [record["callerId"] for record in records(lock, received.invocation_id)] == ["local:other"]
 
 
+# Facts about the data
+
+
+@tool(
+    version="1.0.0", mutation_class="write_reversible", namespace="att", effects=[Effect("case:7", "UPDATE")],
+)  # fmt: skip
+async def sourced(ctx: Context, facts: What) -> str:
+    """Change a case, and say what was known of it."""
+    ctx.effect("case:7", "UPDATE")
+    ctx.provenance(**facts)
+    return "changed"
+
+
+@sourced.compensate
+async def _(facts: Any) -> None:
+    return None
+
+
+@pytest.mark.proves("CONTRACT-07")
+@pytest.mark.parametrize("door", WIRES)
+async def test_a_tool_states_the_version_of_its_data_and_its_confidence_at_every_door(home: Path, door: str) -> None:
+    async with opened(home) as wires:
+        await admit(wires.lock, sourced)
+        for _ in ("run", "replay"):
+            heard = await wires.call(
+                door, "att.sourced", {"facts": {"data_version": "2026-11", "confidence": 0.5}}, key="k"
+            )
+            source = heard.about["provenance"]
+            assert (source["dataVersion"], source["confidence"]) == ("2026-11", 0.5), heard.text
+        half = await wires.call(door, "att.sourced", {"facts": {"confidence": 0}}, key="half")
+        source = half.about["provenance"]
+        assert (source["dataVersion"], source["confidence"]) == (None, 0.0)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"data_version": ""}, {"data_version": "x" * 257}, {"data_version": 7}, {"data_version": "a\nb"},
+        {"confidence": 1.01}, {"confidence": -0.1}, {"confidence": True}, {"confidence": "high"},
+    ],
+)  # fmt: skip
+async def test_facts_about_data_of_another_form_fail_the_call(lock: Interlock, facts: Json) -> None:
+    await admit(lock, sourced)
+    assert code(await lock.call("att.sourced", facts=facts, key="k")) == "E3401"
+
+
+async def test_a_private_value_does_not_leave_as_the_version_of_data(lock: Interlock) -> None:
+    await admit(lock, sourced)
+    result = await lock.call("att.sourced", facts={"data_version": "for alice@example.com"}, key="k")
+    assert result.envelope()["provenance"]["dataVersion"] == "for [EMAIL_REDACTED]"
+
+
 # Sandboxes and doors
 
 
@@ -266,7 +318,10 @@ async def test_a_sandboxed_tool_hands_out_the_same_and_is_held_to_the_same(tmp_p
         assert [one["type"] for one in good["content"]] == ["text", "image", "log"]
         assert good["model_facing_content"][0]["text"] == "short"
         assert good["handoff_refs"][0]["authority"]["scopes"] == ["cases:read"]
-        for how, expected in (("scope", "E3206"), ("forged", "E3401"), ("base64", "E3401")):
+        source = good["metadata"]["provenance"]
+        assert (source["dataVersion"], source["confidence"]) == ("rows-7", 0.25)
+        wrong = {"scope": "E3206"} | dict.fromkeys(("forged", "base64", "confidence", "version", "fact"), "E3401")
+        for how, expected in wrong.items():
             assert code(await lock.call("cell.attaches", how=how, caller=holder(lock))) == expected, how
 
 

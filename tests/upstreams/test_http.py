@@ -19,6 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock import Interlock
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -620,6 +621,25 @@ async def test_closing_ends_the_calls_that_are_under_way() -> None:
         await arrived.wait()
         await one.close()
         assert ((await waiting).code, len(server.got)) == ("E3502", 1)
+
+
+@pytest.mark.proves("CONTRACT-07")
+async def test_the_version_of_an_answers_data_is_the_entity_tag_of_the_service(tmp_path: Path) -> None:
+    tool: Json = {
+        "name": "look", "description": "Looks at the one thing there is.", "path": "/thing",
+        "input_schema": {"type": "object", "properties": {"q": {"type": "string", "description": "What to see."}}},
+        "output_schema": {"type": "object"},
+    }  # fmt: skip
+    overlay = {"tools": {"look": {"mutation_class": "read_only"}}}
+    tags = {'"v7"': "v7", 'W/"v8"': "v8", "x" * 300: None, "": None}
+    async with HttpServer.open() as server, Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        config: Json = {"urls": [server.url], "tools": [tool], "allow_private": True}
+        await lock.upstreams.add("svc", "http", config, by=lock.caller, overlay=overlay)
+        for tag, version in tags.items():
+            server.answers = [Answer(body=b'{"ok": true}', headers={"etag": tag} if tag else {})]
+            result = await lock.call("svc.look", {})
+            assert result.ok, result.error
+            assert result.envelope()["provenance"]["dataVersion"] == version
 
 
 @pytest.mark.proves("EXEC-09")

@@ -233,6 +233,18 @@ async def test_a_call_keeps_content_structure_and_meta_and_carries_the_trace(era
     assert ("io.modelcontextprotocol/protocolVersion" in seen) == bool(era)
 
 
+@pytest.mark.supports("CONTRACT-07")
+@ERAS
+async def test_the_version_and_the_confidence_that_a_server_states_are_those_of_the_call(era: tuple[str, ...]) -> None:
+    async with scripted(*era) as one:
+        sourced = remote_call({"protocol": "mcp", "name": "sourced"})
+        plain = remote_call({"protocol": "mcp", "name": "echo"}, {"text": "hi"})
+        await one.call(sourced)
+        await one.call(plain)
+    assert sourced.provenance == {"data_version": "rows-7", "confidence": 0.5}
+    assert not any(plain.provenance.values())
+
+
 @pytest.mark.proves("EXEC-10")
 @pytest.mark.parametrize("bare", [True, False], ids=["tools only", "everything"])
 async def test_a_server_is_greeted_and_asked_only_for_what_it_declares(bare: bool) -> None:

@@ -1,4 +1,5 @@
-"""What a tool hands out beside its value: items of content, views of its result, and references that hand work over.
+"""What a tool hands out beside its value: items of content, views of its result, references that hand work over, and
+facts about its data.
 
 A tool says them through its context. In a sandbox they travel with its reports and are checked again on the host, by
 the same functions. The gateway redacts them, bounds them and puts them into the result.
@@ -29,6 +30,7 @@ _NOT_FROM_TOOLS = frozenset({"persisted_ref", "artifact_ref"})
 _BINARY = ("data", "blob")
 _NOT_FOR_MODELS = frozenset({"log"})
 VIEWS = ("model", "summary", "search")
+LONGEST_VERSION = 256
 
 
 @dataclass(slots=True)
@@ -38,9 +40,10 @@ class Attached:
     content: list[Json] = field(default_factory=list[Json])
     views: dict[str, str] = field(default_factory=dict[str, str])
     handoffs: list[Json] = field(default_factory=list[Json])
+    provenance: Json = field(default_factory=dict[str, Any])
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.views or self.handoffs)
+        return bool(self.content or self.views or self.handoffs or self.provenance)
 
     def add_content(self, fields: Mapping[str, Any]) -> None:
         """Add an item of content; E3401 where it is none."""
@@ -65,6 +68,20 @@ class Attached:
         if len(self.handoffs) >= MOST_HANDOFFS:
             raise _wrong(f"a result holds at most {MOST_HANDOFFS} handoffs")
         self.handoffs.append(_handoff(said, caller))
+
+    def add_provenance(self, said: Mapping[str, Any]) -> None:
+        """State the version of the data (`data_version`) and how sure the value is (`confidence`); E3401 if neither."""
+        version, confidence = said.get("data_version"), said.get("confidence")
+        if said.keys() - {"data_version", "confidence"}:
+            raise _wrong("provenance is a data_version and a confidence")
+        if version is not None:
+            if not isinstance(version, str) or not 0 < len(version) <= LONGEST_VERSION or not version.isprintable():
+                raise _wrong(f"data_version is a text of 1 to {LONGEST_VERSION} printable characters")
+            self.provenance["data_version"] = version
+        if confidence is not None:
+            if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
+                raise _wrong("confidence is a number from 0 to 1")
+            self.provenance["confidence"] = float(confidence)
 
 
 def _wrong(words: str) -> Failure:

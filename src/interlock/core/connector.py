@@ -68,6 +68,8 @@ class RemoteCall:
     objection: Callable[[str, int], str | None] | None = None
     # The ids that the upstream has for this call, by their names in the standard's external mappings; for the record.
     reported: Json = field(default_factory=dict[str, Any])
+    # What the upstream says of its data: `data_version`, `confidence`.
+    provenance: Json = field(default_factory=dict[str, Any])
 
     @property
     def trace(self) -> dict[str, str]:

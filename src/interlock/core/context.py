@@ -264,6 +264,15 @@ class Context:
         """
         self.attached.add_views({"model": model, "summary": summary, "search": search})
 
+    def provenance(self, *, data_version: str | None = None, confidence: float | None = None) -> None:
+        """State which version of its data the result was made from, and how sure it is, from 0 to 1.
+
+        The result carries both in its `provenance`. Without them the version is null and the confidence 1.
+
+            ctx.provenance(data_version=rates.etag, confidence=0.8)
+        """
+        self.attached.add_provenance({"data_version": data_version, "confidence": confidence})
+
     def handoff(
         self,
         what: Mapping[str, Any],

@@ -103,10 +103,9 @@ class Call(Trail):
     __slots__ = (
         "agreed", "approval", "approval_outcome", "borrowed", "claimed", "claims", "context", "deadline", "decision",
         "detected", "files", "held", "hidden", "hook_outputs", "id", "input", "input_hash", "launched", "lease",
-        "mappings", "meter",
-        "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress", "promised",
-        "recorded", "request", "resources", "returned", "runs_on", "scope", "span", "started", "started_ms", "task",
-        "tool", "trace_id", "waiter", "warnings", "why",
+        "mappings", "meter", "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress",
+        "promised", "provenance", "recorded", "request", "resources", "returned", "runs_on", "scope", "span",
+        "started", "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -130,6 +129,8 @@ class Call(Trail):
         self.hook_outputs: list[Json] = []
         self.parts: list[ResultPart] = []
         self.pagination: Json | None = None
+        # What an upstream said of its data.
+        self.provenance: Json | None = None
         self.progress = 0
         # By which ids whoever carried it out knows it, as external mappings of the standard.
         self.mappings: tuple[Json, ...] = ()

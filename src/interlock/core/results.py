@@ -199,11 +199,19 @@ class Result:
         return {
             "data": self.value,
             "pagination": {key: page[key] for key in ("cursor", "hasMore", "totalCount") if key in page} or None,
-            **self.about(),
+            **self._origin(),
         }
 
     def about(self) -> Json:
-        """Where a success comes from, and what it took."""
+        """Where a success comes from, what it took, and what was removed from it. Every wire carries it."""
+        return {**self._origin(), "redaction_state": self.redaction_state}
+
+    @property
+    def redaction_state(self) -> Json:
+        """Whether anything was removed from the value before it was told, and where it stood, as JSON pointers."""
+        return {"redacted": bool(self.redacted), "paths": list(self.redacted)}
+
+    def _origin(self) -> Json:
         source, _, version = self.tool.partition("@")
         metadata, at = self.metadata, iso(self.created_ms)
         took, cost = metadata.get("latency_ms", 0), metadata.get("cost", 0)
@@ -277,7 +285,7 @@ class Result:
             "handoff_refs": list(self.handoffs),
             "summary": self.summary(),
             "transcript_search_text": self._search_text(),
-            "redaction_state": {"redacted": bool(self.redacted), "paths": list(self.redacted)},
+            "redaction_state": self.redaction_state,
             "created_at": iso(self.created_ms),
             "error": None if self.error is None else self.error.envelope(self.trace_id),
             "metadata": {

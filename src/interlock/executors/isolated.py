@@ -389,6 +389,7 @@ def _take_over(context: Context, reports: Json) -> None:
     for item in reports.get("content", ()):
         context.attached.add_content(item)
     context.attached.add_views(reports.get("views", {}))
+    context.attached.add_provenance(reports.get("provenance", {}))
     for one in reports.get("handoffs", ()):
         context.attached.add_handoff({**one, **(one.get("authority") or {})}, context.caller)
     said: Json = reports.get("session", {})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from interlock.core.attached import Attached
 from interlock.core.clock import Clock
 from interlock.core.connector import ALONE, Connector, RemoteCall, secret_of
 from interlock.core.context import Caller, Context
@@ -83,6 +85,8 @@ class RemoteExecutor:
             mapping = _mapping(execution, remote.reported)
             if mapping is not None:
                 call.mappings = (*call.mappings, mapping)
+            if remote.provenance:
+                call.provenance = _provenance(remote.provenance)
 
     def _objection(self, caller: Caller, manifest: NetworkPolicy) -> Callable[[str, int], str | None] | None:
         general, own = self._network, self._network_of.get(caller.acting)
@@ -108,6 +112,15 @@ def _mapping(execution: Execution, reported: Json) -> Json | None:
         case _:
             return None
     return {"schema_version": "0.2.0", **pinned, **reported}
+
+
+def _provenance(said: Json) -> Json:
+    """The facts about its data that an upstream states in the form they must have. The others are dropped."""
+    attached = Attached()
+    for name in ("data_version", "confidence"):
+        with suppress(Failure):
+            attached.add_provenance({name: said.get(name)})
+    return attached.provenance
 
 
 def _reporter(context: Context) -> Callable[[Json], None]:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from interlock.approvals.ticket import Ticket
@@ -48,7 +49,7 @@ T = TypeVar("T")
 _log = logging.getLogger("interlock.gateway")
 
 # What of the metadata is part of a result, and is told again with a replay.
-_ATTACHED = ("content", "views", "handoffs")
+_ATTACHED = ("content", "views", "handoffs", "data_version", "confidence")
 _EVENT_OF_STATE: dict[State, str] = {
     "canceled": "canceled",
     "timed_out": "timed_out",
@@ -100,6 +101,8 @@ class Closer:
         now_ms = self._clock.now_ms()
         if ran.context is not None and ran.context.attached:
             self._attach(call, ran.context.attached, now_ms, metadata)
+        if call.provenance:
+            metadata |= self._cleaned_facts(call, call.provenance)
         if (
             tool.plain and persistence.ref is None and not call.noted and not call.files
             and not self._allowances.counts(call)
@@ -250,9 +253,7 @@ class Closer:
         # INVARIANT: a credential that was lent or sent does not leave in an image either.
         if holds([binary(item) for item in attached.content], hidden):
             raise Failure("E3304", f"{call.ref} attached something with what the call was given in private")
-
-        def clean(value: Any) -> Any:
-            return observer.without(call, self._redactor.value(value).value)
+        clean = partial(self._clean, call)
 
         if attached.content and not (call.tool is not None and call.tool.private):
             metadata["content"] = cleaned(attached.content, clean)
@@ -260,6 +261,15 @@ class Closer:
             metadata["views"] = clean(attached.views)
         if attached.handoffs:
             metadata["handoffs"] = clean(handoffs(attached, call.id, caller, now_ms))
+        if attached.provenance:
+            metadata |= self._cleaned_facts(call, attached.provenance)
+
+    def _clean(self, call: Call, value: Any) -> Any:
+        return self._observer.without(call, self._redactor.value(value).value)
+
+    def _cleaned_facts(self, call: Call, facts: Json) -> Json:
+        """Facts about the data of a result, without what its reader may not see."""
+        return {name: self._clean(call, one) if isinstance(one, str) else one for name, one in facts.items()}
 
     def _compare(self, call: Call, changes: tuple[Change, ...], metadata: Json) -> None:
         """Hold what the call did against what its reviewer was shown."""

@@ -303,6 +303,8 @@ class HttpUpstream:
             text = (await self._bounded(response, wire.EXCERPT * 8, cut=True)).decode(errors="replace")
             raise self._refusal(response, wire.excerpt(text, call))
         body = await self._bounded(response, self._intake.max_bytes)
+        if isinstance(call, RemoteCall) and (tag := response.headers.get("etag")):
+            call.provenance["data_version"] = tag.removeprefix("W/").strip('"')
         media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         mode = _mode(call, response.status)
         if mode == "none" or not body:

@@ -94,6 +94,9 @@ def call(request: Json) -> None:
             send({"jsonrpc": "2.0", "id": request["id"]})
         case "several":
             send([{"jsonrpc": "2.0", "id": request["id"], "result": text("one of several")}])
+        case "sourced":
+            stated = {"interlock/call": {"provenance": {"dataVersion": "rows-7", "confidence": 0.5}}}
+            answer(request, {**text("with a source"), "_meta": stated})
         case "broken":
             refuse(request, -32603, "out of order")
         case "progress":

@@ -86,7 +86,6 @@ def success(result: Result) -> Json:
         "pagination": metadata.get("pagination"),
         "warnings": metadata.get("warnings", ()),
         "hook_outputs": metadata.get("hook_outputs", ()),
-        "redacted": result.redacted,
         "deprecation": metadata.get("deprecation"),
         "artifacts": [one.document() for one in result.artifacts],
         "content": result.content,

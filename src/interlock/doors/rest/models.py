@@ -177,7 +177,7 @@ class Called(Answer):
     pagination: Json | None = None
     warnings: list[str] = []
     hook_outputs: list[Json] = Field([], description="what hooks said of the call; no part of the result")
-    redacted: list[str] = []
+    redaction_state: Json = Field({}, description="whether anything was removed from the result, and from which places")
     deprecation: Json | None = None
     approval: Json | None = Field(
         None, description="by which mechanism it was approved: auto, standing or human_review, and the rule or person"

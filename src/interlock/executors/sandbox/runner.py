@@ -340,6 +340,7 @@ async def _reports(context: Any) -> Json:
         "content": context.attached.content,
         "views": context.attached.views,
         "handoffs": context.attached.handoffs,
+        "provenance": context.attached.provenance,
     }
 
 

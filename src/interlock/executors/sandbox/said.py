@@ -214,6 +214,7 @@ _REPORTS: Mapping[str, Check] = {
     "content": _each(_named("an item of content"), "an item of content"),
     "views": _named("a view"),
     "handoffs": _each(_named("a handoff"), "a handoff"),
+    "provenance": _named("a fact about the data"),
 }
 
 

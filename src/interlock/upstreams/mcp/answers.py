@@ -21,6 +21,7 @@ from interlock.upstreams.mcp.protocol import (
     QUESTIONS,
     Listening,
     RpcError,
+    members,
 )
 from interlock.upstreams.mcp.session import put
 
@@ -184,3 +185,9 @@ def _told(error: RpcError) -> Json:
     """What a server says of its own error, if it is brief."""
     brief = error.data is not None and len(orjson.dumps(error.data)) <= _LONGEST_DATA
     return {"code": error.code, **({"data": error.data} if brief else {})}
+
+
+def stated_of_data(answer: Json) -> Json:
+    """The version of its data and the confidence that a server states, under the key that Interlock itself uses."""
+    source = members(members(members(answer.get("_meta")).get("interlock/call")).get("provenance"))
+    return {"data_version": source.get("dataVersion"), "confidence": source.get("confidence")}

@@ -14,7 +14,7 @@ from interlock.core.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.children import Restarts, Supervisor
 from interlock.upstreams.manifests import definition_digest
-from interlock.upstreams.mcp.answers import plain, refusal, rounds, tell, understood, value
+from interlock.upstreams.mcp.answers import plain, refusal, rounds, stated_of_data, tell, understood, value
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.protocol import (
     LOG_LEVEL,
@@ -97,6 +97,7 @@ class McpUpstream:
         finally:
             call.reported["mcp_session_id"] = getattr(session.wire, "session_id", None)
         call.reported["isError"] = answer.get("isError", False) is True
+        call.provenance.update(stated_of_data(answer))
         return value(answer, call)
 
     async def _check(self, session: Session, call: RemoteCall) -> None:

@@ -242,11 +242,12 @@ SCHEMA = Schema(READ.parameters, closed=True)
 TAKE = taker(SCHEMA.document, [name for name, _ in READ.rich])
 
 
-def never(value: Any) -> bool:
-    return False
+def plainly(document: Json) -> Callable[[Any], bool]:
+    """What says yes to values that plainly fit a schema; of a schema that is no shape nothing does."""
+    return fitter(document) or (lambda value: False)
 
 
-FITS = fitter(SCHEMA.document, never)
+FITS = plainly(SCHEMA.document)
 
 
 @settings(max_examples=300)
@@ -342,6 +343,37 @@ def test_one_change_anywhere_is_taken_only_if_the_validator_takes_it(arguments: 
     if taken is not None:
         assert SCHEMA.valid(changed)
         assert taken[0] == interpreted(changed)
+
+
+@settings(max_examples=200)
+@given(ARGUMENTS)
+def test_no_more_is_looked_at_than_is_allowed_and_as_many_bytes_as_the_canonical_form_has_are_enough(
+    arguments: Json,
+) -> None:
+    assert TAKE is not None
+    taken = TAKE(arguments)
+    if taken is not None:
+        size, plain = len(taken[0]), fitter(SCHEMA.document)
+        assert plain is not None
+        assert TAKE(arguments, size) == taken
+        assert plain(arguments, size)
+        assert TAKE(arguments, len(arguments)) is None
+        assert not plain(arguments, len(arguments))
+
+
+@pytest.mark.parametrize(
+    "value", [["a"] * 1000, [1] * 1000, {str(i): 1 for i in range(1000)}, ["a" * 1000], {"a" * 1000: 1}]
+)
+def test_a_large_value_is_neither_taken_nor_does_it_plainly_fit(value: Any) -> None:
+    assert compiled is not None
+    document: Json = {"type": "object", "additionalProperties": False, "properties": {"a": {}}}
+    take, fits = taker(document, []), fitter(document)
+    assert take is not None
+    assert fits is not None
+    assert take({"a": value}, 8000) is not None
+    assert fits({"a": value}, 8000)
+    assert take({"a": value}, 999) is None
+    assert not fits({"a": value}, 999)
 
 
 def test_what_a_hint_makes_of_a_value_is_not_for_the_schema_to_say() -> None:
@@ -450,7 +482,7 @@ def test_whatever_a_schema_says_what_is_taken_fits_it(part: Any, value: Any, kep
         assert taken[0] == interpreted({"a": value})
         assert taken[1] == {"a": value}
     whole = cast("Json", part) if isinstance(part, dict) else {}
-    assert not fitter(whole, never)(value) or Schema(whole).valid(value)
+    assert not plainly(whole)(value) or Schema(whole).valid(value)
 
 
 ROW = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["a"]}
@@ -463,7 +495,7 @@ def test_a_row_that_is_open_may_have_more_members(more: Json, list_of: bool) -> 
         value = [row, row] if list_of else row
         # Whether 1.0 is a whole number is not for the walk to say.
         sure = not isinstance(row.get("b"), float)
-        assert fitter(document, never)(value) == (Schema(document).valid(value) and sure)
+        assert plainly(document)(value) == (Schema(document).valid(value) and sure)
 
 
 def test_open_rows_are_looked_at_whole_and_neither_taken_nor_copied() -> None:
@@ -614,7 +646,7 @@ def test_nothing_is_left_behind() -> None:
             assert FITS(fits)
             assert not FITS(late)
             assert not FITS(odd)
-            assert fitter(ROW, never)({"a": "", **{f"n{i}": i for i in range(40)}})
+            assert plainly(ROW)({"a": "", **{f"n{i}": i for i in range(40)}})
             assert compiled.canonical(fits) is not None
             assert compiled.canonical(odd) is None
             assert compiled.copied(fits) is not None

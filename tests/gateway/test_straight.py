@@ -6,6 +6,7 @@ import ast
 import asyncio
 import gc
 import shutil
+import time
 import sqlite3
 import weakref
 from collections.abc import AsyncGenerator, Generator
@@ -26,6 +27,7 @@ import interlock
 from interlock import Caller, Event, Failure, Field, Hook, Interlock, Request, Result, Tool, tool
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
+from interlock.core.clock import Clock
 from interlock.core.phases import Read
 from interlock.executors.function import FunctionExecutor
 from interlock.registry import quarantine
@@ -213,6 +215,8 @@ async def line_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def opened(home: Path, **options: Any) -> AsyncGenerator[Interlock]:
+    # The tools have half a second. On this clock that is most of a minute, so that a busy machine cuts none off.
+    options.setdefault("clock", Clock(monotonic=lambda: time.monotonic() / 100))
     async with Interlock.open(home, housekeeping=False, **options) as lock:
         for one in TOOLS:
             lock.catalog.attach(one)

@@ -72,6 +72,7 @@ typedef struct {
 
 typedef struct {
     int writing, copying;
+    Py_ssize_t left; /* how much may still be looked at: one for each value, and the bytes of texts */
     PyObject *bytes;
     char *at, *end;
     remembered last[LEVELS];
@@ -204,6 +205,9 @@ static int put_text(walker *w, PyObject *text) {
     } else if ((data = PyUnicode_AsUTF8AndSize(text, &size)) == NULL) {
         return -1; /* it has a lone surrogate */
     }
+    if ((w->left -= size + 1) < 0) {
+        return -1;
+    }
     if (!w->writing) {
         return 0;
     }
@@ -294,12 +298,15 @@ static int walk_whole(walker *w, const node *shape, PyObject *value, PyObject **
     return w->writing ? put_whole(w, number) : 0;
 }
 
-/* A container as the walk may read it: one of its own if a copy is made. */
+/* A container as the walk may read it: one of its own if a copy is made. NULL where it holds too much. */
 static PyObject *own_list(const walker *w, PyObject *value) {
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
+    if (size > w->left) {
+        return NULL;
+    }
     if (!w->copying) {
         return Py_NewRef(value);
     }
-    Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
     PyObject *own = PyList_New(size);
     if (own == NULL || PySequence_Fast_GET_SIZE(value) != size) {
         Py_CLEAR(own); /* it was changed by a finalizer: PyList_GetSlice would go on, and read what is not there */
@@ -311,6 +318,9 @@ static PyObject *own_list(const walker *w, PyObject *value) {
 }
 
 static PyObject *own_dict(const walker *w, PyObject *value) {
+    if (PyDict_GET_SIZE(value) > w->left) {
+        return NULL;
+    }
     if (!w->copying) {
         return Py_NewRef(value);
     }
@@ -433,7 +443,7 @@ static int walk_members(walker *w, const node *each, PyObject *own, entry *membe
 /* A member whose name is only looked at. */
 static int walk_unwritten(walker *w, const node *each, PyObject *own, PyObject *name, PyObject *item, int depth) {
     entry it = {name, item, NULL, 0};
-    return read_name(&it) < 0 ? -1 : walk_member(w, each, own, name, item, depth);
+    return read_name(&it) < 0 || (w->left -= it.size) < 0 ? -1 : walk_member(w, each, own, name, item, depth);
 }
 
 static int walk_map(walker *w, const node *each, PyObject *value, PyObject **made, int depth) {
@@ -517,6 +527,9 @@ static int walk_row(walker *w, const node *shape, PyObject *value, PyObject **ma
 static int walk(walker *w, const node *shape, PyObject *value, PyObject **made, int depth) {
     PyTypeObject *type = Py_TYPE(value);
     int kind = shape->kind, any = kind == ANY;
+    if (--w->left < 0) {
+        return -1;
+    }
     if (type == &PyUnicode_Type) {
         int fits = kind == CHOICE ? PySet_Contains(shape->choices, value) == 1 : any || kind == TEXT;
         return fits ? put_text(w, value) : -1;
@@ -593,6 +606,7 @@ static PyObject *canonical(PyObject *Py_UNUSED(module), PyObject *value) {
     PyObject *made = NULL;
     w.writing = 1;
     w.copying = 0;
+    w.left = PY_SSIZE_T_MAX;
     int walked = begin(&w, &ANYTHING, value, &made, 256);
     return answer(walked, w.bytes);
 }
@@ -602,6 +616,7 @@ static PyObject *copied(PyObject *Py_UNUSED(module), PyObject *value) {
     PyObject *made = NULL;
     w.writing = 0;
     w.copying = 1;
+    w.left = PY_SSIZE_T_MAX;
     int walked = begin(&w, &ANYTHING, value, &made, 0);
     return answer(walked, made != NULL ? made : walked > 0 ? Py_NewRef(value) : NULL);
 }
@@ -718,16 +733,20 @@ static int measure(PyObject *value, Py_ssize_t *size, Py_ssize_t most, int depth
     return 0;
 }
 
+/* A value, and how much of it may be looked at: all of it where that is not given. */
+static PyObject *bounded(PyObject *const *args, Py_ssize_t count, Py_ssize_t *most) {
+    if (count != 1 && count != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected a value and how much of it may be looked at");
+        return NULL;
+    }
+    *most = count == 1 ? PY_SSIZE_T_MAX : PyLong_AsSsize_t(args[1]);
+    return *most == -1 && PyErr_Occurred() ? NULL : args[0];
+}
+
 static PyObject *measured(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "measured() takes a value and a number of bytes");
-        return NULL;
-    }
-    Py_ssize_t most = PyLong_AsSsize_t(args[1]), size = 0;
-    if (most == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    return PyLong_FromSsize_t(measure(args[0], &size, most, 0) ? size : -1);
+    Py_ssize_t most, size = 0;
+    PyObject *value = bounded(args, count, &most);
+    return value == NULL ? NULL : PyLong_FromSsize_t(measure(value, &size, most, 0) ? size : -1);
 }
 
 /* Shapes, as Python knows them */
@@ -869,9 +888,12 @@ static void shape_dealloc(shape *self) {
     Py_DECREF(type);
 }
 
-static PyObject *shape_take(shape *self, PyObject *value) {
+static PyObject *shape_take(shape *self, PyObject *const *args, Py_ssize_t count) {
     walker w;
-    PyObject *made = NULL, *both = NULL;
+    PyObject *made = NULL, *both = NULL, *value = bounded(args, count, &w.left);
+    if (value == NULL) {
+        return NULL;
+    }
     w.writing = w.copying = 1;
     int walked = begin(&w, &self->root, value, &made, self->usual);
     if (walked > 0) {
@@ -883,9 +905,12 @@ static PyObject *shape_take(shape *self, PyObject *value) {
     return answer(walked, both);
 }
 
-static PyObject *shape_fits(shape *self, PyObject *value) {
+static PyObject *shape_fits(shape *self, PyObject *const *args, Py_ssize_t count) {
     walker w;
-    PyObject *made = NULL;
+    PyObject *made = NULL, *value = bounded(args, count, &w.left);
+    if (value == NULL) {
+        return NULL;
+    }
     w.writing = w.copying = 0;
     int walked = begin(&w, &self->root, value, &made, 0);
     Py_XDECREF(made);
@@ -893,8 +918,9 @@ static PyObject *shape_fits(shape *self, PyObject *value) {
 }
 
 static PyMethodDef shape_methods[] = {
-    {"fits", (PyCFunction)shape_fits, METH_O, "Whether a value is plain and fits."},
-    {"take", (PyCFunction)shape_take, METH_O, "A value's canonical form and a copy of it; None where it does not fit."},
+    {"fits", (PyCFunction)(void (*)(void))shape_fits, METH_FASTCALL, "Whether a value is plain, small enough, and fits."},
+    {"take", (PyCFunction)(void (*)(void))shape_take, METH_FASTCALL,
+     "A value's canonical form and a copy of it; None where it does not fit or is too large."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -27,7 +27,6 @@ class Prepared:
         "dump",
         "facing",
         "fits_input",
-        "fits_output",
         "has_checks",
         "has_fragments",
         "has_verifier",
@@ -40,6 +39,7 @@ class Prepared:
         "paged",
         "permissions",
         "plain",
+        "plainly_fits",
         "private",
         "quick",
         "redactor",
@@ -66,7 +66,8 @@ class Prepared:
         # The input schema as callers are held to it; without internal fields the two are one.
         self.facing = Schema(schema.caller_facing) if schema.hidden else schema
         self.fits_input: Callable[[Any], bool] = self.facing.fits
-        self.fits_output = fitter(contract.output.document, contract.output.fits)
+        # Says yes to results that plainly fit, quickly. Whatever it says no to is held against the schema.
+        self.plainly_fits = fitter(contract.output.document)
         self.defaults = schema.defaults
         self.dump = bound.dump
         # Of its results and of its input; compiled by the gateway when first needed.
@@ -112,6 +113,11 @@ class Prepared:
         # Checks, copies and writes its input in one go, where that can be done.
         kept = None if bound.arguments is None else [name for name, _ in bound.rich]
         self.take = taker(self.facing.document, kept) if self.straight else None
+
+    def fits_output(self, value: Any) -> bool:
+        """Whether a result fits its schema. Takes time in proportion to the result."""
+        plainly = self.plainly_fits
+        return (plainly is not None and plainly(value)) or self.contract.output.fits(value)
 
     def handler(self, name: str) -> Callable[..., Any] | None:
         return self.bound.handlers.get(name)

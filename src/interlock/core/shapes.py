@@ -8,13 +8,24 @@ are. A schema that says anything else (a pattern, a bound, alternatives) is no s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from interlock.core.canonical import canonical, compiled
 from interlock.core.schema import Json
 
-Take = Callable[[Any], "tuple[bytes, Json] | None"]
-Fits = Callable[[Any], bool]
+
+class Take(Protocol):
+    """Takes a value of which no more than `most` may be looked at: one for each value, and the bytes of texts."""
+
+    def __call__(self, value: Any, most: int = ..., /) -> tuple[bytes, Json] | None: ...
+
+
+class Fits(Protocol):
+    """Checks a value of which no more than `most` may be looked at, counted in the same way."""
+
+    def __call__(self, value: Any, most: int = ..., /) -> bool: ...
+
+
 # As the compiled walk reads it: its kind, whether null will do as well, and what is in it.
 Plan = tuple[str, bool, Any]
 
@@ -38,6 +49,8 @@ class _Other(Exception):  # noqa: N818 - an answer, not an error
 def taker(document: Json, kept: Collection[str] | None) -> Take | None:
     """What takes the arguments of a tool: gives them in canonical form and as a copy if they fit, else None.
 
+    They do not fit either if they are too large.
+
     In the copy, 3 becomes 3.0 where the schema says `number`, as hints want it; but not in the members that are `kept`
     as they are, nor anywhere if that is None. There is no such thing where a schema is no shape, and where nothing was
     compiled.
@@ -51,16 +64,18 @@ def taker(document: Json, kept: Collection[str] | None) -> Take | None:
     return compiled.Shape(plan).take
 
 
-def fitter(document: Json, validator: Fits) -> Fits:
-    """What tells whether results fit their schema: the walk, where the schema is a shape, and then the validator."""
+def fitter(document: Json) -> Fits | None:
+    """The function that holds a result against its schema, where the schema is a shape.
+
+    Its yes is certain. Its no may also mean that the result is too large or not plain: the validator decides then.
+    """
     if compiled is None:
-        return validator
+        return None
     try:
         plan = _Reader(document, open_rows=True).part(document, 0, real=False)
     except _Other:
-        return validator
-    fits = compiled.Shape(plan).fits
-    return lambda value: fits(value) or validator(value)
+        return None
+    return compiled.Shape(plan).fits
 
 
 class _Reader:

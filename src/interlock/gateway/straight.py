@@ -98,12 +98,9 @@ class Straight:
             tool = self._catalog.prepared(request.tool, request.version, caller.capability)
             if not tool.straight or tool.sink is None or tool.sink.guarded:
                 return None
-            size = size_of(given, self._small)
-            if size > self._small:
-                return None
-            taken = None if tool.take is None else tool.take(given)
+            taken = None if tool.take is None else tool.take(given, self._small)
             if taken is None:
-                if size > SMALL_INPUT or not tool.fits_input(given):
+                if size_of(given, SMALL_INPUT) > SMALL_INPUT or not tool.fits_input(given):
                     return None
                 taken = canonical(given), None
             if len(taken[0]) > self._small:
@@ -141,9 +138,12 @@ class Straight:
         tool, written = read.tool, None
         redactor = tool.redactor
         try:
-            if redactor is None or self._hooks.registered or size_of(value, self._large) > self._large:
+            if redactor is None or self._hooks.registered:
                 return None
-            if not tool.fits_output(value):
+            plainly = tool.plainly_fits
+            if (plainly is None or not plainly(value, self._large)) and (
+                size_of(value, self._large) > self._large or not tool.contract.output.fits(value)
+            ):
                 return None
             if not redactor.trivial:
                 shown = redactor.apply(value, disclose=read.caller.scopes)

@@ -111,7 +111,7 @@ def states_page() -> str:
 
 A call is always in one of {len(MOVES)} states. There are no other moves than these; states that do not apply are
 skipped, and {len(TERMINAL)} of them are ends that never change. `interlock calls show ID` prints the states a call has
-been through. `approved` and `needs_input` are in the table for parts that are still to come.
+been through. `needs_input` is in the table for a part that is still to come.
 
 ```mermaid
 stateDiagram-v2

@@ -348,6 +348,13 @@ def test_an_interactive_tool_with_network_permissions_is_refused(permission: str
     assert contract(timeout_class="interactive", required_permissions=["filesystem:read"])
 
 
+@pytest.mark.proves("LIFE-11")
+def test_an_interactive_tool_that_lists_domains_is_refused() -> None:
+    listed: Json = {"network_policy": {"allowed_domains": ["api.example.com"]}}
+    assert "an interactive tool does no external I/O" in refused(timeout_class="interactive", **listed)
+    assert contract(timeout_class="standard", **listed)
+
+
 @tool(
     version="1.0.0", mutation_class="read_only", namespace="bank", timeout_class="interactive",
     permissions=["network:https://api.example.com"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,7 +13,8 @@ import httpx
 import orjson
 import pytest
 
-from interlock import Context, Failure, Field, Hook, Interlock, tool
+import interlock
+from interlock import Caller, Context, Effect, Failure, Field, Hook, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
 from interlock.core.events import CLASSES, KINDS, Event, data_schema
@@ -24,13 +26,16 @@ from tests import sample
 from tests.authority.test_tokens import did_of
 
 Json = dict[str, Any]
+REVIEWER = Caller(id="local:reviewer", groups=frozenset({"approvers"}))
 Name = Annotated[str, Field(description="a name", examples=["a"])]
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="seen")
 async def work(name: Name, context: Context) -> str:
-    """Report progress, and say much or fail."""
+    """Report progress and parts, and say much or fail."""
     context.progress("half way", percent=50)
+    context.partial("a part of a result")
+    context.yield_result("an interim result")
     if name == "fails":
         raise Failure("E3401", "it failed")
     return name * (60_000 if name == "much" else 1)
@@ -40,6 +45,29 @@ async def work(name: Name, context: Context) -> str:
 async def later(name: Name) -> str:
     """Come later."""
     return name
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="seen", effects=[Effect("x:{name}", "UPDATE")])
+async def idle(name: Name, context: Context) -> str:
+    """Change nothing, which is worth an alert."""
+    return name
+
+
+@idle.preview
+def _(name: str) -> Preview:
+    return Preview()
+
+
+@idle.compensate
+async def _(name: str) -> None:
+    return None
+
+
+# The eleven classes of the standard, word by word.
+ELEVEN = {
+    "declaration", "surface", "invocation", "hook", "permission", "scheduling", "progress", "result", "persistence",
+    "error", "telemetry",
+}  # fmt: skip
 
 
 class Place:
@@ -71,7 +99,7 @@ class Place:
 @asynccontextmanager
 async def place(tmp_path: Path, *scopes: str) -> AsyncGenerator[Place]:
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
-        await lock.add(work, sample.increment, sample.send)
+        await lock.add(work, idle, sample.increment, sample.send)
         lock.issuer_keys.init("EdDSA")
         await lock.identities.register(Identity(did=did_of("ops"), name="ops"), by="test")
         token = await lock.tokens.issue(subject=did_of("ops"), tools=[ToolGrant("*")], scopes=scopes, by=lock.caller)
@@ -98,25 +126,25 @@ async def test_each_class_of_events_is_produced_by_a_real_action_validates_and_l
             "wrong": await lock.call("seen.work", name=[]),
             "write": await lock.call("demo.increment", name="a", key="k1"),
             "asks": await lock.call("demo.send", to="ann", key="k2"),
+            "idle": await lock.call("seen.idle", name="a", key="k3"),
         }
-        lock.gateway.observer.announce("tool.alert", "", "", alert="UPSTREAM_FAILED", reason="a test")
+        await lock.approvals.deny(calls["asks"].metadata["pending"]["ticketId"], by=REVIEWER)
         await lock.add(later)
         await here.until("tool.surface.updated")
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     began, *heard = here.heard
-    assert set(began["classes"]) == set(CLASSES)
-    known = [one for one in heard if one["event_class"] in KINDS]
-    assert {one["group"] for one in known} == set(CLASSES), "no class is without a producer"
-    for one in known:
+    assert set(began["classes"]) == set(CLASSES) == ELEVEN
+    assert {one["group"] for one in heard} == ELEVEN, "no class is without a producer"
+    for one in heard:
         kind = KINDS[one["event_class"]]
         assert one["group"] == kind.group
         assert compile_validator(data_schema(one["event_class"])).is_valid(one), one
         assert kind.of != "call" or one["invocation_id"] in {result.invocation_id for result in calls.values()}
-    declared = [one["tool_id"] for one in known if one["event_class"] == "tool.declared"]
+    declared = [one["tool_id"] for one in heard if one["event_class"] == "tool.declared"]
     assert declared == ["seen.later@1.0.0"]
     of = {
-        name: {one["group"] for one in known if one["invocation_id"] == call.invocation_id}
+        name: {one["group"] for one in heard if one["invocation_id"] == call.invocation_id}
         for name, call in calls.items()
     }
     assert {"invocation", "hook", "permission", "progress", "result"} <= of["fine"]
@@ -124,7 +152,49 @@ async def test_each_class_of_events_is_produced_by_a_real_action_validates_and_l
     assert "error" in of["fails"]
     assert "error" in of["wrong"]
     assert "scheduling" in of["write"]
+    assert "telemetry" in of["idle"]
+    told = [one["event_class"] for one in heard if one["invocation_id"] == calls["fine"].invocation_id]
+    assert [one.removeprefix("tool.") for one in told if one != "tool.permission.decided"] == [
+        "invocation.planned", "invocation.selected", "invocation.arguments_ready", "hook.pre.started",
+        "hook.pre.completed", "invocation.started", "invocation.progress", "invocation.partial_result",
+        "invocation.yielded", "invocation.succeeded", "result.created",
+    ]  # fmt: skip
+    decided = [one["event_class"] for one in heard if one["invocation_id"] == calls["asks"].invocation_id]
+    assert decided[-1] == "approval.denied"
     assert len({one["event_id"] for one in heard}) == len(heard)
+
+
+async def test_the_stream_holds_no_part_of_a_result(tmp_path: Path) -> None:
+    async with place(tmp_path, "audit:read") as here:
+        reading = asyncio.create_task(here.read())
+        await asyncio.wait_for(here.began.wait(), 60)
+        own: list[Event] = []
+        here.lock.listen(own.append)
+        await here.lock.call("seen.work", name="a")
+        await here.until("tool.result.created")
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    parts = [one for one in here.heard if one["event_class"].endswith((".partial_result", ".yielded"))]
+    assert [one["data"] for one in parts] == [
+        {"index": number, "ref": f"{parts[0]['invocation_id']}:part:{number}"} for number in (1, 2)
+    ]
+    assert "interim result" not in str(here.heard)
+    assert "interim result" in str(own), "who made the call hears it"
+
+
+@pytest.mark.supports("OBS-10")
+def test_no_event_is_told_that_has_no_class_and_no_schema() -> None:
+    """Read in the code: every type of event that is written out where events are told."""
+    package = Path(interlock.__file__).parent
+    told: set[str] = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                name, first = node.func.attr.lstrip("_"), node.args[0]
+                if name in ("emit", "announce", "mention") and isinstance(first, ast.Constant):
+                    told.add(str(first.value))
+    assert {"tool.invocation.planned", "tool.invocation.queued", "tool.alert", "tool.declared"} <= told
+    assert told <= KINDS.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -430,6 +430,7 @@ async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_map
     lock.hook(Hook(id="after", when="post", run=lambda seen: steps.append("post")))
     await lock.call("demo.add", a=1, b=2)
     assert steps == [
+        "tool.invocation.planned", "tool.invocation.selected", "tool.invocation.arguments_ready",
         "tool.hook.pre.started", "pre", "tool.hook.pre.completed", "tool.permission.decided",
         "tool.invocation.started", "tool.hook.post.started", "post", "tool.hook.post.completed",
         "tool.invocation.succeeded", "tool.result.created",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from interlock.core.canonical import canonical, digest
 from interlock.core.clock import iso
 from interlock.core.contract import contract_of
 from interlock.core.objects import ToolResult, ToolResultPersistence
+from interlock.core.results import Result
 from interlock.core.schema import Schema
 from interlock.service import Service
 from interlock.store.journal import Transaction
@@ -30,6 +32,7 @@ from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[re
 from tests.sample import Number, Text, world
 
 returned: list[Any] = []
+readers: list[Callable[[str], Awaitable[bytes]]] = []
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", timeout_class="interactive", external_io=False)
@@ -69,7 +72,7 @@ async def long(size: Number) -> str:
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", max_inline_chars=100, persist_output=False)
 async def read_back(ref: Text) -> str:
     """Read a kept payload; its own output is never kept again."""
-    return "y" * 500
+    return orjson.loads(await readers[-1](ref))
 
 
 class Receipt(BaseModel):
@@ -264,8 +267,9 @@ async def test_what_a_caller_may_not_see_is_removed_and_named(results: Interlock
     assert sorted(shown.document()["redaction_state"]["paths"]) == ["/note", "/password"]
 
 
+@pytest.mark.proves("LIFE-16")
 @pytest.mark.proves("LIFE-20", "CONTRACT-19")
-@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True)])
+@pytest.mark.parametrize(("size", "kept"), [(98, False), (99, True), (500, True)])
 async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: int, kept: bool) -> None:
     events: list[Any] = []
     results.listen(events.append)
@@ -279,7 +283,13 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
     on_record = records(results, result.invocation_id)[0].get("persistence")
     assert (on_record is None) == (not kept)
     assert ("tool.result.persisted" in [event.type for event in events]) == kept
+    # A record without a decision reads as inline.
+    left = _status(results, result)
+    assert left["status"] == "succeeded"
+    assert left["persistence"]["decision"] == ("preview" if kept else "inline")
     if kept:
+        assert left["persistence"]["reason"] == "larger than max_inline_chars"
+        assert left["persistence"]["ref"] == f"payload:{result.invocation_id}"
         (ref,) = document["persistence_refs"]
         assert document["structured_content"] is None
         assert document["content"][0]["type"] == "persisted_ref"
@@ -291,12 +301,20 @@ async def test_a_large_result_is_kept_and_referred_to(results: Interlock, size: 
         assert document["content"][0]["preview"].startswith("x" * size)
         # A tool that reads payloads has opted out, so that nothing is kept a second time.
         before = results.journal.read("SELECT count(*) FROM payload")
+        readers[:] = [results.read_payload]
         again = await results.call("r.read_back", ref=ref)
+        assert again.document()["structured_content"] == "x" * size
         assert again.document()["persistence_refs"] == []
         assert again.persistence.decision == "inline"
         assert results.journal.read("SELECT count(*) FROM payload") == before
 
 
+def _status(lock: Interlock, result: Result) -> dict[str, Any]:
+    """Where a call stands, as doors tell it when only its record is left."""
+    return Service(lock).calls.status(result.invocation_id, lock.caller)
+
+
+@pytest.mark.proves("LIFE-16")
 @pytest.mark.proves("LIFE-20")
 async def test_a_result_without_its_private_fields_is_recorded_and_announced_as_redacted(results: Interlock) -> None:
     events: list[Any] = []
@@ -307,6 +325,9 @@ async def test_a_result_without_its_private_fields_is_recorded_and_announced_as_
     assert records(results, result.invocation_id)[0]["persistence"]["decision"] == "redact"
     (event,) = [event for event in events if event.type == "tool.result.redacted"]
     assert set(event.data["paths"]) == set(result.redacted)
+    left = _status(results, result)
+    assert (left["status"], left["persistence"]["decision"]) == ("succeeded", "redact")
+    assert left["persistence"]["reason"] == "private fields were removed"
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", private_output=True)
@@ -365,6 +386,8 @@ async def test_a_private_result_is_referred_to_and_never_embedded(results: Inter
         assert one.persistence.decision == ("link" if withheld else "persist")
         assert one.persistence.reason
     assert "Quux" not in str([event.data for event in events])
+    (persisted,) = [event for event in events if event.type == "tool.result.persisted"]
+    assert persisted.data["decision"] == ("link" if full and key is not None else "persist")
     record = records(results, result.invocation_id)[0]
     assert "Quux" not in str({**record, "sideEffects": None})
     assert record["persistence"]["decision"] == ("link" if full and key is not None else "persist")

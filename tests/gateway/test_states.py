@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import tempfile
 from collections.abc import Coroutine
@@ -19,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.audit.invocations import invocation_of
 from interlock.core.results import Result
-from interlock.core.states import HISTORY, MOVES, TERMINAL
+from interlock.core.states import HISTORY, MOVES, STATES, TERMINAL
 from interlock.testing import FakeClock
 from tests import sample
-from tests.gateway.test_interleavings import admit
+from tests.gateway.test_interleavings import admit, until
 from tests.sample import Name
 
 Json = dict[str, Any]
@@ -69,8 +70,63 @@ def check(record: Json) -> None:
     assert states[0] == "planned"
     assert all(after in MOVES[before] for before, after in pairwise(states)), states
     assert [state for state in states if state in TERMINAL] == states[-1:]
-    status = {"success": "SUCCESS", "timeout": "TIMEOUT"}.get(HISTORY[states[-1]], "ERROR")
+    status = {"succeeded": "SUCCESS", "timed_out": "TIMEOUT"}.get(states[-1], "ERROR")
     assert record["status"] == status
+
+
+# The words of the standard, not the product's own table.
+TWENTY = (
+    "planned", "selected", "schema_parse_failed", "arguments_ready", "validation_failed", "pre_hooks_running",
+    "awaiting_approval", "approved", "denied", "queued", "running", "needs_input", "partial_result",
+    "post_hooks_running", "yielded", "succeeded", "failed", "canceled", "timed_out", "blocked",
+)  # fmt: skip
+ENDS = {
+    "schema_parse_failed": "error", "validation_failed": "error", "denied": "error", "succeeded": "success",
+    "failed": "error", "canceled": "cancelled", "timed_out": "timeout", "blocked": "error",
+}  # fmt: skip
+
+
+@pytest.mark.proves("LIFE-04")
+def test_there_are_twenty_states_and_the_published_table_lists_every_move() -> None:
+    assert STATES == TWENTY
+    page = (Path(__file__).parents[2] / "docs/reference/states.md").read_text()
+    published = set(re.findall(r"^    (\w+) --> (\w+)$", page, re.MULTILINE))
+    assert published == {(state, after) for state, moves in MOVES.items() for after in moves}
+    assert {state for state in STATES if not MOVES[state]} == TERMINAL == ENDS.keys()
+    assert dict(HISTORY) == ENDS
+
+
+@pytest.mark.proves("LIFE-04")
+@pytest.mark.parametrize(
+    ("how", "state", "history"),
+    [
+        ("fine", "succeeded", "success"), ("wrong", "validation_failed", "error"),
+        ("no JSON", "schema_parse_failed", "error"), ("unknown", "failed", "error"),
+        ("slow", "timed_out", "timeout"), ("cancelled", "canceled", "cancelled"), ("refused", "denied", "error"),
+    ],
+)  # fmt: skip
+async def test_the_history_of_a_call_is_success_error_timeout_or_cancelled(
+    home: Path, how: str, state: str, history: str
+) -> None:
+    if how == "refused":
+        (home / "policy.cedar").write_text('@id("none") forbid (principal, action, resource);')
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, read, quick)
+        gates["a"] = asyncio.Event()
+        if how in ("fine", "refused"):
+            gates["a"].set()
+        name = {"wrong": 7, "no JSON": float("nan")}.get(how, "a")
+        options: Json = {"timeout_s": 0.05} if how == "slow" else {}
+        request = lock.gateway.with_id(
+            lock.request("race.nothing" if how == "unknown" else "race.read", {"name": name}, **options)
+        )
+        task = asyncio.create_task(lock.gateway.invoke(request))
+        if how == "cancelled":
+            await until(lambda: lock.gateway.execution._floor.get(request.id or ""))  # pyright: ignore[reportPrivateUsage]
+            assert lock.cancel(request.id or "") == "canceled"
+        result = await task
+        document = result.document()
+        assert (document["status"], document["history_status"]) == (state, history)
 
 
 class Races(RuleBasedStateMachine):

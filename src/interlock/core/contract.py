@@ -176,6 +176,8 @@ def class_faults(manifest: Manifest, timeout_class: TimeoutClass, default_s: flo
     networked = any(permission.startswith("network:") for permission in manifest.required_permissions or ())
     if timeout_class == "interactive" and networked:
         faults.append("an interactive tool does no external I/O; drop the network permission or choose standard")
+    if timeout_class == "interactive" and manifest.network_policy.allowed_domains:
+        faults.append("an interactive tool does no external I/O; drop allowed_domains or choose standard")
     restartable = manifest.restart_safe or manifest.mutation_class == "read_only"
     if timeout_class == "long_running" and not (restartable or manifest.checkpoint_config.enabled):
         faults.append("a long_running tool must be restart_safe or have checkpoints enabled, else choose async")

@@ -31,8 +31,16 @@ class Kind(NamedTuple):
 KINDS: Final[dict[str, Kind]] = {
     "tool.declared": Kind("declaration", "tool", ("digest", "by")),
     "tool.surface.updated": Kind("surface", "surface", ("revision",)),
+    "DEPRECATION_MIGRATION_PROGRESS": Kind("declaration", "tool"),
+    "DEPRECATION_MIGRATION_COMPLETE": Kind("declaration", "tool"),
+    "DEPRECATION_REMOVAL_BLOCKED": Kind("declaration", "tool"),
+    "TOOL_VERSION_REMOVED": Kind("declaration", "tool"),
+    "tool.invocation.planned": Kind("invocation", "call"),
+    "tool.invocation.selected": Kind("invocation", "call"),
+    "tool.invocation.arguments_ready": Kind("invocation", "call"),
     "tool.invocation.started": Kind("invocation", "call"),
     "tool.invocation.partial_result": Kind("invocation", "call", ("index", "ref")),
+    "tool.invocation.yielded": Kind("invocation", "call", ("index", "ref")),
     "tool.invocation.succeeded": Kind("invocation", "call"),
     "tool.invocation.cancel_requested": Kind("invocation", "call", ("answer",)),
     "tool.hook.pre.started": Kind("hook", "call", ("hook",)),
@@ -41,6 +49,11 @@ KINDS: Final[dict[str, Kind]] = {
     "tool.hook.post.completed": Kind("hook", "call", ("hook", "outputs")),
     "tool.permission.requested": Kind("permission", "call", ("ticketId",)),
     "tool.permission.decided": Kind("permission", "call", ("behavior", "reason")),
+    "approval.approved": Kind("permission", "call", ("ticketId", "status")),
+    "approval.denied": Kind("permission", "call", ("ticketId", "status")),
+    "APPROVAL_ESCALATED": Kind("permission", "call", ("ticketId", "status")),
+    "APPROVAL_AUTO_DENIED": Kind("permission", "call", ("ticketId", "status")),
+    "APPROVAL_LAPSED": Kind("permission", "call", ("ticketId", "status")),
     "tool.invocation.queued": Kind("scheduling", "call"),
     "tool.invocation.progress": Kind("progress", "call", ("progress_id", "timestamp")),
     "tool.result.created": Kind("result", "call"),
@@ -51,11 +64,13 @@ KINDS: Final[dict[str, Kind]] = {
     "tool.invocation.canceled": Kind("error", "call", ("error_code",)),
     "tool.invocation.timed_out": Kind("error", "call", ("error_code",)),
     "tool.alert": Kind("telemetry", "any", ("alert",)),
+    "INVALID_TOOL_SCHEMA": Kind("telemetry", "any"),
+    "RETRY_BUDGET_EXHAUSTED": Kind("telemetry", "call", ("attempts",)),
 }
 
 
 def data_schema(kind: str) -> Json:
-    """The JSON Schema of an event's document, by its type. Types that are not listed have the form alone."""
+    """The JSON Schema of an event's document, by its type. Of a type that is not listed it is the form alone."""
     known = KINDS.get(kind)
     links = {"call": ["invocation_id"], "tool": ["tool_id"], "surface": ["surface_id"]}
     text = {"type": "string", "minLength": 1}

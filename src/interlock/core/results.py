@@ -44,6 +44,13 @@ class Persistence:
 
 
 INLINE = Persistence(decision="inline")
+
+
+def without_private_fields(size: int) -> Persistence:
+    """What is decided about a result that is told without its private fields."""
+    return Persistence(decision="redact", size=size, reason="private fields were removed")
+
+
 # What of the metadata has a place of its own in the document.
 _BESIDE = frozenset({"content", "views", "handoffs", "progress"})
 _RESOURCES = frozenset({"resource_link", "embedded_resource"})

@@ -28,7 +28,7 @@ from interlock.core.phases import Call, Granted, Ran, Source, Verified
 from interlock.core.prepared import Prepared
 from interlock.core.record import record
 from interlock.core.redact import Redactor, SchemaRedactor
-from interlock.core.results import INLINE, Persistence, Result
+from interlock.core.results import INLINE, Persistence, Result, without_private_fields
 from interlock.core.schema import Json
 from interlock.core.scrub import holds
 from interlock.core.states import MOVES, State
@@ -755,7 +755,7 @@ class _Written:
 def _persistence(call_id: str, size: int, tool: Prepared, *, fits: bool) -> Persistence:
     """What becomes of a result that is not told as it is: it is kept and referred to, or was redacted."""
     if fits:
-        return Persistence(decision="redact", size=size, reason="private fields were removed")
+        return without_private_fields(size)
     ref = f"payload:{call_id}"
     if tool.private:
         return Persistence(

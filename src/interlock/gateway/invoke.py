@@ -283,6 +283,7 @@ class Gateway:
             )
         if not joint.isascii():
             _refuse_unwritable(names)
+        self.observer.emit("tool.invocation.planned", call)
         return self._select(call, await self._write_input(call))
 
     async def _write_input(self, call: Call) -> bytes:
@@ -323,6 +324,7 @@ class Gateway:
         call.tool = tool
         self.quarantine.check(tool.digest, tool.ref, call.started)
         call.move("selected")
+        self.observer.emit("tool.invocation.selected", call)
         timeout = tool.contract.timeout
         if request.timeout_s is not None and not request.timeout_s > 0:
             raise Failure("E3004", "a timeout is a number of seconds above nought")
@@ -370,6 +372,7 @@ class Gateway:
             if tool.has_checks:
                 await self._check_meaning(requested, arguments)
         call.move("arguments_ready")
+        self.observer.emit("tool.invocation.arguments_ready", call)
         if self.hooks.registered:
             before = arguments
             arguments = call.input = await self.hooks.before(requested, arguments)

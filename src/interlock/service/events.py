@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from interlock.app import Interlock
 
 KEPT = 1000
+# Events that carry a part of a result to the call's own caller.
+_PARTS = frozenset(("tool.invocation.partial_result", "tool.invocation.yielded"))
 MOST_READERS = 16
 
 
@@ -72,7 +74,7 @@ class _Reader:
             return
         told = event.document()
         # INVARIANT: results are their callers'. Who reads events learns that there are some, as from the journal.
-        if event.type == "tool.invocation.partial_result":
+        if event.type in _PARTS:
             told["data"] = {name: value for name, value in event.data.items() if name != "value"}
         if (known := KINDS.get(event.type)) is not None:
             told["group"] = known.group

@@ -18,7 +18,7 @@ from interlock.core.context import Caller, Change
 from interlock.core.errors import ErrorCode, Failure
 from interlock.core.phases import PLAINLY, Call, Decision, Verified
 from interlock.core.prepared import Prepared
-from interlock.core.results import Persistence
+from interlock.core.results import Persistence, without_private_fields
 from interlock.core.schema import Json
 from interlock.core.states import HISTORY, State
 
@@ -229,7 +229,7 @@ def _closed_at_length(call: Call, at_ms: int, latency_ms: float, source: str, ve
     summary = summarize(verified.value, len(verified.encoded))
     extra: Json = {}
     if verified.redacted:
-        extra["persistence"] = {"decision": "redact", "size": len(verified.encoded)}
+        extra["persistence"] = persistence(without_private_fields(len(verified.encoded)))
     return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary, extra=extra)
 
 

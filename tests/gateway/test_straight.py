@@ -6,8 +6,8 @@ import ast
 import asyncio
 import gc
 import shutil
-import time
 import sqlite3
+import time
 import weakref
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime
+import socket
 import ssl
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import httpcore
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,27 +99,20 @@ class Receiver:
             await server.wait_closed()
 
 
-class Wire(httpcore.AsyncNetworkBackend):
+class Wire:
     """A stand-in for the internet: every address leads to the receiver, and we see which was asked for."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dialled: list[str] = []
-        self.dead: set[str] = set()
         self._receiver = receiver
-        self._real = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
+        monkeypatch.setattr("aiohappyeyeballs.start_connection", self._connect)
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        self.dialled.append(host)
-        if host in self.dead:
-            raise httpcore.ConnectError("no route")
-        return await self._real.connect_tcp("127.0.0.1", self._receiver.port, timeout)
+    async def _connect(self, addr_infos: Sequence[Any], **_: Any) -> socket.socket:
+        self.dialled += [info[4][0] for info in addr_infos]
+        connection = socket.socket()
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._receiver.port))
+        return connection
 
 
 class Names:
@@ -269,12 +262,12 @@ async def test_this_machine_is_not_reached_unless_an_operator_allows_it(host: st
         assert receiver.connections == 0
 
 
-async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
+async def test_a_name_that_changes_its_mind_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names(["93.184.216.34"], ["127.0.0.1"])
     async with Receiver.open() as receiver:
-        wire = Wire(receiver)
+        wire = Wire(receiver, monkeypatch)
         receiver.answers = [Answer(200, "connection: close\r\n")]
-        async with sender(resolve=names, dial=wire) as webhooks:
+        async with sender(resolve=names) as webhooks:
             first = await webhooks.send("http://rebind.example.com/", b"{}", [SECRET], "m")
             assert (first.result, names.asked, wire.dialled) == ("sent", 1, ["93.184.216.34"])
             assert receiver.got[0].headers["host"] == "rebind.example.com"
@@ -284,12 +277,10 @@ async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
 
 
 async def test_when_one_address_does_not_answer_the_next_is_tried() -> None:
-    async with Receiver.open() as receiver:
-        wire = Wire(receiver)
-        wire.dead.add("2606:4700::1111")
-        async with sender(resolve=Names(["2606:4700::1111", "93.184.216.34"]), dial=wire) as webhooks:
-            assert (await webhooks.send("http://two.example.com/", b"{}", [SECRET], "m")).result == "sent"
-            assert wire.dialled == ["2606:4700::1111", "93.184.216.34"]
+    async with Receiver.open() as receiver, sender(resolve=Names(["127.0.0.2", "127.0.0.1"])) as webhooks:
+        url = f"http://two.example.com:{receiver.port}/"
+        assert (await webhooks.send(url, b"{}", [SECRET], "m", allow_private=True)).result == "sent"
+        assert receiver.got[0].headers["host"] == f"two.example.com:{receiver.port}"
 
 
 def _certificate(path: Path, name: str) -> ssl.SSLContext:
@@ -321,12 +312,14 @@ def _certificate(path: Path, name: str) -> ssl.SSLContext:
     return context
 
 
-async def test_tls_is_checked_for_the_name_although_the_connection_goes_to_an_address(tmp_path: Path) -> None:
+async def test_tls_is_checked_for_the_name_although_the_connection_goes_to_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tls = _certificate(tmp_path / "server.pem", "hooks.example.com")
     trust = ssl.create_default_context(cafile=str(tmp_path / "server.pem"))
     async with Receiver.open(tls) as receiver:
-        wire = Wire(receiver)
-        async with sender(resolve=Names(["93.184.216.34"]), dial=wire, ssl_context=trust) as webhooks:
+        wire = Wire(receiver, monkeypatch)
+        async with sender(resolve=Names(["93.184.216.34"]), ssl_context=trust) as webhooks:
             right = await webhooks.send("https://hooks.example.com/", b"{}", [SECRET], "m")
             wrong = await webhooks.send("https://other.example.com/", b"{}", [SECRET], "m")
         assert (right.result, wrong.result) == ("sent", "retry")

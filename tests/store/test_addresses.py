@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
-from interlock.store.addresses import checked, connection_pool, parse, reach
+from interlock.store.addresses import checked, parse, reach
 
 NOT_PUBLIC_4 = (
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
@@ -130,10 +130,3 @@ async def test_the_system_resolves_its_own_name_and_it_is_refused() -> None:
         await checked("localhost")
     assert refused.value.code == "E3406"
     assert "localhost" in refused.value.message
-
-
-async def test_a_pool_refuses_before_it_connects() -> None:
-    async with connection_pool() as pool:
-        with pytest.raises(Failure) as refused:
-            await pool.request("GET", "http://127.0.0.1:9/")
-    assert refused.value.code == "E3406"

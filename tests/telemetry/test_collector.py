@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from interlock import Interlock
 from interlock.settings import load_settings
 from tests.telemetry.conftest import attach
+from tests.upstreams.hostile import flood, raw_server, read_head
 
 
 class Collector(ThreadingHTTPServer):
@@ -93,3 +95,17 @@ def test_the_sdk_is_not_loaded_where_nothing_is_exported() -> None:
     code = f"import sys, interlock.app; print([m for m in sys.modules if m.partition('.')[0] in {heavy}])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+async def test_a_collector_whose_answer_has_no_end_is_cut_off(home: Path) -> None:
+    def serve(connection: socket.socket) -> None:
+        read_head(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        flood(connection, b"1000\r\n" + b" " * 4096 + b"\r\n")
+
+    with raw_server(serve) as server:
+        async with Interlock.open(home, otlp_endpoint=f"http://127.0.0.1:{server.port}") as lock:
+            attach(lock)
+            assert (await lock.call("demo.add", a=1)).ok
+        assert server.accepted >= 1
+        assert await server.all_closed()

@@ -7,12 +7,11 @@ A request carries three headers:
     webhook-signature   v1,base64(HMAC-SHA256(secret, id.timestamp.body)), one per valid secret, separated by spaces
 
 The timestamp is signed, so an old request cannot be sent again later; several signatures let a secret be changed
-without losing a request. Requests are made on httpcore itself and not on a client above it: those log addresses.
+without losing a request. Requests are made with `store.outgoing`, which logs no address.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import email.utils
@@ -25,11 +24,10 @@ from typing import TYPE_CHECKING, Literal
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import addresses
+from interlock.store.outgoing import Answer, Outgoing, Trouble, Unanswered
 
 if TYPE_CHECKING:
     import ssl
-
-    import httpcore
 
 TOLERANCE_S = 300
 TIMEOUT_S = 10.0
@@ -101,51 +99,41 @@ class Webhooks:
         clock: Clock,
         *,
         resolve: addresses.Resolve = addresses.resolve_by_system,
-        dial: httpcore.AsyncNetworkBackend | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._clock = clock
-        self._resolve = resolve
-        self._dial = dial
-        self._ssl_context = ssl_context
-        self._pools: dict[bool, httpcore.AsyncConnectionPool] = {}
+        self._clients = {
+            private: Outgoing("any" if private else "public", keep_alive=True, tls=ssl_context, resolve=resolve)
+            for private in (False, True)
+        }
 
     async def send(
         self, url: str, body: bytes, secrets: Sequence[str], message_id: str, *, allow_private: bool = False
     ) -> Outcome:
         """Send once. Raises E3406 when the receiver's address is not allowed; whatever else happens is an outcome."""
-        import httpcore
-
         headers = sign(secrets, message_id, self._clock.now_ms() // 1000, body)
-        headers |= {"content-type": "application/json", "user-agent": "interlock"}
-        limits = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
-        pool = self._pool(allow_private=allow_private)
+        headers["content-type"] = "application/json"
         try:
-            async with pool.stream(
-                "POST", url, headers=list(headers.items()), content=body, extensions={"timeout": limits}
-            ) as response:
-                outcome = self._outcome(response)
-                await _drain(response)
-                return outcome
-        except httpcore.TimeoutException:
-            return Outcome("retry", "E3704 the receiver did not answer in time")
-        except (httpcore.NetworkError, httpcore.ProtocolError):
-            return Outcome("retry", "E3704 the receiver cannot be reached")
+            answer = await self._clients[allow_private].ask(
+                "POST", url, headers=headers, body=body, most=READ_AT_MOST, timeout_s=TIMEOUT_S, unread_s=DRAIN_S
+            )
+        except Unanswered as silence:
+            return Outcome("retry", _TROUBLES[silence.why])
+        return self._outcome(answer)
 
-    def _outcome(self, response: httpcore.Response) -> Outcome:
-        status = response.status
+    def _outcome(self, answer: Answer) -> Outcome:
+        status = answer.status
         if 200 <= status < 300:
             return Outcome("sent")
         error = f"E3704 the receiver answered {status}"
         if status == 429 or status >= 500:
-            return Outcome("retry", error, wait_ms=self._pause_ms(response))
+            return Outcome("retry", error, wait_ms=self._pause_ms(answer.headers.get("retry-after", "")))
         if 300 <= status < 400:
             error += "; redirects are not followed, use the address it redirects to"
         return Outcome("failed", error, gone=status == 410)
 
-    def _pause_ms(self, response: httpcore.Response) -> int:
+    def _pause_ms(self, given: str) -> int:
         """How long the receiver asks to be left alone: seconds or a date."""
-        given = _header(response, b"retry-after")
         if given.isascii() and given.isdecimal():
             return min(int(given[:9]), LONGEST_PAUSE_S) * 1000
         try:
@@ -154,34 +142,16 @@ class Webhooks:
             return 0
         return min(max(until_ms - self._clock.now_ms(), 0), LONGEST_PAUSE_S * 1000)
 
-    def _pool(self, *, allow_private: bool) -> httpcore.AsyncConnectionPool:
-        if allow_private not in self._pools:
-            self._pools[allow_private] = addresses.connection_pool(
-                allow_private=allow_private, resolve=self._resolve, dial=self._dial, ssl_context=self._ssl_context
-            )
-        return self._pools[allow_private]
-
     async def close(self) -> None:
         """Close all connections."""
-        pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            await pool.aclose()
+        for client in self._clients.values():
+            await client.close()
 
 
-async def _drain(response: httpcore.Response) -> None:
-    """Read a short answer to its end, so that the connection can be used again; let go of a long or slow one."""
-    import httpcore
-
-    read = 0
-    try:
-        async with asyncio.timeout(DRAIN_S):
-            async for part in response.aiter_stream():
-                read += len(part)
-                if read > READ_AT_MOST:
-                    break
-    except (TimeoutError, httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError):
-        pass  # the status has been given; what follows it does not matter
-
-
-def _header(response: httpcore.Response, wanted: bytes) -> str:
-    return next((value.decode("latin-1") for name, value in response.headers if name.lower() == wanted), "")
+_TROUBLES: Mapping[Trouble, str] = {
+    "late": "E3704 the receiver did not answer in time",
+    "unreachable": "E3704 the receiver cannot be reached",
+    "flooded": "E3704 the receiver sent a flood of tiny pieces",
+    "too long": "E3704 the receiver's answer is too long",
+    "compressed": "E3704 the receiver's answer is compressed",
+}

@@ -20,19 +20,14 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store import addresses
+from interlock.store.outgoing import Outgoing, Trouble, Unanswered
 from interlock.store.signing import refuse_shared
-
-if TYPE_CHECKING:
-    import ssl
-
-    import httpx
 
 Algorithm = Literal["RS256", "EdDSA", "ES256"]
 ALGORITHMS: tuple[Algorithm, ...] = ("RS256", "EdDSA", "ES256")
@@ -460,56 +455,40 @@ class FetchedKeys:
 async def fetch_json(url: str, *, public_only: bool = False, loopback_http: bool = False) -> Any:
     """A small JSON document over https, without redirects; E3001 for whatever keeps it from coming.
 
-    With `public_only` the host must have public addresses only, and the connection goes to the very address that was
-    checked: a name that changes its mind in between leads nowhere else. `loopback_http` is for tests.
+    With `public_only` the host must have public addresses only: the address comes from a stranger. Otherwise an
+    operator configured it, and it may be on a private network. `loopback_http` is for tests.
     """
-    import httpx
-
     try:
-        target = httpx.URL(url)
-        local = loopback_http and target.scheme == "http" and target.host in ("127.0.0.1", "localhost")
-        if (target.scheme != "https" and not local) or not target.host or target.userinfo:
-            raise Failure("E3001", "keys are fetched from https addresses only")
-        async with asyncio.timeout(FETCH_S):
-            headers, extensions = {"Accept-Encoding": "identity"}, dict[str, Any]()
-            if public_only and not local:
-                headers["Host"], extensions["sni_hostname"] = target.netloc.decode(), target.host
-                target = target.copy_with(host=await _public_address(target.host))
-            async with (
-                httpx.AsyncClient(
-                    verify=_tls(), timeout=FETCH_S, follow_redirects=False, trust_env=not public_only
-                ) as client,
-                client.stream("GET", target, headers=headers, extensions=extensions) as response,
-            ):
-                return strict_json(await _body(response))
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError):
-        raise Failure("E3001", "the address that keys are fetched from does not answer") from None
+        parts = urlsplit(url)
+        host = parts.hostname
+        _ = parts.port
+    except ValueError:
+        parts, host = None, None
+    local = loopback_http and parts is not None and parts.scheme == "http" and host in ("127.0.0.1", "localhost")
+    if parts is None or (parts.scheme != "https" and not local) or not host or "@" in parts.netloc:
+        raise Failure("E3001", "keys are fetched from https addresses only")
+    client = Outgoing("public" if public_only and not local else "any")
+    try:
+        answer = await client.ask("GET", url, most=FETCH_BYTES, timeout_s=FETCH_S)
+    except Unanswered as silence:
+        raise Failure("E3001", _TROUBLES.get(silence.why, _SILENT)) from None
+    except Failure:
+        whose = "keys of a DID are fetched from public addresses only" if public_only else _NEVER
+        raise Failure("E3001", whose) from None
+    finally:
+        await client.close()
+    if answer.status != 200:
+        raise Failure("E3001", f"the address that keys are fetched from answers {answer.status}")
+    try:
+        return strict_json(answer.body)
     except ValueError:
         raise Failure("E3001", "the address that keys are fetched from does not answer with JSON") from None
 
 
-@lru_cache(maxsize=1)
-def _tls() -> ssl.SSLContext:
-    """The certificates that are trusted; reading them takes longer than a fetch."""
-    import httpx
-
-    return httpx.create_ssl_context()
-
-
-async def _body(response: httpx.Response) -> bytes:
-    if response.status_code != 200 or "content-encoding" in response.headers:
-        raise Failure("E3001", f"the address that keys are fetched from answers {response.status_code}")
-    body = bytearray()
-    async for part in response.aiter_raw():
-        body += part
-        if len(body) > FETCH_BYTES:
-            raise Failure("E3001", f"the address that keys are fetched from sends more than {FETCH_BYTES} bytes")
-    return bytes(body)
-
-
-async def _public_address(host: str) -> str:
-    """An address of a host none of whose addresses is private, local or reserved."""
-    try:
-        return (await addresses.checked(host))[0]
-    except Failure:
-        raise Failure("E3001", "keys of a DID are fetched from public addresses only") from None
+_SILENT = "the address that keys are fetched from does not answer"
+_NEVER = "the address that keys are fetched from is one that is never connected to"
+_TROUBLES: Mapping[Trouble, str] = {
+    "too long": f"the address that keys are fetched from sends more than {FETCH_BYTES} bytes",
+    "flooded": "the address that keys are fetched from sends a flood of tiny pieces",
+    "compressed": "the address that keys are fetched from sends a compressed answer",
+}

@@ -4,6 +4,10 @@ Both take the question as a document and return the answer as one. Both bound th
 take no compressed answer, follow no redirect, retry nothing and use neither the proxies nor the credentials of the
 environment. Anything but a well-formed answer in time is E3205.
 
+The engine's host is resolved and judged here (`store.addresses`), and the connection goes to an address that was
+judged. With TLS it may be public or private, because the certificate is checked for the name. Without TLS it must be
+private, because an answer of DNS alone then says who the engine is.
+
 HTTP opens a connection per question: on one that is used again, an engine that answers twice would answer the next
 question with what it said of this one. gRPC numbers its streams, so one channel carries all questions.
 """
@@ -11,8 +15,7 @@ question with what it said of this one. gRPC numbers its streams, so one channel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -21,15 +24,18 @@ import orjson
 from interlock.authority.keys import strict_json
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.store import addresses
+from interlock.store.outgoing import Outgoing, Trouble, Unanswered
 
 if TYPE_CHECKING:
     import grpc.aio
-    import httpx
 
 MAX_ANSWER = 64 * 1024
 GRPC_SCHEMES = ("grpc", "grpcs")
 # Bits of the compressions that a channel takes: the lowest one stands for none.
 _UNCOMPRESSED = 1
+# Questions over HTTP that are on their way at once. Others wait, within their time.
+_MOST_AT_ONCE = 100
 
 
 class Wire(Protocol):
@@ -47,30 +53,27 @@ class HttpWire:
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url = url
-        self._token = token
-
-    @cached_property
-    def _client(self) -> httpx.AsyncClient:
-        import httpx
-
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        # The environment's proxies and credentials are not for this connection.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        return httpx.AsyncClient(headers=headers, follow_redirects=False, trust_env=False, limits=limits)
+        self._headers = {"content-type": "application/json", "accept": "application/json"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._client = Outgoing(_allowed(secure=url.startswith("https:")), connections=_MOST_AT_ONCE)
 
     def encode(self, document: Json) -> bytes:
         return encoded(document)
 
     async def ask(self, message: bytes, timeout_s: float) -> Json:
-        import httpx
-
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._post(message, timeout_s)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
-            raise unanswered() from None
+            answer = await self._client.ask(
+                "POST", self._url, headers=self._headers, body=message, most=MAX_ANSWER, timeout_s=timeout_s
+            )
+        except Unanswered as silence:
+            raise _TROUBLES[silence.why]() from None
+        except Failure as refused:
+            raise misled(refused) from None
+        if answer.status != 200:
+            raise Failure("E3205", f"the policy engine answered with status {answer.status}")
         try:
-            document: Any = strict_json(answer)
+            document: Any = strict_json(answer.body)
         except ValueError:
             raise garbled() from None
         if not isinstance(document, dict):
@@ -78,37 +81,40 @@ class HttpWire:
         return cast("Json", document)
 
     async def close(self) -> None:
-        if "_client" in self.__dict__:
-            await self._client.aclose()
-
-    async def _post(self, body: bytes, timeout_s: float) -> bytes:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
-        async with self._client.stream("POST", self._url, content=body, headers=headers, timeout=timeout_s) as response:
-            if response.status_code != 200:
-                raise Failure("E3205", f"the policy engine answered with status {response.status_code}")
-            answer = b""
-            async for piece in response.aiter_raw():
-                answer += piece
-                if len(answer) > MAX_ANSWER:
-                    raise _too_long()
-        return answer
+        await self._client.close()
 
 
 class GrpcWire:
-    """Calls interlock.policy.v1.PolicyEngine/Authorize (policy.proto)."""
+    """Calls interlock.policy.v1.PolicyEngine/Authorize (policy.proto).
+
+    A channel that does not connect is let go when its last question has ended; the next question resolves the name
+    anew.
+    """
 
     def __init__(self, url: str, token: str | None) -> None:
         parts = urlsplit(url)
-        self._target = f"{parts.hostname}:{parts.port}" if ":" not in str(parts.hostname) else parts.netloc
+        self._host, self._port = str(parts.hostname), parts.port
+        self._authority = parts.netloc
         self._secure = parts.scheme == "grpcs"
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._opening = asyncio.Lock()
+        self._line: _Line | None = None
 
-    @cached_property
-    def _channel(self) -> Any:  # the stubs of grpc leave the types of its methods open
+    async def _opened(self) -> _Line:
+        async with self._opening:
+            if self._line is None:
+                self._line = _Line(await self._channel())
+            return self._line
+
+    async def _channel(self) -> Any:  # the stubs of grpc leave the types of its methods open
         import grpc
         import grpc.aio
 
-        options = [
+        allowed = _allowed(secure=self._secure)
+        found = await addresses.checked(self._host, allow_private=allowed == "any", private_only=allowed == "private")
+        target = addresses.grpc_target(found, str(self._port))
+        options: list[tuple[str, Any]] = [
+            ("grpc.default_authority", self._authority),
             ("grpc.max_receive_message_length", MAX_ANSWER),
             ("grpc.max_send_message_length", -1),
             ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED),
@@ -117,13 +123,12 @@ class GrpcWire:
             ("grpc.enable_retries", 0),
             ("grpc.service_config_disable_resolution", 1),
             ("grpc.use_local_subchannel_pool", 1),
-            # An engine that was down and is back answers within a second or so.
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-        if self._secure:
-            return grpc.aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
-        return grpc.aio.insecure_channel(self._target, options=options)
+        if not self._secure:
+            return grpc.aio.insecure_channel(target, options=options)
+        # The certificate is checked for the name, although the channel goes to an address.
+        options.append(("grpc.ssl_target_name_override", self._host))
+        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(), options=options)
 
     def encode(self, document: Json) -> bytes:
         from interlock.authority.policy_v1.policy_pb2 import AuthorizeRequest, Context
@@ -146,24 +151,47 @@ class GrpcWire:
         import grpc
         import grpc.aio
 
-        call = self._channel.unary_unary(_AUTHORIZE, None, None)
+        line: _Line | None = None
         try:
             async with asyncio.timeout(timeout_s):
+                line = await self._opened()
+                line.users += 1
+                call = line.channel.unary_unary(_AUTHORIZE, None, None)
                 answer: bytes = await call(message, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and self._line is line:
+                self._line = None
             raise _failure(error) from None
         except (TimeoutError, grpc.aio.UsageError, OSError):
             raise unanswered() from None
+        except Failure as refused:
+            raise misled(refused) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             raise unanswered() from None  # this task was not cancelled: the channel was closed
+        finally:
+            if line is not None:
+                line.users -= 1
+                if self._line is not line and not line.users:
+                    await line.channel.close(None)
         return _read(answer)
 
     async def close(self) -> None:
-        if "_channel" in self.__dict__:
-            await self._channel.close(None)
+        line, self._line = self._line, None
+        if line is not None:
+            await line.channel.close(None)
+
+
+class _Line:
+    """A channel, and how many questions are on it."""
+
+    __slots__ = ("channel", "users")
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.users = 0
 
 
 _AUTHORIZE = "/interlock.policy.v1.PolicyEngine/Authorize"
@@ -211,6 +239,15 @@ def encoded(document: Any) -> bytes:
         raise untellable() from None
 
 
+def _allowed(*, secure: bool) -> addresses.Allowed:
+    return "any" if secure else "private"
+
+
+def misled(refused: Failure) -> Failure:
+    """The refusal of an engine whose name leads to an address that is not connected to."""
+    return Failure("E3205", f"the policy engine is not asked: {refused.message}")
+
+
 def untellable() -> Failure:
     return Failure("E3206", "the call holds values that the policy engine cannot be told")
 
@@ -225,3 +262,16 @@ def garbled() -> Failure:
 
 def _too_long() -> Failure:
     return Failure("E3205", "the policy engine's answer is too long")
+
+
+def _flooded() -> Failure:
+    return Failure("E3205", "the policy engine sent a flood of tiny pieces, so the connection was closed")
+
+
+_TROUBLES: Mapping[Trouble, Callable[[], Failure]] = {
+    "unreachable": unanswered,
+    "late": unanswered,
+    "flooded": _flooded,
+    "too long": _too_long,
+    "compressed": garbled,
+}

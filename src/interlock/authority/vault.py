@@ -6,9 +6,9 @@ the operator lists as *issued* are paths of an engine that makes a fresh credent
 these are revoked when their call ends, also when nobody waited for the answer any more.
 
 Nothing is cached: a new value at Vault is what the next call gets. The token comes from a file or an environment
-variable each time it is used, so that an agent may renew it, and is never stored. Proxies that the environment names
-are not used. The client (`hvac`) blocks, so it
-runs in a few threads of its own, each with a session that keeps its connection.
+variable each time it is used, so that an agent may renew it, and is never stored. Requests are made with
+`store.outgoing`: no redirect is followed (the token would go along), proxies that the environment names are not used,
+and an answer is bounded in bytes, values and time.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import orjson
 
 from interlock.authority.secrets import LONGEST_REST_MS, Credential, Slot, check_name, first_ready
+from interlock.core.bounds import LARGE_INPUT, TooManyValues, parse
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
+from interlock.core.threads import DISK, WALKS
+from interlock.store.outgoing import Answer, Outgoing, Trouble, Unanswered
 
 T = TypeVar("T")
 
-THREADS = 4
+CONNECTIONS = 4
+MAX_ANSWER = 1_048_576
+# A credential that was issued when nobody waited for it any more is waited for so long, to be revoked.
+LATE_S = 30.0
 _FIELD = re.compile(r"value(?:-([a-z0-9_-]{1,50}))?", re.ASCII)
-_UNDECRYPTED = re.compile(r"decrypt|message authentication failed")
+_UNDECRYPTED = re.compile(rb"decrypt|message authentication failed")
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -62,7 +65,7 @@ class Vault:
             raise Failure(
                 "E3108", "the vault's address must begin with https://, or the token could be read on its way"
             )
-        self._address = address
+        self._address = address.rstrip("/")
         self._clock = clock
         self._token_file = token_file
         self._token_variable = token_variable
@@ -74,16 +77,23 @@ class Vault:
         self._issued = dict(issued or {})
         self._timeout_s = timeout_s
         self._resting: dict[tuple[str, str], int] = {}
-        self._local = threading.local()
-        self._sessions: list[Any] = []
+        allowed = "any" if parts.scheme == "https" else "private"
+        self._http = Outgoing(allowed, keep_alive=True, connections=CONNECTIONS)
+        self._late: set[asyncio.Task[Any]] = set()
 
     async def fetch(self, name: str) -> Credential:
         """The credential that Vault holds or issues now."""
         check_name(name)
         path = self._issued.get(name)
-        if path is not None:
-            return await self._run(name, lambda: self._issue(name, path), late=self._revoke)
-        return await self._run(name, lambda: self._read(name))
+        if path is None:
+            return await self._in_time(name, self._read(name))
+        issuing = asyncio.create_task(self._issue(name, path))
+        try:
+            return await self._in_time(name, asyncio.shield(issuing))
+        except BaseException:
+            if not issuing.done():
+                self._later(self._revoke_late(issuing))
+            raise
 
     async def rest(self, name: str, slot: str, ms: int) -> None:
         """Pass a slot over for a while, in this process."""
@@ -93,22 +103,19 @@ class Vault:
     async def release(self, credential: Credential) -> None:
         """Revoke what was issued."""
         if credential.issued is not None:
-            await self._run(credential.name, lambda: self._revoke(credential))
+            await self._in_time(credential.name, self._revoke(credential))
 
     async def close(self) -> None:
-        """Let go of threads and connections."""
-        if "_threads" in self.__dict__:
-            await asyncio.to_thread(self._threads.shutdown)
-        for session in self._sessions:
-            session.close()
+        """Revoke what nobody waited for, and let go of the connections."""
+        while self._late:
+            await asyncio.wait(self._late)
+        await self._http.close()
 
-    # In a thread
+    # What is asked
 
-    def _read(self, name: str) -> Credential:
+    async def _read(self, name: str) -> Credential:
         path = f"{self._prefix}/{name}" if self._prefix else name
-        answer: Any = self._client().secrets.kv.v2.read_secret_version(
-            path, mount_point=self._mount, raise_on_deleted_version=True
-        )
+        answer = await self._ask(name, "GET", f"{self._mount}/data/{path}")
         data, metadata = (_object(_object(answer, "data"), member) for member in ("data", "metadata"))
         expires_ms = _expiry(name, metadata)
         fields = {match[1] or "main": data[field] for field in data if (match := _FIELD.fullmatch(field))}
@@ -130,147 +137,145 @@ class Vault:
             clock=self._clock,
         )
 
-    def _issue(self, name: str, path: str) -> Credential:
-        answer: Any = self._client().read(path)
-        if answer is None:
-            raise Failure("E3602", f"the vault issues no credential `{name}`")
+    async def _issue(self, name: str, path: str) -> Credential:
+        answer = await self._ask(name, "GET", path.strip("/"), timeout_s=LATE_S)
         data, lease = _object(answer, "data"), answer.get("lease_id")
-        if not lease:
+        if not isinstance(lease, str) or not lease:
             raise Failure("E3601", f"the vault gave `{name}` without a lease, so it could not be revoked")
-        lifetime_s = answer.get("lease_duration") or 0
+        given = answer.get("lease_duration")
+        lifetime_s = min(given, _LONGEST_LEASE_S) if isinstance(given, int | float) else 0
         credential = Credential(
             orjson.dumps(data),
             name=name,
             slot="main",
-            version=str(lease),
+            version=lease,
             expires_ms=self._clock.now_ms() + round(lifetime_s * 1000),
-            issued=str(lease),
+            issued=lease,
             clock=self._clock,
         )
         if lifetime_s <= 0:
-            self._revoke(credential)
+            await self._revoke(credential)
             raise Failure("E3603", f"the vault issued `{name}` already expired")
         return credential
 
-    def _revoke(self, credential: Credential) -> None:
-        self._client().sys.revoke_lease(credential.issued)
+    async def _revoke(self, credential: Credential) -> None:
+        body = orjson.dumps({"lease_id": credential.issued})
+        await self._ask(credential.name, "PUT", "sys/leases/revoke", body)
 
-    def _client(self) -> Any:
-        """This thread's client, with the token that is in force now."""
-        token = self._token()
-        client = getattr(self._local, "client", None)
-        if client is None:
-            import hvac
-
-            # INVARIANT: no redirect is followed; the token would go along to wherever it leads.
-            client = self._local.client = hvac.Client(
-                url=self._address,
-                token=token,
-                timeout=self._timeout_s,  # pyright: ignore[reportArgumentType] - passed on to one that takes fractions
-                namespace=self._namespace,
-                allow_redirects=False,
+    async def _ask(
+        self, name: str, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
+    ) -> Json:
+        """The document that Vault answers with, empty where it says nothing; a Failure for a refusal."""
+        token = await self._token()
+        headers = {"X-Vault-Token": token, "X-Vault-Request": "true"}
+        if self._namespace:
+            headers["X-Vault-Namespace"] = self._namespace
+        url = f"{self._address}/v1/{quote(path)}"
+        try:
+            answer = await self._http.ask(
+                method, url, headers=headers, body=body, most=MAX_ANSWER, timeout_s=timeout_s or self._timeout_s
             )
-            # INVARIANT: nothing but the settings leads the token anywhere: no proxy and no .netrc of the environment.
-            client.session.trust_env = False
-            self._sessions.append(client.session)
-        client.token = token
-        return client
+        except Unanswered as silence:
+            # Raised outside the handler: the cause must not travel as its context.
+            failure = Failure("E3601", _TROUBLES[silence.why].format(name))
+        except Failure as refused:
+            failure = Failure("E3601", f"the vault is not asked for `{name}`: {refused.message}")
+        else:
+            return await _document(name, answer)
+        raise failure
 
-    def _token(self) -> str:
+    async def _token(self) -> str:
         if self._token_file is None:
             token = os.environ.get(self._token_variable) or self._held
             where = f"the variable `{self._token_variable}`"
         else:
             where = f"the file `{self._token_file.name}`"
             try:
-                token = self._token_file.read_text().strip()
+                token = (await DISK.run(self._token_file.read_text)).strip()
             except (OSError, UnicodeDecodeError):
                 token = ""
         if not token:
             raise Failure("E3601", f"there is no token for the vault in {where}")
+        if not token.isascii() or not token.isprintable():
+            raise Failure("E3601", f"the token for the vault in {where} cannot stand in a header; store it again")
         return token
 
-    # Between the loop and the threads
+    # Time
 
-    @cached_property
-    def _threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS, thread_name_prefix="interlock-vault")
-
-    async def _run(self, name: str, work: Callable[[], T], late: Callable[[T], None] | None = None) -> T:
-        """Run in a thread, for so long. `late` deals with an answer that comes when nobody waits for it any more."""
-        future = self._threads.submit(_answered, name, work)
+    async def _in_time(self, name: str, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout_s)
+            return await asyncio.wait_for(work, self._timeout_s)
         except TimeoutError:
-            failure = Failure("E3601", f"the vault does not answer in time for `{name}`")
-        except asyncio.CancelledError:
-            _settle_late(name, future, late)
-            raise
-        _settle_late(name, future, late)
-        raise failure
+            raise Failure("E3601", f"the vault does not answer in time for `{name}`") from None
 
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
 
-def _settle_late(name: str, future: Future[T], late: Callable[[T], None] | None) -> None:
-    if late is None:
-        return
-
-    def settle(done: Future[T]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            return
+    async def _revoke_late(self, issuing: asyncio.Task[Credential]) -> None:
+        """Revoke a credential that is issued when nobody waits for it any more."""
         try:
-            _answered(name, lambda: late(done.result()))
+            await self._revoke(await issuing)
         except Failure:
-            pass  # Vault ends it by itself when its lease runs out
-
-    future.add_done_callback(settle)
+            pass  # none was issued, or Vault ends it by itself when its lease runs out
 
 
-def _answered(name: str, work: Callable[[], T]) -> T:
-    """What Vault answered, or what its refusal means."""
-    import requests
-    from hvac.exceptions import VaultError
+_LONGEST_LEASE_S = 10 * 366 * 86_400
+_TROUBLES: Mapping[Trouble, str] = {
+    "unreachable": "the vault cannot be reached for `{}`",
+    "late": "the vault does not answer in time for `{}`",
+    "flooded": "the vault sent a flood of tiny pieces for `{}`, so the connection was closed",
+    "too long": "the vault's answer for `{}` is too long",
+    "compressed": "the vault's answer for `{}` is compressed, which it was asked not to do",
+}
 
+
+async def _document(name: str, answer: Answer) -> Json:
+    if not 200 <= answer.status < 300:
+        raise _meaning(name, answer)
+    if not answer.body:
+        return {}
+    large = len(answer.body) > LARGE_INPUT
     try:
-        return work()
-    except requests.RequestException as error:
-        failure = Failure("E3601", f"the vault cannot be reached for `{name}` ({type(error).__name__})")
-    except VaultError as error:
-        failure = _meaning(name, error)
-    # Raised outside the handler: the cause holds the request with its token, and must not travel as its context.
-    raise failure
+        document: Any = await WALKS.run(parse, answer.body) if large else parse(answer.body)
+    except (ValueError, TooManyValues):
+        document = None
+    return cast("Json", document) if isinstance(document, dict) else _strange()
 
 
-def _meaning(name: str, error: Exception) -> Failure:
-    from hvac import exceptions
-
-    if isinstance(error, exceptions.InvalidPath):
+def _meaning(name: str, answer: Answer) -> Failure:
+    """The meaning of a refusal."""
+    status = answer.status
+    if status == 404:
         return Failure("E3602", f"the vault has no credential `{name}`, or its latest version was deleted")
-    if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
+    if status in (401, 403):
         return Failure("E3601", f"the vault refuses its token for `{name}`; check the token and its policy")
-    if isinstance(error, exceptions.VaultDown | exceptions.VaultNotInitialized):
+    if status in (501, 503):
         return Failure("E3601", f"the vault is sealed or not ready, so `{name}` cannot be had; unseal it")
-    if isinstance(error, exceptions.InternalServerError) and _UNDECRYPTED.search(str(error.args[0])):
+    if status == 500 and _UNDECRYPTED.search(answer.body):
         return Failure("E3604", f"the vault cannot decrypt `{name}`; check its storage")
-    return Failure("E3601", f"the vault does not serve `{name}` ({type(error).__name__})")
+    return Failure("E3601", f"the vault does not serve `{name}`: it answered {status}")
+
+
+def _strange() -> Json:
+    raise Failure("E3601", "the vault answers in a form that is not its own; check the address and the mount")
 
 
 def _object(answer: Any, member: str) -> Json:
-    # Anything but JSON of the known form comes as a response object, or as something else entirely.
     found: object = cast("Json", answer).get(member) if isinstance(answer, dict) else None
-    if not isinstance(found, dict):
-        raise Failure("E3601", "the vault answers in a form that is not its own; check the address and the mount")
-    return cast("Json", found)
+    return cast("Json", found) if isinstance(found, dict) else _strange()
 
 
 def _expiry(name: str, metadata: Json) -> int | None:
     """The sooner of what the operator noted and what Vault itself has planned."""
-    noted = cast("Json", metadata.get("custom_metadata") or {}).get("expires")
+    custom: object = metadata.get("custom_metadata")
+    noted = cast("Json", custom).get("expires") if isinstance(custom, dict) else None
     moments = [str(moment) for moment in (noted, metadata.get("deletion_time")) if moment]
     try:
-        stamps = [datetime.fromisoformat(moment) for moment in moments]
-    except ValueError:
+        return min((_ms(datetime.fromisoformat(moment)) for moment in moments), default=None)
+    except (ValueError, OverflowError):
         raise Failure("E3603", f"the vault's `expires` of `{name}` is not a time; write it 2030-01-31") from None
-    return min((_ms(stamp) for stamp in stamps), default=None)
 
 
 def _ms(stamp: datetime) -> int:

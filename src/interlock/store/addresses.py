@@ -8,6 +8,8 @@ its neighbours, the cloud's metadata service. Three things prevent it:
 2. The connection goes to an address that was judged. Nobody resolves the name a second time, so a name that changes its
    mind in between (rebinding) gains nothing. TLS still checks the certificate for the name.
 3. Some addresses are never allowed, `allow_private` or not: metadata services, link-local, multicast, reserved.
+
+`localhost` must lead to this machine, whatever the system's resolver says.
 """
 
 from __future__ import annotations
@@ -15,19 +17,16 @@ from __future__ import annotations
 import ipaddress
 import socket
 import unicodedata
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
 from interlock.core.errors import Failure
 from interlock.core.threads import LOOKUPS
 
-if TYPE_CHECKING:
-    import ssl
-
-    import httpcore
-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Reach = Literal["public", "private", "never"]
+# Where a client may connect: to public addresses, to private ones as well, or to private ones only.
+Allowed = Literal["public", "any", "private"]
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 # The standard library's own idea of `is_global` changes between versions; a table does not.
@@ -96,15 +95,19 @@ async def resolve_by_system(host: str) -> Sequence[str]:
     return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
 
-async def checked(host: str, *, allow_private: bool = False, resolve: Resolve = resolve_by_system) -> tuple[str, ...]:
+async def checked(
+    host: str, *, allow_private: bool = False, private_only: bool = False, resolve: Resolve = resolve_by_system
+) -> tuple[str, ...]:
     """The addresses of a host, all of them allowed; E3406 when one is not, OSError when there is none."""
     literal = parse(host)
     texts = [str(literal)] if literal is not None else await resolve(host)
+    here = host.lower().removesuffix(".") == "localhost"
     allowed: list[str] = []
     for text in texts:
         address = parse(text)
-        where = "never" if address is None else reach(address)
-        if where == "never" or (where == "private" and not allow_private):
+        where = "never" if address is None or (here and not address.is_loopback) else reach(address)
+        private = where == "private"
+        if where == "never" or (private and not allow_private and not private_only) or (private_only and not private):
             raise Failure("E3406", _refusal(host, where))
         allowed.append(str(address))
     if not allowed:
@@ -115,49 +118,13 @@ async def checked(host: str, *, allow_private: bool = False, resolve: Resolve = 
 def _refusal(host: str, where: Reach) -> str:
     if where == "private":
         return f"`{host}` is on a private network; allow private networks for it, or use a public address"
+    if where == "public":
+        return f"`{host}` leads to a public address, which is not connected to without TLS; use an encrypted address"
     return f"`{host}` leads to an address that is never connected to; use a public address"
 
 
-def connection_pool(
-    *,
-    allow_private: bool = False,
-    resolve: Resolve = resolve_by_system,
-    dial: httpcore.AsyncNetworkBackend | None = None,
-    ssl_context: ssl.SSLContext | None = None,
-) -> httpcore.AsyncConnectionPool:
-    """A pool of HTTP connections that only ever go to checked addresses. `dial` makes the connections themselves.
-
-    It follows no redirects, reads no proxy from the environment, and raises E3406 from the request.
-    """
-    import httpcore
-
-    class Guarded(httpcore.AsyncNetworkBackend):
-        """Resolves, judges, and connects to what was judged. The pool goes on to check TLS for the name."""
-
-        def __init__(self) -> None:
-            self._dial = dial or cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
-
-        async def connect_tcp(
-            self,
-            host: str,
-            port: int,
-            timeout: float | None = None,  # noqa: ASYNC109 - httpcore's signature
-            local_address: str | None = None,
-            socket_options: Iterable[Any] | None = None,
-        ) -> httpcore.AsyncNetworkStream:
-            try:
-                addresses = await checked(host, allow_private=allow_private, resolve=resolve)
-            except OSError:
-                raise httpcore.ConnectError("the name has no address") from None
-            each_s = None if timeout is None else timeout / len(addresses)
-            for address in addresses[:-1]:
-                try:
-                    return await self._dial.connect_tcp(address, port, each_s, local_address, socket_options)
-                except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                    pass  # the next one may answer
-            return await self._dial.connect_tcp(addresses[-1], port, each_s, local_address, socket_options)
-
-        async def sleep(self, seconds: float) -> None:
-            await self._dial.sleep(seconds)
-
-    return httpcore.AsyncConnectionPool(network_backend=Guarded(), ssl_context=ssl_context, max_connections=20)
+def grpc_target(found: Sequence[str], port: str | int) -> str:
+    """The target of a gRPC channel that goes to these addresses. They are of one family: no target mixes them."""
+    family = "ipv6" if ":" in found[0] else "ipv4"
+    same = [address for address in found if (":" in address) == (family == "ipv6")]
+    return f"{family}:" + ",".join(f"[{one}]:{port}" if family == "ipv6" else f"{one}:{port}" for one in same)

@@ -7,6 +7,7 @@ its batching and its exporters are. The SDK takes its time to import, so it is o
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,10 +16,13 @@ from interlock._version import __version__
 from interlock.telemetry.trace import Sink, Span
 
 if TYPE_CHECKING:
+    import requests
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 # How long a collector that does not answer may hold up the end of the process.
 _PATIENCE_S = 3.0
+# So much of a collector's answer is read.
+_ANSWER = 65_536
 
 
 def sink(processor: SpanProcessor, *, service: str = "interlock") -> Sink:
@@ -46,7 +50,7 @@ def to_collector(endpoint: str) -> Sending:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     address = endpoint if "/v1/" in endpoint else f"{endpoint.rstrip('/')}/v1/traces"
-    exporter = OTLPSpanExporter(endpoint=address, timeout=_PATIENCE_S)
+    exporter = OTLPSpanExporter(endpoint=address, timeout=_PATIENCE_S, session=_session())
     processor = BatchSpanProcessor(exporter)
     # The SDK tells how long its queue is to nobody but its own meters.
     queue: deque[Any] = cast("Any", processor)._batch_processor._queue
@@ -64,6 +68,32 @@ def to_collector(endpoint: str) -> Sending:
             enough.cancel()
 
     return Sending(sink(processor), lag, stop)
+
+
+def _session() -> requests.Session:
+    """A session that follows no redirect, uses no proxy of the environment and reads only the beginning of an answer.
+
+    The SDK sends in a thread of its own. An answer without an end would otherwise keep that thread and fill memory.
+    """
+    import requests
+
+    class Bounded(requests.Session):
+        def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
+            response = super().send(request, **{**kwargs, "stream": True, "allow_redirects": False})
+            until, body = time.monotonic() + _PATIENCE_S, b""
+            try:
+                for piece in response.iter_content(_ANSWER):
+                    body += piece
+                    if len(body) > _ANSWER or time.monotonic() > until:
+                        break
+            finally:
+                response.close()
+            response._content = body[:_ANSWER]  # pyright: ignore[reportPrivateUsage] - there is no public way
+            return response
+
+    session = Bounded()
+    session.trust_env = False
+    return session
 
 
 def _converter(service: str) -> Callable[[Span], ReadableSpan]:

@@ -292,10 +292,7 @@ class GrpcUpstream:
             found = await addresses.checked(host, allow_private=self._config.allow_private, resolve=self._resolve)
         except OSError:
             raise wire.unreached(self._name, "has a name without an address") from None
-        # Addresses of one family: gRPC has no target that mixes them.
-        family = "ipv6" if ":" in found[0] else "ipv4"
-        same = [address for address in found if (":" in address) == (family == "ipv6")]
-        pinned = f"{family}:" + ",".join(f"[{one}]:{port}" if family == "ipv6" else f"{one}:{port}" for one in same)
+        pinned = addresses.grpc_target(found, port)
         options: list[tuple[str, Any]] = [
             ("grpc.default_authority", target),
             ("grpc.max_receive_message_length", self._config.max_response_bytes),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -29,6 +28,7 @@ from interlock.core.connector import Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import addresses
+from interlock.store.outgoing import open_session
 from interlock.upstreams import openapi, wire
 from interlock.upstreams.intake import Intake, decoded, in_thread
 from interlock.upstreams.openapi import Request
@@ -266,7 +266,7 @@ class HttpUpstream:
         import aiohttp
         import yarl
 
-        from interlock.upstreams.answers import Flooded
+        from interlock.store.metered import Flooded
 
         method, url, headers, body = request
         try:
@@ -373,34 +373,10 @@ class HttpUpstream:
 
     def _new_session(self) -> aiohttp.ClientSession:
         import aiohttp
-        from aiohttp.abc import AbstractResolver, ResolveResult
 
-        from interlock.upstreams.answers import Flooded, MeteredHandler
+        from interlock.store.metered import Flooded
 
         name, config, resolve, intake = self._name, self._config, self._resolve, self._intake
-
-        class Judged(AbstractResolver):
-            """Gives the addresses of a name if every one of them is allowed."""
-
-            async def resolve(
-                self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-            ) -> list[ResolveResult]:
-                found = await addresses.checked(host, allow_private=config.allow_private, resolve=resolve)
-                return [
-                    ResolveResult(
-                        hostname=host,
-                        host=address,
-                        port=port,
-                        family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                        proto=0,
-                        flags=socket.AI_NUMERICHOST,
-                    )
-                    for address in found
-                    if family in (socket.AF_UNSPEC, socket.AF_INET6 if ":" in address else socket.AF_INET)
-                ]
-
-            async def close(self) -> None:
-                pass
 
         async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
             try:
@@ -414,20 +390,13 @@ class HttpUpstream:
             except (aiohttp.ClientError, ConnectionError):
                 raise wire.broken(name) from None
 
-        # Without a word about TLS, aiohttp's own context serves, which is made once for the whole process.
-        context = True if config.tls == wire.Tls() else config.tls.context()
-        connector = aiohttp.TCPConnector(
-            limit=config.max_connections, resolver=Judged(), ssl=context, keepalive_timeout=30
-        )
-        # The library has no public way to choose its protocol.
-        factory: Any = partial(MeteredHandler, asyncio.get_running_loop())
-        connector._factory = factory  # pyright: ignore[reportPrivateUsage]
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),  # what one caller is handed is no other caller's business
-            headers={"user-agent": "interlock"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s),
-            middlewares=(once,),
+        return open_session(
+            lambda host: addresses.checked(host, allow_private=config.allow_private, resolve=resolve),
+            once,
+            # Without a word about TLS, aiohttp's own context serves, which is made once for the whole process.
+            tls=None if config.tls == wire.Tls() else config.tls.context(),
+            connections=config.max_connections,
+            connect_s=config.connect_timeout_s,
         )
 
 

@@ -6,6 +6,9 @@ Where most of it was payload, the rest follows at once, so an honest answer cost
 rest follows part by part, and what is not payload is counted: a connection that sends much more of it than payload is
 cut.
 
+A connection that sends anything while no request waits for an answer is cut as well. The library would give it to the
+next request as its answer.
+
 Loaded with the first session: the library is slow to load.
 """
 
@@ -34,12 +37,27 @@ class MeteredHandler(ResponseHandler):
         self._unread = bytearray()
         self._scheduled = False
         self._overhead = 0
+        self._answered = False
+
+    @property
+    def should_close(self) -> bool:
+        return bool(self._unread) or super().should_close
 
     def set_response_params(self, *args: Any, **named: Any) -> None:
         self._overhead = 0  # another request
+        self._answered = False
         super().set_response_params(*args, **named)
 
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        self._answered = self._answered or data[0].code >= 200
+        super().feed_data(data, size)
+
     def data_received(self, data: bytes) -> None:
+        done = self._answered and (self._payload is None or self._payload.is_eof())
+        if data and done and self.transport is not None:
+            self._should_close = True
+            self.transport.abort()
+            return
         if not data or (len(data) <= _PART and not self._unread):
             self._feed(data)
             return

@@ -38,6 +38,24 @@ async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None
     assert "a quarter of a second" in " ".join(fresh("calls", "list", "--help").out.split())
 
 
+async def test_running_calls_beyond_the_first_page_are_reached(fresh: Cli) -> None:
+    async with Interlock.open(fresh.home, housekeeping=False) as lock:
+        await admit(lock, brood)
+        gate.clear()
+        calls = [asyncio.create_task(lock.call("own.brood")) for _ in range(3)]
+        async with asyncio.timeout(10):
+            while lock.journal.read("SELECT count(*) FROM journal WHERE kind = 'started'") != [(3,)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        first = await asyncio.to_thread(fresh.ask, "calls", "running", "--limit", "2")
+        shown = (await asyncio.to_thread(fresh, "calls", "list", "--limit", "2")).out
+        rest = await asyncio.to_thread(fresh.ask, "calls", "running", "--limit", "2", "--before", str(first["before"]))
+        gate.set()
+        made = {(await call).invocation_id for call in calls}
+    assert {one["invocation_id"] for one in (*first["calls"], *rest["calls"])} == made
+    assert (len(first["calls"]), len(rest["calls"]), rest["before"]) == (2, 1, None)
+    assert f"--before {first['before']}" in shown
+
+
 def test_calls_are_found_by_state_error_tool_and_time_and_the_leaders_are_told(fresh: Cli) -> None:
     from interlock.cli.calls import calls
 

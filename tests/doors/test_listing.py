@@ -145,6 +145,12 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
     every = (await Listing(lock).page(Wanted(state="running"), by=None, limit=100))[0]
     assert found == every[:5], "the newest"
     assert len(every) == 30
+    assert len(looked) <= 10 + 30
+    assert await every_page(lock, Wanted(state="running"), None, 7) == every, "those beyond the first page as well"
+    assert await every_page(lock, Wanted(), ANN, 7) == every
+    monkeypatch.setattr(listing, "LIVE_LOOKED_THROUGH", 4)
+    assert await every_page(lock, Wanted(state="running"), None, 7) == every
+    assert await every_page(lock, Wanted(), BOB, 7) == []
     gate.set()
     await asyncio.gather(*tasks)
     assert len(await every_page(lock, Wanted(), None, 7)) == 30
@@ -208,6 +214,32 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
                 await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
             ).json()
 
+        gate.clear()
+        tasks = [asyncio.create_task(lock.call("demo.hold", number=one, key=f"k{one}", caller=ANN)) for one in range(5)]
+        await until(lambda: lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'") == [(5,)])
+        running = [one["invocation_id"] for one in await every_page(lock, Wanted(state="running"), None, 100)]
+
+        async def by_rest(asked: Json) -> Json:
+            return (await http.get("/v1/calls", params=asked)).json()
+
+        async def by_rpc(asked: Json) -> Json:
+            return (await rpc("calls.list", asked))["result"]
+
+        async def by_grpc(asked: Json) -> Json:
+            said = await stub.Calls(wire.CallsRequest(**asked), metadata=tuple(head.items()))
+            lines = [{"invocation_id": line.invocation_id} for line in said.calls]
+            return {"calls": lines, "before": said.before if said.HasField("before") else None}
+
+        for ask in (by_rest, by_rpc, by_grpc):
+            found, page = list[str](), await ask({"state": "running", "limit": 2})
+            for _ in range(10):
+                found += [line["invocation_id"] for line in page["calls"]]
+                if page["before"] is None:
+                    break
+                page = await ask({"state": "running", "limit": 2, "before": page["before"]})
+            assert found == running, ask.__name__
+        gate.set()
+        await asyncio.gather(*tasks)
         asked: Json = {"tool": "li.look", "state": "failed", "limit": 5, "since": "2020-01-01T00:00:00Z"}
         rest = (await http.get("/v1/calls", params=asked)).json()
         assert [line["error_code"] for line in rest["calls"]] == ["E3401"]

@@ -214,9 +214,12 @@ def _moment(_: click.Context, option: click.Parameter, value: str | None) -> str
         raise click.BadParameter(f"`{value}` is none; {option.name} {words}") from None
 
 
+_BEFORE = click.option("--before", type=click.IntRange(1), help="Go on where the page before ended.")
+
+
 @calls.command("list")
 @click.option("--state", help="Only calls in this state: running, awaiting_approval, succeeded, failed, unknown …")
-@click.option("--before", type=click.IntRange(1), help="Go on where the page before ended.")
+@_BEFORE
 @_narrowed
 @looking
 async def list_calls(lock: Interlock, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
@@ -234,15 +237,18 @@ async def list_calls(lock: Interlock, out: Output, /, before: int | None, limit:
 
 
 @calls.command()
+@_BEFORE
 @_narrowed
 @looking
-async def running(lock: Interlock, out: Output, /, limit: int, **wanted: str | None) -> int:
+async def running(lock: Interlock, out: Output, /, before: int | None, limit: int, **wanted: str | None) -> int:
     """The calls that run now, newest first, in every process on this home.
+
+    Where there are more, the option to go on with is shown.
 
     \b
     interlock calls running
     """
-    return await _list(lock, out, None, limit, {**wanted, "state": "running"})
+    return await _list(lock, out, before, limit, {**wanted, "state": "running"})
 
 
 async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wanted: dict[str, str | None]) -> int:
@@ -271,7 +277,7 @@ async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wa
             page.line("no calls yet; make one: interlock call TOOL '{…}'")
         else:
             page.line("no such calls" + ("" if place is None else " among the records that were looked through"))
-        if place is not None and (before is not None or any(wanted.values())):
+        if place is not None:
             page.line(f"there may be more; go on with the same options and --before {place}")
 
     out.answer({"calls": documents, "before": place}, show)

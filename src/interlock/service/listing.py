@@ -1,8 +1,10 @@
 """Which calls there are: what runs now, what waits for a person, what has ended, and which tools or callers lead.
 
 Calls that run or wait are in small tables. Those that have ended are read from the journal backwards: an index of them
-would cost every call a row. A page looks through a bounded number of records on a reading thread, and says where to go
-on. Records are in the order of their times, so a span of time is found by bisection.
+would cost every call a row. The place of a call is the number of a record: of its first one while it runs or waits, of
+its closing one when it has ended. So one number says where a page ended, for both. A page looks through a bounded
+number of records and of running calls on a reading thread. Records are in the order of their times, so a span of time
+is found by bisection.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ PAGE: Final = 100
 # How many records a page looks through at most, and a summary.
 LOOKED_THROUGH: Final = 50_000
 SUMMED_UP: Final = 200_000
-_LIVE: Final = 10_000
+# How many calls that run or wait a page looks through at most.
+LIVE_LOOKED_THROUGH: Final = 1000
 _DAY_MS: Final = 86_400_000
+_ALL: Final = 2**62
 
 Lead = Literal["failures", "cost", "calls"]
 LEADS: Final[tuple[Lead, ...]] = ("failures", "cost", "calls")
@@ -88,9 +92,9 @@ class Listing:
     ) -> tuple[list[Json], int | None]:
         """Calls, newest first, and the place to go on from; None at the end.
 
-        The first page has those that run or wait, too, as many of them as fit; none is on a later page.
-        A page may hold fewer than `limit`, even none, and still have more after it: so many records were looked
-        through.
+        Calls that run or wait are among them, in the order in which they began. One that ends while somebody turns the
+        pages moves to the front and may be missed. A page may hold fewer than `limit`, even none, and still have more
+        after it: so many records were looked through.
         """
         await self._note("calls", wanted.document(), by)
         found, place = await self._lock.readers.read(partial(_page, wanted, _seen_by(by), before, limit))
@@ -148,47 +152,50 @@ _Found = tuple[Json, Json]
 def _page(
     wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
 ) -> tuple[list[_Found], int | None]:
-    live = _live(wanted, seen, limit, connection) if before is None else []
-    ended, place = _ended(wanted, seen, before, limit, connection)
+    live, begun = _live(wanted, seen, before, limit, connection)
+    ended, closed = _ended(wanted, seen, before, limit, connection)
     # Where a call has ended meanwhile, its end is what counts.
     known = {line["invocation_id"]: (seq, line, facts) for seq, line, facts in (*live, *ended)}
-    rows = sorted(known.values(), key=lambda row: (row[1]["at"], row[0] or 0), reverse=True)
+    # Beyond the place where either was looked through no further, the order of both is not known yet.
+    place = max((one for one in (begun, closed) if one is not None), default=None)
+    rows = [row for row in known.values() if place is None or row[0] >= place]
+    rows.sort(key=lambda row: row[0], reverse=True)
     if len(rows) > limit:
         rows = rows[:limit]
-        shown = [seq for seq, _, _ in rows if seq is not None]
-        place = min(shown) if shown else (ended[0][0] + 1 if ended else place)
+        place = rows[-1][0]
     return [(line, facts) for _, line, facts in rows], place
 
 
-_Row = tuple[int | None, Json, Json]
+_Row = tuple[int, Json, Json]
 
 
-def _live(wanted: Wanted, seen: _Seen, limit: int, connection: sqlite3.Connection) -> list[_Row]:
-    """Calls that run, and calls that wait for a person: the newest that fit, no more than a page of them."""
-    # Those of which only the journal knows when they began come first.
+def _live(
+    wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
+) -> tuple[list[_Row], int | None]:
+    """Calls that run, and calls that wait for a person, newest first, and the place to go on from; None at the end."""
     begun = connection.execute(
-        "SELECT * FROM (SELECT call, 'running', reserved_ms AS at FROM reservation WHERE state = 'executing'"
+        "SELECT * FROM (SELECT call, state, at, (SELECT min(seq) FROM journal WHERE journal.call = one.call) AS seq"
+        " FROM (SELECT call, 'running' AS state, reserved_ms AS at FROM reservation WHERE state = 'executing'"
         " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
-        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?)"
-        " ORDER BY at IS NOT NULL, at DESC LIMIT ?",
-        (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff", _LIVE),
+        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?) AS one)"
+        " WHERE seq < ? ORDER BY seq DESC LIMIT ?",
+        (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff", _ALL if before is None else before, LIVE_LOOKED_THROUGH),
     ).fetchall()
     rows: list[_Row] = []
-    for call, state, at_ms in begun:
-        if at_ms is not None and len(rows) >= limit:
-            break
-        told = _told(connection, call)
-        facts = facts_in(told)
+    for call, state, at_ms, seq in begun:
+        facts = facts_in(_told(connection, call))
         at = iso(at_ms) if at_ms is not None else facts.get("timestamp", "")
         line = _line(call, at, facts, _STATES[state])
         if wanted.fits(line) and _is_seen(seen, facts):
-            rows.append((None, line, facts))
-    return rows
+            rows.append((seq, line, facts))
+            if len(rows) == limit:
+                return rows, seq
+    return rows, begun[-1][3] if len(begun) == LIVE_LOOKED_THROUGH else None
 
 
 def _ended(
     wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
-) -> tuple[list[tuple[int, Json, Json]], int | None]:
+) -> tuple[list[_Row], int | None]:
     first, last = _span(connection, wanted.since, wanted.until)
     if before is not None:
         last = min(last, before - 1)
@@ -199,7 +206,7 @@ def _ended(
         f"{where} ORDER BY seq DESC LIMIT ?",
         (least, last, *values, limit),
     ).fetchall()
-    found: list[tuple[int, Json, Json]] = []
+    found: list[_Row] = []
     for seq, call, body in rows:
         record: Json = orjson.loads(body)
         told = _told(connection, call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -120,6 +121,69 @@ async def test_grpc_refuses_too_many_values(small: Place, form: str) -> None:
             assert f"{MOST:,} values" in (refused.value.details() or "")
     finally:
         await door.stop()
+
+
+DIGITS = "9" * 309
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_number_of_more_digits_than_is_useful_is_refused_before_it_is_parsed(small: Place, path: str) -> None:
+    async with httpx.AsyncClient(base_url=small.base, timeout=PATIENCE_S, headers=small.bearer) as client:
+        body = orjson.dumps(REQUESTS[path]({"value": "HERE"})).decode()
+        for number in (DIGITS, f"-{DIGITS}", f"[1,{DIGITS}.5]", f"{DIGITS}e-300", "9" * 1_000_000):
+            answer = await client.post(path, content=body.replace('"HERE"', number))
+            told = answer.json()["error"]
+            envelope = told.get("data", told)
+            assert (envelope["error_code"], envelope["details"]) == ("E3004", {"mostDigits": 308}), number[:20]
+            assert "as text" in envelope["resolution"]
+
+
+@pytest.mark.parametrize(
+    "said", [f'"{DIGITS}"', f'"a\\"{DIGITS}"', f"0.{DIGITS}", f"1e-{DIGITS}", "9" * 308, "-" + "9" * 308]
+)
+async def test_digits_of_texts_and_fractions_are_no_whole_number(small: Place, said: str) -> None:
+    async with httpx.AsyncClient(base_url=small.base, timeout=PATIENCE_S, headers=small.bearer) as client:
+        body = orjson.dumps(REQUESTS["/v1/tools/invoke"]({"value": "HERE"})).decode().replace('"HERE"', said)
+        answer = await client.post("/v1/tools/invoke", content=body)
+        assert answer.status_code == 200, answer.text[:200]
+        assert answer.json()["result"] == json.loads(said)
+
+
+@pytest.mark.parametrize("headers", [MODERN, {"accept": MODERN["accept"]}], ids=["modern", "handshake"])
+async def test_mcp_refuses_a_number_of_too_many_digits(small: Place, headers: dict[str, str]) -> None:
+    call = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"demo.echo","arguments":{"value":%s}}}'
+    async with httpx.AsyncClient(
+        base_url=small.base, timeout=PATIENCE_S, headers={**small.bearer, **headers}
+    ) as client:
+        answer = await client.post("/mcp", content=call % (DIGITS * 10), headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert answer.json()["interlock"]["details"] == {"mostDigits": 308}
+
+
+@pytest.mark.parametrize("said", [DIGITS, "NaN", "-Infinity", "1e999", '"\\ud800"'])
+async def test_grpc_refuses_what_the_other_doors_refuse(small: Place, said: str) -> None:
+    door = GrpcDoor(Service(small.lock), address="127.0.0.1:0")
+    port = await door.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for beside in ("1", "9" * 40):
+                request = wire.InvokeRequest(tool_id="demo.echo")
+                request.arguments_json = f'{{"value": [{said}, {beside}]}}'.encode()
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await GatewayStub(channel).Invoke(
+                        request, metadata=(("authorization", small.bearer["authorization"]),)
+                    )
+                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    finally:
+        await door.stop()
+
+
+async def test_the_library_refuses_a_number_of_too_many_digits(small: Place) -> None:
+    for number in (10**308, -(10**308), 10**5000):
+        refused = await small.lock.call("demo.echo", {"value": [number]})
+        assert isinstance(refused.error, Failure)
+        assert refused.error.code == "E3004", refused.error
+    assert (await small.lock.call("demo.echo", {"value": 10**308 - 1})).value == 10**308 - 1
 
 
 async def test_the_library_refuses_too_many_values(small: Place) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlock.core.bounds import long_number
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -61,6 +62,30 @@ def test_values_are_counted_in_the_bytes_as_a_parser_would(data: Any, spaced: bo
 def test_commas_in_a_text_are_no_values() -> None:
     assert not more_values(orjson.dumps({"text": '",[{' * 100_000}), 1000)
     assert more_values(b"[" + b'"",' * 400_000 + b"1]", 200_000)
+
+
+@given(
+    st.lists(st.integers(0, 400).map(lambda digits: "9" * (digits + 1)), max_size=4),
+    st.sampled_from(["[%s]", '["%s"]', "[0.%s]", "[1e-%s]", "[-%s]", '{"a\\\\": %s}', '{"a\\"": "%s"}']),
+)
+@settings(max_examples=100, deadline=None)
+def test_whole_numbers_of_too_many_digits_are_found_in_the_bytes(numbers: list[str], form: str) -> None:
+    text = ("[" + ",".join(form % number for number in numbers) + "]").encode()
+    longest = 0
+
+    def seen(number: str) -> int:
+        nonlocal longest
+        longest = max(longest, len(number.removeprefix("-")))
+        return 0
+
+    json.loads(text, parse_int=seen)
+    assert long_number(text) == (longest > 308)
+
+
+def test_a_long_number_from_an_upstream_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(Failure, match="308 digits") as caught:
+        Intake("shop").loads(b"[" + b",".join([b"9" * 4300] * 2000) + b"]")
+    assert caught.value.code == "E3401"
 
 
 def test_an_answer_that_is_not_parsed_is_attributed_by_the_id_at_its_ends() -> None:

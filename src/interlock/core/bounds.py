@@ -7,18 +7,21 @@ calls share. So the bounds come first:
     requests    the same; a body of N bytes cannot hold more than N / 2 values, so small ones are free
     results     the size in JSON is estimated before anything else looks at a result
     texts       are cut before patterns are searched in them or control characters are removed
+    numbers     a whole number has at most 308 digits, so that it is finite as a double: longer ones take time in the
+                square of their length, at each place where they are read or written
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
 import orjson
 
-from interlock.core.canonical import compiled
+from interlock.core.canonical import compiled, encode, may_hold_long_number
 from interlock.core.errors import Failure
 
 MARGIN: Final = 1024
@@ -31,8 +34,13 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f"
     "\ud800-\udfff]"
 )
+LONGEST_NUMBER: Final = 308
 _DIGITS = bytes(48 if 48 <= one <= 57 else 32 for one in range(256))
-_LONG_NUMBER = b"0" * 19
+_ENDLESS_NUMBER = b"0" * (LONGEST_NUMBER + 1)
+# Texts, fractions and exponents are passed over; what is left with so many digits is a whole number.
+_WHOLE = re.compile(
+    rb'"[^"\\]*(?:\\.[^"\\]*)*"|\.[0-9]+|[eE][+-]?[0-9]+|([0-9]{%d,})' % (LONGEST_NUMBER + 1), re.DOTALL
+)
 _WINDOW = 65_536
 _DEEPEST = 1024
 # Results above this size are checked, redacted and encoded on another thread than the event loop's.
@@ -66,11 +74,41 @@ def parse(body: bytes, most: int = MOST_VALUES) -> Any:
     """
     if more_values(body, most):
         raise TooManyValues
-    value = orjson.loads(body)
-    if len(body) >= len(_LONG_NUMBER) and _LONG_NUMBER in body.translate(_DIGITS):
-        # orjson would give a number of more than 64 bits as the nearest double.
-        value = json.loads(body.decode())
+    return exactly(body)
+
+
+def exactly(text: bytes) -> Any:
+    """The value of JSON text with every whole number as it is; ValueError where it is not strict JSON."""
+    if not may_hold_long_number(text):
+        return orjson.loads(text)
+    # orjson would give a number of more than 64 bits as the nearest double. Python's own parser takes more than JSON:
+    # numbers that are infinite and halves of surrogate pairs are refused here.
+    try:
+        value = json.loads(text.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        encode(value)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
     return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > LONGEST_NUMBER + 1:  # with its sign
+        raise ValueError("a number is too long")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def long_number(data: bytes | bytearray) -> bool:
+    """Whether JSON text holds a whole number of more than 308 digits. Parses nothing; small texts cost nothing."""
+    if len(data) <= LONGEST_NUMBER or _ENDLESS_NUMBER not in data.translate(_DIGITS):
+        return False
+    return any(found[1] is not None for found in _WHOLE.finditer(data))
 
 
 def more_values(data: bytes | bytearray, limit: int) -> bool:
@@ -93,10 +131,20 @@ def more_values(data: bytes | bytearray, limit: int) -> bool:
 # Requests
 
 
-def check_values(text: bytes, most: int) -> None:
-    """Refuse (E3004) a JSON text of more values than `most`. Nothing is parsed; small texts cost nothing."""
+def check_values(text: bytes | bytearray, most: int) -> None:
+    """Refuse (E3004) a JSON text of more values than `most`, or with a number that is too long.
+
+    Nothing is parsed; small texts cost nothing.
+    """
     if more_values(text, most):
         raise too_many(most)
+    if long_number(text):
+        raise Failure(
+            "E3004",
+            f"a number in the request has more than {LONGEST_NUMBER} digits",
+            details={"mostDigits": LONGEST_NUMBER},
+            resolution="send a number of that length as text",
+        )
 
 
 def too_many(most: int) -> Failure:

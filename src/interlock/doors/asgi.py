@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
 
-from interlock.core.bounds import MOST_VALUES, check_values
-from interlock.core.canonical import encode, may_hold_long_number
+from interlock.core.bounds import MOST_VALUES, check_values, exactly
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 
@@ -95,31 +92,17 @@ async def _next(receive: Receive) -> Message:
 def document(body: bytes, most_values: int = MOST_VALUES) -> Any:
     """The JSON value of a body. E3004 for what is none: JSON has no NaN, and no text that is not Unicode.
 
-    E3004 also for a body of more values than `most_values`.
+    E3004 also for a body of more values than `most_values`, or with a whole number of more than 308 digits.
     """
     try:
         check_values(body, most_values)
-        return _exact(body) if may_hold_long_number(body) else orjson.loads(body)
+        return exactly(body)
     except orjson.JSONDecodeError as error:
         raise Failure("E3004", f"the body is not valid JSON: {error.msg} at character {error.pos}") from None
     except (ValueError, RecursionError):
         raise Failure(
             "E3004", "the body is not valid JSON, or nested too deep, or a number in it is too long"
         ) from None
-
-
-def _exact(body: bytes) -> Any:
-    """The same, with long whole numbers as they are. Its parser takes more than JSON, which is refused here."""
-    value = json.loads(body.decode(), parse_float=_finite, parse_constant=_finite)
-    encode(value)  # half a surrogate pair has no UTF-8
-    return value
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)
-    return number
 
 
 def too_large(most: int) -> Failure:

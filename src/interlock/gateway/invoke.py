@@ -23,7 +23,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
-from interlock.core.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, SMALL_INPUT, check_values, size_of
+from interlock.core.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMALL_INPUT, check_values, size_of
 from interlock.core.canonical import canonical, decode, plain_form, private_copy
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock, new_id, new_ids
@@ -96,7 +96,6 @@ class Gateway:
         self._catalog = catalog
         self._read = journal.read
         self._most_values = settings.max_values
-        self._small = 2 * settings.max_values  # bytes of JSON that cannot hold more values than that
         self._clock = clock
         seal = object()
         self.telemetry = Telemetry(
@@ -162,7 +161,8 @@ class Gateway:
             or allowances.active
             or self.execution.watches
             or settings.keep_inputs == "always",
-            small=min(LARGE_INPUT, self._small),
+            # What cannot hold more values than it may.
+            small=min(LARGE_INPUT, 2 * settings.max_values),
             large=min(LARGE, settings.max_result_bytes),
             catalog=catalog,
             quarantine=self.quarantine,
@@ -315,7 +315,7 @@ class Gateway:
             call.input_hash = hashlib.sha256(model_input).hexdigest()
             tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
-            if len(model_input) > self._small:
+            if len(model_input) > LONGEST_NUMBER:
                 check_values(model_input, self._most_values)
             try:
                 tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)

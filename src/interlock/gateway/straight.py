@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from interlock.core.bounds import SMALL_INPUT, size_of
+from interlock.core.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
 from interlock.core.canonical import canonical
 from interlock.core.clock import Clock, new_ids
 from interlock.core.phases import Read, Request
@@ -103,7 +103,7 @@ class Straight:
                 if size_of(given, SMALL_INPUT) > SMALL_INPUT or not tool.fits_input(given):
                     return None
                 taken = canonical(given), None
-            if len(taken[0]) > self._small:
+            if len(taken[0]) > LONGEST_NUMBER and (len(taken[0]) > self._small or long_number(taken[0])):
                 return None
             for name, _ in tool.defaults:
                 if name not in given:

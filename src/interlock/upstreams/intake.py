@@ -5,6 +5,7 @@ will, so four things are checked in this order:
 
     bytes     counted while they arrive; an answer over `max_response_bytes` is refused (E3416)
     values    counted in the bytes, before a parser makes objects of them; over `max_response_values` is refused (E3416)
+    numbers   a whole number of more than 308 digits is refused (E3401)
     parsing   small answers are parsed at once, larger ones in a thread of this module, never in the loop's default pool
     floods    messages and frames that answer no call are charged to the link; a link that exceeds its allowance is cut
 
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from interlock.core.bounds import more_values
+from interlock.core.bounds import LONGEST_NUMBER, long_number, more_values
 from interlock.core.errors import Failure
 from interlock.core.threads import Threads
 
@@ -83,6 +84,8 @@ class Intake:
             raise self.too_large()
         if more_values(data, self.max_values):
             raise self.too_many()
+        if long_number(data):
+            raise Failure("E3401", f"`{self.name}` answered with a number of more than {LONGEST_NUMBER} digits")
 
     def loads(self, data: bytes) -> Any:
         """Parse a JSON text under the limits; orjson.JSONDecodeError for anything else."""

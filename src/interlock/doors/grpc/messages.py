@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from interlock.core.bounds import check_values, too_many
-from interlock.core.canonical import decode, encode
+from interlock.core.bounds import check_values, exactly, too_many
+from interlock.core.canonical import encode
 from interlock.core.errors import Failure
 from interlock.core.events import Event
 from interlock.core.results import Result
@@ -61,7 +61,7 @@ def _arguments(request: wire.InvokeRequest, most_values: int) -> Json:
         return {}
     check_values(request.arguments_json, most_values)
     try:
-        return decode(request.arguments_json)
+        return exactly(request.arguments_json)
     except (ValueError, RecursionError):
         raise Failure("E3004", "`arguments_json` must be an object as JSON text in UTF-8") from None
 

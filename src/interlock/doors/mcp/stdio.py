@@ -26,7 +26,7 @@ import orjson
 from mcp.shared._context_streams import ContextReceiveStream, ContextSendStream, create_context_streams
 from mcp.shared.message import SessionMessage
 
-from interlock.core.bounds import more_values, too_many
+from interlock.core.bounds import check_values
 from interlock.core.errors import Failure
 from interlock.doors.asgi import too_large
 
@@ -87,11 +87,13 @@ class _Client:
                     held += line
                     if skipping or len(held) > self._max_line:
                         await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]), too_large(self._max_line))
-                    elif more_values(held, self._most_values):
-                        # Before anything parses it.
-                        await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]), too_many(self._most_values))
                     else:
-                        await self._pass_on(bytes(held), onward)
+                        try:
+                            check_values(held, self._most_values)  # before anything parses it
+                        except Failure as failure:
+                            await self._refuse(bytes(held[:_PEEK] + held[-_PEEK:]), failure)
+                        else:
+                            await self._pass_on(bytes(held), onward)
                     held.clear()
                     skipping = False
                 held += rest

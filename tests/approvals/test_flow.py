@@ -41,6 +41,7 @@ from interlock.core.manifest import Approval, ApprovalStep
 from interlock.core.objects.calls import ToolPermissionDecision
 from interlock.core.objects.declarations import ToolPermissionProfile
 from interlock.gateway import keys
+from interlock.gateway.hooks import Seen
 from interlock.service.calls import Calls
 from interlock.store.home import Home
 from interlock.testing import FakeClock
@@ -721,6 +722,91 @@ async def test_an_edited_approval_runs_the_edited_input_and_leaves_the_callers_o
     text = b"".join(row[0] for row in lock.journal.read("SELECT body FROM journal"))
     assert b"-private" not in text
     assert len(outbox.sent) == 1
+
+
+def _footing(seen: Seen) -> HookResult:
+    note = str(seen.input.get("note") or "")
+    return HookResult(updated_input={**seen.input, "note": note if note.endswith("!") else f"{note}!"})
+
+
+@pytest.mark.proves("HITL-08")
+@pytest.mark.proves("LIFE-05")
+async def test_hooks_see_a_reviewers_edit_and_what_they_make_of_it_is_shown_and_runs(lock: Interlock) -> None:
+    lock.hook(Hook(id="footer", when="pre", tools="demo.mail", run=_footing))
+    pending = await lock.call("demo.mail", to="carl", note="quarterly", key="k")
+    ticket = ticket_of(pending)
+    await lock.approvals.approve(ticket, by=BEN, edit={"to": "dora"})
+    document = (await lock.approvals.show(ticket)).document()
+    assert document["edit"]["params"]["to"] == "dora"
+    assert [one["argument"] for one in document["edit"]["changes"]] == ["to"]
+    result = await lock.approvals.resume(ticket)
+    assert result.unwrap() == "dora"
+    assert outbox.sent == [("dora", "quarterly!")]
+    assert "previewDifferences" not in result.metadata
+    found = lock.inputs(result.invocation_id)
+    assert found.model_input == {"to": "carl", "note": "quarterly"}
+    assert (found.permission_input["to"], found.permission_input["note"]) == ("carl", "quarterly!")
+    assert (found.call_input["to"], found.call_input["note"]) == ("dora", "quarterly!")
+    reviewed = [one for one in found.changes if one["after"] == "call_input"]
+    assert [(one["source"], one["pointer"]) for one in reviewed] == [("reviewer:local:ben", "/to")]
+    assert [one["output"] for one in result.metadata["hook_outputs"]] == ["updated_input"]
+
+
+@pytest.mark.proves("HITL-08")
+async def test_an_edit_that_a_hook_overrules_is_refused_when_it_is_agreed_to(lock: Interlock) -> None:
+    lock.hook(Hook(id="footer", when="pre", tools="demo.mail", run=_footing))
+    ticket = ticket_of(await lock.call("demo.mail", to="carl", note="a", key="k"))
+    refused = await refusal(lock.approvals.approve(ticket, by=BEN, edit={"note": "b"}))
+    assert refused.code == "E3211"
+    assert "`footer` changes `note`" in refused.message
+    assert (await lock.approvals.show(ticket)).state == "PENDING"
+    await lock.approvals.approve(ticket, by=BEN, edit={"note": "b!"})
+    assert (await lock.approvals.resume(ticket)).ok
+    assert outbox.sent == [("carl", "b!")]
+
+
+@pytest.mark.proves("HITL-08")
+async def test_hooks_that_make_something_else_of_an_edit_after_it_was_agreed_to_stop_the_call(lock: Interlock) -> None:
+    words = ["x"]
+
+    def changing(seen: Seen) -> HookResult | None:
+        return HookResult(updated_input={**seen.input, "note": words[0]}) if seen.input["to"] == "dora" else None
+
+    lock.hook(Hook(id="changes", when="pre", tools="demo.mail", run=changing))
+    same = await lock.call("demo.mail", to="carl", note="a", key="same")
+    await lock.approvals.approve(ticket_of(same), by=BEN, edit={"to": "dora"})
+    ran = await lock.approvals.resume(ticket_of(same))
+    assert outbox.sent == [("dora", "x")]
+    sources = {one["pointer"]: one["source"] for one in lock.inputs(ran.invocation_id).changes}
+    assert (sources["/to"], sources["/note"]) == ("reviewer:local:ben", "reviewer:local:ben+hook:changes")
+    outbox.sent.clear()
+    pending = await lock.call("demo.mail", to="carl", note="a", key="k")
+    ticket = ticket_of(pending)
+    await lock.approvals.approve(ticket, by=BEN, edit={"to": "dora"})
+    words[0] = "y"
+    result = await lock.approvals.resume(ticket)
+    assert code(result) == "E3211"
+    assert outbox.sent == []
+    assert (await lock.approvals.show(ticket)).state == "VOID"
+    [closed] = [one for one in records(lock, "closed") if one["call"] == pending.invocation_id]
+    assert closed["status"] == "ERROR"
+    assert (await lock.call("demo.mail", to="carl", note="a", key="again")).pending, "a person is asked anew"
+
+
+@pytest.mark.proves("HITL-08")
+@pytest.mark.parametrize("answer", ["deny", "stop"])
+async def test_a_hook_that_says_no_to_a_reviewers_edit_is_heard(lock: Interlock, answer: str) -> None:
+    def says_no(seen: Seen) -> HookResult | None:
+        if seen.input["to"] != "dora":
+            return None
+        return HookResult(permission="deny") if answer == "deny" else HookResult(stop="not to dora")
+
+    pending = await lock.call("demo.mail", to="carl", key="k")
+    await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
+    lock.hook(Hook(id="no", when="pre", tools="demo.mail", run=says_no))
+    result = await lock.approvals.resume(ticket_of(pending))
+    assert code(result) == ("E3206" if answer == "deny" else "E3211")
+    assert outbox.sent == []
 
 
 @pytest.mark.proves("HITL-08")

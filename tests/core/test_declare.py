@@ -36,31 +36,34 @@ class Level(IntEnum):
     HIGH = 2
 
 
+Whole = Annotated[int, Field(description="a whole number", examples=[1])]
+Note = Annotated[str, Field(description="a note", examples=["n"])]
+
+
 @dataclass
 class Point:
-    x: int
-    y: int = 0
+    x: Whole
+    y: Whole = 0
 
 
 @dataclass
 class Line:
-    points: list[Point]
-    label: str | None = None
-    tags: list[str] = field(default_factory=list[str])
+    points: Annotated[list[Point], Field(description="where it goes")]
+    label: Annotated[str | None, Field(description="a label", examples=["a"])] = None
+    tags: Annotated[list[str], Field(description="tags", examples=[[]])] = field(default_factory=list[str])
 
 
 class Row(TypedDict):
-    id: int
-    note: NotRequired[str]
+    id: Whole
+    note: NotRequired[Note]
 
 
 class Event(BaseModel):
     title: str = Field(description="what happens", min_length=1)
-    at: datetime
-    level: Level = Level.LOW
+    at: datetime = Field(description="when it happens")
+    level: Annotated[Level, Field(description="how bad it is", examples=[1])] = Level.LOW
 
 
-Whole = Annotated[int, Field(description="a whole number", examples=[1])]
 Name = Annotated[str, Field(description="a name", examples=["ada"], min_length=1, max_length=40, pattern="^[a-z]+$")]
 heard: dict[str, Any] = {}
 
@@ -470,14 +473,14 @@ TYPED_DICTS = """
     import typing
 
     class Place(typing.TypedDict, total=False):
-        town: str
-        street: typing.Required[str]
+        town: Annotated[str, Field(description="a town", examples=["Ulm"])]
+        street: typing.Required[Annotated[str, Field(description="a street", examples=["High"])]]
 
     class Row(typing.TypedDict):
         "A row of a table."
-        a: int
-        when: typing.NotRequired[datetime]
-        places: list[Place] | None
+        a: Annotated[int, Field(description="a number")]
+        when: typing.NotRequired[Annotated[datetime, Field(description="when", examples=["2026-01-02T03:04:05Z"])]]
+        places: Annotated[list[Place] | None, Field(description="places")]
 
     @read
     def find(x: Annotated[Row, Field(description="a row", examples=[{"a": 1, "places": None}])]) -> dict[str, Row]:

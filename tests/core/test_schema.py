@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -352,10 +352,7 @@ def test_schemas_are_of_draft_2020_12() -> None:
     assert refused.value.code == "E3105"
 
 
-NESTED = "a description and an example on properties inside objects, lists and references; the affordance compiler"
-
-
-@pytest.mark.part_of("CONTRACT-06", rest=NESTED)
+@pytest.mark.part_of("CONTRACT-06", rest="the affordance compiler reads x-token-cost")
 def test_a_complete_property_has_no_faults() -> None:
     assert authored() == []
     assert authored(**{"x-sensitivity": "pii", "x-token-cost": 0, "x-internal": True}) == []
@@ -390,6 +387,77 @@ def test_what_a_property_lacks_is_said_with_its_place(edits: Json, where: str, w
     [(found, message)] = authored(**edits)
     assert found == where
     assert words in message
+
+
+BARE: Json = {"type": "integer"}
+TOLD: Json = {"type": "integer", "description": "how many", "examples": [1]}
+# Each way in which a schema holds another one, with the name under which a fault is told.
+AROUND: dict[str, Callable[[Json], Json]] = {
+    "who.n": lambda part: {"type": "object", "properties": {"n": part}},
+    "who[].n": lambda part: {"type": "array", "items": {"properties": {"n": part}}},
+    "who[1].n": lambda part: {"type": "array", "prefixItems": [True, {"properties": {"n": part}}]},
+    "who.*.n": lambda part: {"type": "object", "additionalProperties": {"properties": {"n": part}}},
+    "who.*.n ": lambda part: {"type": "object", "patternProperties": {"^a": {"properties": {"n": part}}}},
+    "who.n ": lambda part: {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"n": part}}]},
+    "who.n  ": lambda part: {"oneOf": [{"type": "object", "properties": {"n": part}}]},
+    "who.n   ": lambda part: {"allOf": [{"type": "object", "properties": {"n": part}}]},
+    "who.a.b[].n": lambda part: {
+        "properties": {
+            "a": {
+                **TOLD, "type": "object", "examples": [{}],
+                "properties": {"b": {**TOLD, "type": "array", "examples": [[]], "items": {"properties": {"n": part}}}},
+            }
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.proves("CONTRACT-06")
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("shared", [False, True], ids=["in place", "by reference"])
+def test_a_property_at_any_depth_needs_a_description_and_an_example(name: str, shared: bool) -> None:
+    def faults(part: Json) -> list[tuple[str, str]]:
+        who = {"description": "whom", "examples": [None], **AROUND[name](part)}
+        document: Json = {"type": "object", "properties": {"who": who}}
+        if shared:
+            kept = {"description", "examples"}
+            document["$defs"] = {"Who": {word: said for word, said in who.items() if word not in kept}}
+            document["properties"]["who"] = {"$ref": "#/$defs/Who", **{word: who[word] for word in kept}}
+        return [
+            (one.pointer, one.message) for one in authoring_faults(document) if not one.pointer.endswith("examples")
+        ]
+
+    (described, first), (exemplified, second) = faults(BARE)
+    assert described == exemplified
+    assert (described.startswith("/properties/who/"), described.endswith("/properties/n")) == (True, True)
+    assert first == f"`{name.strip()}` needs a description: Annotated[…, Field(description=…)]"
+    assert second.startswith(f"`{name.strip()}` needs an example: Annotated[…, Field(examples=[…])]")
+    assert faults(TOLD) == []
+    ((_, wrong),) = faults({**TOLD, "x-sensitivity": "top"})
+    assert f"x-sensitivity of `{name.strip()}` must be one of" in wrong
+
+
+@pytest.mark.proves("CONTRACT-06")
+def test_a_value_in_an_example_of_the_whole_is_an_example_of_its_part() -> None:
+    line = {"type": "object", "properties": {"sku": {"type": "string", "description": "what"}}}
+    lines: Json = {"type": "array", "description": "what is bought", "items": line, "examples": [[{"sku": "a"}]]}
+    document: Json = {"type": "object", "properties": {"lines": lines}}
+    assert authoring_faults(document) == []
+    lines["examples"] = [[{}]]
+    (fault,) = authoring_faults(document)
+    assert fault.message.endswith("or a value in an example of `lines[]`")
+
+
+@pytest.mark.proves("CONTRACT-06")
+def test_a_schema_that_refers_to_itself_is_looked_at_once() -> None:
+    again: Json = {"$ref": "#/$defs/Node", "description": "the rest", "examples": [{}]}
+    node: Json = {"type": "object", "properties": {"value": BARE, "next": again}}
+    document: Json = {
+        "type": "object", "$defs": {"Node": node},
+        "properties": {"list": {"$ref": "#/$defs/Node", "description": "a list", "examples": [{"value": 1}]}},
+    }  # fmt: skip
+    (fault,) = [one for one in authoring_faults(document) if "description" in one.message]
+    assert "`list.value` needs a description" in fault.message
 
 
 @pytest.mark.proves("CONTRACT-06")

@@ -247,7 +247,7 @@ def test_rows_in_rows_are_read_once_however_deep() -> None:
 
 
 class Login(TypedDict):
-    port: int
+    port: Annotated[int, Field(description="a port")]
     pin: Annotated[str, Field(description="a pin", json_schema_extra={"x-sensitivity": "secret"})]
 
 

@@ -189,8 +189,8 @@ async def test_outputs_are_coerced_only_where_the_contract_says_so(results: Inte
 
 
 class Line(TypedDict):
-    price: float
-    paid: bool
+    price: Annotated[float, Field(description="what it cost", examples=[1.5])]
+    paid: Annotated[bool, Field(description="whether it is paid", examples=[True])]
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="r", redact_results=False)

@@ -48,8 +48,8 @@ Words = Annotated[str, Field(description="any words", examples=["a"])]
 
 
 class Item(TypedDict):
-    name: str
-    prices: list[float]
+    name: Annotated[str, Field(description="its name")]
+    prices: Annotated[list[float], Field(description="what it costs")]
 
 
 Items = Annotated[list[Item], Field(description="items", examples=[[{"name": "a", "prices": [1.5]}]])]
@@ -80,7 +80,7 @@ async def use_up(items: Items) -> int:
 class Choice(BaseModel):
     """One of two letters."""
 
-    letter: str
+    letter: Annotated[str, Field(description="a letter")]
 
     def model_post_init(self, _: Any) -> None:
         next(letter for letter in "ab" if letter == self.letter)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from interlock.core.fragments import LANGUAGES
 from interlock.core.schema import MASK, Fault, Json, Schema, pointer, properties_of, resolve_ref
@@ -114,25 +114,105 @@ def brief(value: Any) -> str:
 
 
 def authoring_faults(document: Mapping[str, Any]) -> list[Fault]:
-    """What an input schema written for Interlock still lacks."""
+    """What an input schema written for Interlock still lacks, of each property at any depth."""
     root = dict(document)
     faults: list[Fault] = []
     if root.get("type") != "object":
         faults.append(Fault("/type", "an input schema must have type `object`"))
-    for name, raw in properties_of(root).items():
-        part = resolve_ref(root, raw)
-        at = pointer(["properties", name])
-        if not str(part.get("description", "")).strip():
-            faults.append(Fault(at, f"`{name}` needs a description: Annotated[…, Field(description=…)]"))
-        faults.extend(_example_faults(root, name, part, at))
-        faults.extend(_extension_faults(name, part, at))
-    return faults
+    faults.extend(_property_faults(root, _Spot(root, "", "", ())))
+    # One definition may be used in several places, and lack the same in each.
+    return list(dict.fromkeys(faults))
 
 
-def _example_faults(root: Json, name: str, part: Json, at: str) -> Iterator[Fault]:
+class _Spot(NamedTuple):
+    """A subschema: where it stands, the argument it describes (`order.lines[].sku`), and known values of that."""
+
+    part: Json
+    at: str
+    name: str
+    examples: Sequence[Any]
+    trail: tuple[str, ...] = ()
+
+
+_MOST_SPOTS = 10_000
+
+
+def _property_faults(root: Json, top: _Spot) -> Iterator[Fault]:
+    waiting = [top]
+    for _ in range(_MOST_SPOTS):
+        if not waiting:
+            return
+        spot = waiting.pop()
+        for name, raw in properties_of(spot.part).items():
+            given = [one[name] for one in _members(spot.examples) if name in one]
+            inner = _Spot(raw, f"{spot.at}{pointer(['properties', name])}", f"{spot.name}.{name}".lstrip("."), given)
+            resolved = _resolved(root, inner._replace(trail=spot.trail))
+            if resolved is None:
+                continue  # described where it is used first
+            own = resolved.part.get("examples")
+            yield from _wanting(root, resolved, given)
+            known = [*cast("list[Any]", own), *given] if isinstance(own, list) else given
+            waiting.append(resolved._replace(examples=known))
+        waiting.extend(filter(None, (_resolved(root, one) for one in _inside(spot))))
+    yield Fault("", f"the input schema has more than {_MOST_SPOTS} parts, which are not all looked at; make it smaller")
+
+
+def _members(values: Sequence[Any]) -> list[Json]:
+    return [cast("Json", one) for one in values if isinstance(one, dict)]
+
+
+def _resolved(root: Json, spot: _Spot) -> _Spot | None:
+    """The place with its reference followed; None where it leads back to a place that is being looked at."""
+    ref = spot.part.get("$ref")
+    if not isinstance(ref, str):
+        return spot
+    if ref in spot.trail:
+        return None
+    return spot._replace(part=resolve_ref(root, spot.part), trail=(*spot.trail, ref))
+
+
+def _inside(spot: _Spot) -> Iterator[_Spot]:
+    """The subschemas of a place for parts or alternatives of its value that are no properties by themselves."""
+    part, at, name, examples, trail = spot
+    for word in ("anyOf", "oneOf", "allOf"):
+        for index, child in enumerate(_list(part.get(word))):
+            if isinstance(child, dict):
+                yield _Spot(cast("Json", child), f"{at}/{word}/{index}", name, examples, trail)
+    lists = [cast("list[Any]", one) for one in examples if isinstance(one, list)]
+    for index, child in enumerate(_list(part.get("prefixItems"))):
+        if isinstance(child, dict):
+            known = [one[index] for one in lists if len(one) > index]
+            yield _Spot(cast("Json", child), f"{at}/prefixItems/{index}", f"{name}[{index}]", known, trail)
+    if isinstance(part.get("items"), dict):
+        yield _Spot(part["items"], f"{at}/items", f"{name}[]", [item for one in lists for item in one], trail)
+    values = [value for one in _members(examples) for value in one.values()]
+    if isinstance(part.get("additionalProperties"), dict):
+        yield _Spot(part["additionalProperties"], f"{at}/additionalProperties", f"{name}.*", values, trail)
+    patterns: Any = part.get("patternProperties")
+    for pattern, child in cast("Json", patterns).items() if isinstance(patterns, dict) else ():
+        if isinstance(child, dict):
+            yield _Spot(cast("Json", child), at + pointer(["patternProperties", pattern]), f"{name}.*", values, trail)
+
+
+def _list(said: Any) -> list[Any]:
+    return cast("list[Any]", said) if isinstance(said, list) else []
+
+
+def _wanting(root: Json, spot: _Spot, given: Sequence[Any]) -> Iterator[Fault]:
+    """What one property lacks. `given`: its values in the examples of what it is a part of."""
+    part, at, name = spot.part, spot.at, spot.name
+    if not str(part.get("description", "")).strip():
+        yield Fault(at, f"`{name}` needs a description: Annotated[…, Field(description=…)]")
+    yield from _example_faults(root, name, part, at, given)
+    yield from _extension_faults(name, part, at)
+
+
+def _example_faults(root: Json, name: str, part: Json, at: str, given: Sequence[Any]) -> Iterator[Fault]:
     examples = part.get("examples")
     if not isinstance(examples, list) or not examples:
-        yield Fault(at, f"`{name}` needs an example: Annotated[…, Field(examples=[…])]")
+        if not given or examples is not None:
+            whole = f", or a value in an example of `{name.rpartition('.')[0]}`" if "." in name else ""
+            yield Fault(at, f"`{name}` needs an example: Annotated[…, Field(examples=[…])]{whole}")
         return
     inner = Schema({**part, "$defs": root.get("$defs", {})})
     for example in cast("list[Any]", examples):

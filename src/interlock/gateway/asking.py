@@ -44,6 +44,7 @@ class Found:
     ticket: Ticket | None = None
     edited: Json | None = None
     by: str = ""
+    agreed: str | None = None  # digest of the edited input as hooks left it when it was agreed to
 
 
 class Asking:
@@ -108,7 +109,9 @@ class Asking:
         agreed = self.unsealed(ticket.sealed if ticket.edited is None else ticket.edited, ticket.id)
         # What was promised of the input as it was says nothing of another one, which has a promise of its own.
         call.promised = {"promised": agreed["promised"]}
-        return Found() if ticket.edited is None else Found(edited=agreed["arguments"], by=ticket.resolved_by or "")
+        if ticket.edited is None:
+            return Found()
+        return Found(edited=agreed["arguments"], by=ticket.resolved_by or "", agreed=agreed.get("agreed"))
 
     def _use_standing(self, checked: Checked) -> bool:
         call, tool = checked.requested.call, checked.requested.tool

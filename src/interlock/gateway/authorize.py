@@ -14,7 +14,7 @@ from interlock.approvals.ticket import Ticket
 from interlock.authority.gate import Gate, gate
 from interlock.authority.policy import Engine, Question
 from interlock.authority.tokens import Tokens
-from interlock.core.canonical import private_copy
+from interlock.core.canonical import digest, private_copy
 from interlock.core.capability import Capability
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
@@ -25,7 +25,7 @@ from interlock.core.schema import Json
 from interlock.gateway import cover, validate
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.asking import Asking
-from interlock.gateway.hooks import stricter
+from interlock.gateway.hooks import Hooks, stricter
 from interlock.gateway.inputs import difference
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
@@ -49,9 +49,11 @@ class Authorizer:
         asking: Asking,
         allowances: Allowances,
         observer: Observer,
+        hooks: Hooks,
         settings: Settings,
         clock: Clock,
     ) -> None:
+        self._hooks = hooks
         self._seal = seal
         self._engine = engine
         self._tokens = tokens
@@ -81,7 +83,7 @@ class Authorizer:
             if found.ticket is not None:
                 return found.ticket
             if found.edited is not None:
-                checked = await self._edited(checked, found.edited, found.by)
+                checked = await self._edited(checked, found.edited, found.by, found.agreed)
                 # What the reviewer wrote is judged like anything else; only the agreement is not asked for twice.
                 decision = await self._decide(checked, caller)
         elif (tool.writes or tool.tier) and not call.request.dry_run:
@@ -206,19 +208,40 @@ class Authorizer:
             if obligation == "alert":
                 self._observer.alert("POLICY_ALERT", call, rules=list(decision.rules))
 
-    async def _edited(self, checked: Checked, edited: Json, by: str) -> Checked:
-        """The input as the reviewer left it: checked like the caller's own, with every difference on record."""
+    async def _edited(self, checked: Checked, edited: Json, by: str, agreed: str | None) -> Checked:
+        """The input as the reviewer left it: checked like the caller's own, with every difference on record.
+
+        The hooks see it as they saw the caller's own input. `agreed` is the digest of what they made of it when the
+        reviewer agreed.
+        """
         requested = checked.requested
         call, before = requested.call, checked.permission_input
         told = len(call.mutations)
         arguments = validate.check_input(requested, private_copy(edited))
-        # What was converted or filled in of the reviewer's input is the reviewer's too: it is compared as a whole.
         del call.mutations[told:]
-        if requested.tool.has_checks:
-            await validate.check_meaning(requested.tool, arguments, requested.deadline - self._clock.monotonic())
-        call.mutations.extend(difference(f"reviewer:{by}", before, arguments))
+        await self._check_meaning(checked, arguments)
+        if self._hooks.registered:
+            written, arguments = arguments, await self._hooks.before(requested, arguments, reviewer=by)
+            if arguments != written:
+                await self._check_meaning(checked, arguments)
+        # INVARIANT: what runs is what the reviewer was shown.
+        if agreed is not None and digest(arguments) != agreed:
+            raise Failure(
+                "E3211",
+                "hooks make something else of the reviewer's input now than when the reviewer agreed to it",
+                resolution="send the call again under a new key, so that a person decides anew",
+            )
+        # It is compared as a whole. What was converted or filled in of the reviewer's input is the reviewer's too.
+        hooked = {change.pointer: change.source for change in call.mutations[told:]}
+        changes = difference(f"reviewer:{by}", before, arguments)
+        call.mutations[told:] = [one._replace(source=hooked.get(one.pointer, one.source)) for one in changes]
         call.input = arguments
         return Checked(requested, arguments, arguments)
+
+    async def _check_meaning(self, checked: Checked, arguments: Json) -> None:
+        requested = checked.requested
+        if requested.tool.has_checks:
+            await validate.check_meaning(requested.tool, arguments, requested.deadline - self._clock.monotonic())
 
 
 def _lacking(tool: Prepared, caller: Caller, decision: Decision) -> Decision:

@@ -21,7 +21,7 @@ from interlock.core.canonical import digest, encode
 from interlock.core.clock import Clock, new_id
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Request
+from interlock.core.phases import Call, Request
 from interlock.core.results import Result
 from interlock.core.schema import Json
 from interlock.gateway import cover
@@ -150,12 +150,16 @@ class Desk:
         key = content["key"]
         request = Request(tool=ticket.tool, version=ticket.version, arguments=arguments, caller=caller, key=key)
         # INVARIANT: nobody agrees to what they were not shown; what cannot be foreseen is not agreed to.
-        preview, seen = await self._gateway.foresee(request)
-        sealed = self._asking.seal_up(encode({"arguments": arguments, "promised": promised(preview)}), ticket.id)
+        checked = await self._gateway.checked(request)
+        call, agreed = checked.requested.call, checked.permission_input
         was: Json = content["arguments"]
         names = [name for name in sorted(was.keys() | arguments.keys()) if was.get(name) != arguments.get(name)]
-        changed = self._asking.seal_edit(ticket.id, await self._gateway.shown_arguments(request), names, seen)
-        return Edit(sealed, changed, digest(arguments), names)
+        _refuse_overruled(call, names)
+        preview, seen = await self._gateway.foresee(checked)
+        whole = {"arguments": arguments, "agreed": digest(agreed), "promised": promised(preview)}
+        shown = self._gateway.observer.shown_input(call, agreed)
+        changed = self._asking.seal_edit(ticket.id, shown, names, seen)
+        return Edit(self._asking.seal_up(encode(whole), ticket.id), changed, digest(agreed), names)
 
     # In advance
 
@@ -290,6 +294,19 @@ def _merged(arguments: Mapping[str, Any], edit: Mapping[str, Any]) -> Json:
     """Arguments with some changed; None takes one out."""
     merged = {**arguments, **edit}
     return {name: value for name, value in merged.items() if not (value is None and name in edit)}
+
+
+def _refuse_overruled(call: Call, names: Sequence[str]) -> None:
+    """Refuse (E3211) an edit of which a hook changes the very arguments that the reviewer wrote."""
+    for change in call.mutations:
+        kind, _, hook = change.source.partition(":")
+        name = change.pointer.split("/")[1].replace("~1", "/").replace("~0", "~")
+        if kind == "hook" and name in names:
+            raise Failure(
+                "E3211",
+                f"hook `{hook}` changes `{name}`, which your edit sets, so what would run is not what you wrote",
+                resolution=f"write `{name}` in a form that the hook keeps, leave it as it was, or deny the call",
+            )
 
 
 def _allowed(found: Ticket | Refused) -> Ticket:

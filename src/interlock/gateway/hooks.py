@@ -95,11 +95,16 @@ class Hooks:
         self.registered: list[Hook] = []
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def before(self, requested: Requested, arguments: Json) -> Json:
-        """Run the pre-hooks; the arguments as they leave them."""
+    async def before(self, requested: Requested, arguments: Json, reviewer: str | None = None) -> Json:
+        """Run the pre-hooks; the arguments as they leave them.
+
+        With `reviewer`, the arguments are those that this reviewer wrote and agreed to.
+        """
         call = requested.call
         chosen = self._matching("pre", call)
-        if chosen:
+        if reviewer is not None:
+            call.hook_outputs.clear()  # they were about the input that does not run
+        elif chosen:
             call.move("pre_hooks_running")
         for hook in chosen:
             # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
@@ -112,7 +117,7 @@ class Hooks:
                 _note(call, hook, "decision", behavior=result.permission)
             if result.updated_input is not None:
                 changed = len(call.mutations)
-                arguments = _updated(requested, hook.id, arguments, thawed(result.updated_input))
+                arguments = _updated(requested, hook.id, arguments, thawed(result.updated_input), reviewer)
                 _note(call, hook, "updated_input", pointers=[one.pointer for one in call.mutations[changed:]])
             self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
         return arguments
@@ -296,8 +301,11 @@ def _decision(hook: Hook, behavior: Behavior) -> Decision:
     return Decision(behavior=behavior, reason=f"hook {hook.id}", rules=rules, policy="hooks", source="hook")
 
 
-def _updated(requested: Requested, hook: str, before: Json, after: Json) -> Json:
-    """A hook's change of the input: checked like the input itself, recorded under the hook's name."""
+def _updated(requested: Requested, hook: str, before: Json, after: Json, reviewer: str | None) -> Json:
+    """A hook's change of the input: checked like the input itself, recorded under the hook's name.
+
+    A change of what a reviewer wrote comes after the caller's own input was judged, so the reviewer is named too.
+    """
     try:
         after = private_copy(after)
         valid = requested.tool.contract.input.valid(after)
@@ -305,7 +313,8 @@ def _updated(requested: Requested, hook: str, before: Json, after: Json) -> Json
         valid = False
     if not valid:
         raise Failure("E3211", f"hook `{hook}` made the input invalid")
-    requested.call.mutations.extend(difference(f"hook:{hook}", before, after))
+    source = f"hook:{hook}" if reviewer is None else f"reviewer:{reviewer}+hook:{hook}"
+    requested.call.mutations.extend(difference(source, before, after))
     return after
 
 

@@ -152,6 +152,7 @@ class Gateway:
             asking=self.asking,
             allowances=allowances,
             observer=self.observer,
+            hooks=self.hooks,
             settings=settings,
             clock=clock,
         )
@@ -550,17 +551,10 @@ class Gateway:
         """A call as rules and tokens would judge it; raises what is wrong with its input."""
         return await self._validate(await self._request(self._open(request)))
 
-    async def foresee(self, request: Request) -> tuple[Json, Json]:
+    async def foresee(self, checked: Checked) -> tuple[Json, Json]:
         """What a call would do: as it is, and as whoever is to agree to it may see it. Nothing is run or recorded."""
-        checked = await self.checked(request)
         preview = await self.execution.look(self._authorizer.to_look(checked))
         return preview, self.observer.for_reviewer(checked.requested.call, preview)
-
-    async def shown_arguments(self, request: Request) -> Json:
-        """The arguments of a request as a reviewer may see them."""
-        call = self._open(request)
-        await self._request(call)
-        return self.observer.shown_input(call, request.arguments)
 
     def with_id(self, request: Request) -> Request:
         """The request with the id its call will have, so that it can be stopped by it."""

@@ -167,9 +167,7 @@ def seqs(home: Home) -> st.SearchStrategy[int]:
 AUDIT_03 = pytest.mark.part_of("AUDIT-03", rest="the runtime role on Postgres")
 
 
-AUDIT_02 = pytest.mark.part_of(
-    "AUDIT-02", rest="arguments that a tool itself reports as a change or names a resource by; hashes on Postgres nodes"
-)
+AUDIT_02 = pytest.mark.part_of("AUDIT-02", rest="hashes on Postgres nodes")
 
 
 # What is whole
@@ -951,6 +949,57 @@ async def test_records_hold_the_hash_of_the_input_and_the_shape_of_the_output_an
     # A home that only read holds nothing of it anywhere: no table, no log, no left-over page.
     for file in (tmp_path / "two").rglob("*"):
         assert not file.is_file() or CANARY.encode() not in file.read_bytes()
+
+
+Memo = Annotated[str, Field(description="a memo", examples=["m"])]
+Hidden = Annotated[str, Field(description="a memo", examples=["m"], json_schema_extra={"x-sensitivity": "pii"})]
+
+
+@tool(
+    version="1.0.0",
+    mutation_class="write_reversible",
+    namespace="demo",
+    effects=[Effect("account:{account}", "UPDATE")],
+)
+async def book(ctx: Context, account: Account, memo: Memo, hidden: Hidden = "") -> dict[str, str]:
+    """Change an account, and report the change with what was sent."""
+    ctx.effect(f"account:{account}", "UPDATE", before={"memo": ""}, after={"memo": memo, "hidden": hidden})
+    return {"memo": memo, "hidden": hidden}
+
+
+@book.compensate
+async def _(result: dict[str, str]) -> None:
+    return None
+
+
+@book.preview
+def _(account: str, memo: str, hidden: str) -> Preview:
+    return Preview(impact="a memo would be changed")
+
+
+@AUDIT_02
+async def test_a_closing_record_names_the_resource_and_only_the_mutation_record_has_the_value_of_a_change(
+    tmp_path: Path,
+) -> None:
+    async with Interlock.open(tmp_path / "home") as lock:
+        await lock.add(book)
+        sent = {"account": "ann", "memo": f"{CANARY}-memo", "hidden": f"{CANARY}-hidden"}
+        result = await lock.call("demo.book", sent, key="k")
+        assert result.ok, result.error
+        # An argument that is private names no resource in the ledger either.
+        private = await lock.call("demo.book", {**sent, "account": f"{CANARY}-hidden"}, key="p")
+        assert private.ok, private.error
+        await lock.journal.drain()
+        rows = lock.journal.read("SELECT kind, call, body FROM journal WHERE call = ?", (result.invocation_id,))
+        records = {kind: orjson.loads(body) for kind, _, body in rows}
+        ledger = lock.journal.read("SELECT * FROM journal")
+    closed, mutation = records["closed"], records["mutation"]
+    assert closed["sideEffects"] == [{"resource": "account:ann", "operation": "UPDATE"}]
+    assert CANARY not in str(closed)
+    assert CANARY not in str(records["intent"])
+    assert mutation["affectedResource"] == "account:ann"
+    assert mutation["newValue"]["memo"] == f"{CANARY}-memo", "EFFECT-05 asks for the value"
+    assert not [row for row in ledger if f"{CANARY}-hidden" in repr(row)]
 
 
 def _closed(lock: Interlock) -> list[tuple[str, bytes]]:

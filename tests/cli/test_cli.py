@@ -690,6 +690,53 @@ def test_a_result_on_the_command_line_says_what_was_removed_and_what_its_data_is
     assert "Quux7731" not in ended.out + ended.err + shown.out + shown.err
 
 
+STATED = """
+from typing import Annotated
+from interlock import Field, Sandboxing, tool
+
+Text = Annotated[str, Field(description="text", examples=["a"])]
+Hint = Annotated[str, Field(description="set by the runtime", examples=["t"], json_schema_extra={"x-internal": True})]
+Mail = Annotated[str, Field(description="whose", examples=["m"], json_schema_extra={"x-sensitivity": "pii"})]
+
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="own", examples=[{"text": "a"}],
+    sandbox=Sandboxing(artifacts=2), content_types=["image"], expected_artifacts=["*.csv"],
+    expected_resources=["https://wiki.example/*"],
+)
+async def stated(text: Text, mail: Mail = "nobody", tenant_hint: Hint = "none") -> str:
+    \"\"\"State everything that a contract can state.\"\"\"
+    return text
+"""
+
+
+@pytest.mark.proves("CONTRACT-12")
+def test_a_contract_on_the_command_line_states_its_facts_and_hides_internal_fields_from_models(fresh: Cli) -> None:
+    added = fresh("tools", "add", write(fresh, "mine.py", STATED))
+    assert added.code == 0, added.err
+    shown = fresh.ask("tools", "show", "own.stated")
+    declared = shown["declaration"]
+    takes, gives = declared["input_contract"], declared["output_contract"]
+    assert (takes["strict"], takes["argument_mode"], takes["media_mode"]) == (True, "object", "none")
+    assert (takes["defaults"], takes["examples"]) == ({"mail": "nobody"}, [{"text": "a"}])
+    assert (takes["sensitive_fields"], takes["mutation_policy"]) == (["mail"], "recorded")
+    assert (gives["expected_artifacts"], gives["expected_resources"]) == (["*.csv"], ["https://wiki.example/*"])
+    assert gives["content_types"] == ["text", "image", "persisted_ref", "artifact_ref"]
+    assert (gives["media_modes"], gives["result_size_policy"]) == (["text", "image"], "persist")
+    assert gives["rendering_boundary"] == "model_facing_content"
+    assert "tenant_hint" not in str(declared)
+    assert "tenant_hint" not in str(shown["input_schema"])
+    assert "tenant_hint" in shown["interface"]["schemas"]["runtime_input_schema"]["properties"]
+    for words in (("list",), ("search", "contract"), ("export", "--format", "anthropic")):
+        for form in ((), ("--json",)):
+            ended = fresh("tools", *words, *form)
+            assert ended.code == 0, ended.err
+            assert "stated" in ended.out
+            assert "hint" not in ended.out + ended.err
+    refused = fresh("call", "own.stated", '{"text": "a", "tenant_hint": "mine"}', "--json")
+    assert refused.json["error"]["errorCode"] == "INVALID_INPUT"
+    assert "tenant_hint" not in refused.out + refused.err
+
+
 @pytest.mark.proves("CONTRACT-13")
 def test_an_envelope_on_the_command_line_names_no_place_of_the_machine(fresh: Cli) -> None:
     fresh("tools", "add", write(fresh, "mine.py", TOOLS))

@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel, ConfigDict
 
-from interlock import Field, Hook, Interlock, tool
+from interlock import Field, Hook, Interlock, Sandboxing, tool
 from interlock.core.connector import RemoteCall
-from interlock.core.contract import ERROR_SCHEMA, contract_of
+from interlock.core.contract import ERROR_SCHEMA, contract_of, parse_contract
 from interlock.core.errors import CODES, Failure
 from interlock.core.export import declaration, interface
 from interlock.core.objects import ToolError, ToolInterface
@@ -151,30 +151,76 @@ async def test_a_field_of_the_runtimes_own_shows_nowhere_and_is_refused(wires: W
     assert state.runs == 1
 
 
-STATED: dict[str, Json] = {
-    "input_contract": {
-        "strict": True, "argument_mode": "object", "media_mode": "none", "defaults": {}, "examples": [],
-        "sensitive_fields": [], "mutation_policy": "recorded",
-    },
-    "output_contract": {
-        "expected_artifacts": [], "expected_resources": [], "media_modes": ["text"],
-        "content_types": ["text", "persisted_ref"], "result_size_policy": "persist",
-        "rendering_boundary": "model_facing_content",
-    },
+@tool(
+    version="1.0.0", mutation_class="read_only", namespace="c", sandbox=Sandboxing(artifacts=2),
+    content_types=["image", "log"], expected_artifacts=["*.csv"], expected_resources=["https://wiki.example/*"],
+    examples=[{"text": "a", "tenant_hint": "t"}],
+)  # fmt: skip
+async def stated(
+    text: sample.Text,
+    size: Annotated[int, Field(description="how large", examples=[1])] = 7,
+    mail: Annotated[str, Field(description="whose", examples=["m"], json_schema_extra={"x-sensitivity": "pii"})] = "",
+    tenant_hint: Hint = "none",
+) -> str:
+    """State everything that a contract can state."""
+    return text
+
+
+STATED: dict[str, tuple[Any, dict[str, Json]]] = {
+    "by default": (
+        routed,
+        {
+            "input_contract": {
+                "strict": True, "argument_mode": "object", "media_mode": "none", "defaults": {}, "examples": [],
+                "sensitive_fields": [], "mutation_policy": "recorded",
+            },
+            "output_contract": {
+                "expected_artifacts": [], "expected_resources": [], "media_modes": ["text"],
+                "content_types": ["text", "persisted_ref"], "result_size_policy": "persist",
+                "max_inline_chars": 25_000, "rendering_boundary": "model_facing_content",
+            },
+        },
+    ),
+    "stated": (
+        stated,
+        {
+            "input_contract": {
+                "strict": True, "argument_mode": "object", "media_mode": "none", "defaults": {"size": 7, "mail": ""},
+                "examples": [{"text": "a"}], "sensitive_fields": ["mail"], "mutation_policy": "recorded",
+            },
+            "output_contract": {
+                "expected_artifacts": ["*.csv"], "expected_resources": ["https://wiki.example/*"],
+                "media_modes": ["text", "image"],
+                "content_types": ["text", "image", "log", "persisted_ref", "artifact_ref"],
+                "result_size_policy": "persist", "max_inline_chars": 25_000,
+                "rendering_boundary": "model_facing_content",
+            },
+        },
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.part_of("CONTRACT-12", rest="defaults, examples, artifacts and resources in an export; the CLI")
-def test_an_exported_contract_states_its_facts_and_shows_internal_fields_to_the_runtime_alone() -> None:
-    contract = contract_of(routed.manifest)
+@pytest.mark.proves("CONTRACT-12")
+@pytest.mark.parametrize("which", STATED)
+def test_an_exported_contract_states_its_facts_and_shows_internal_fields_to_the_runtime_alone(which: str) -> None:
+    made, sides = STATED[which]
+    contract = contract_of(made.manifest)
     document = declaration(contract).document()
-    for side, facts in STATED.items():
+    for side, facts in sides.items():
         assert {name: document[side][name] for name in facts} == facts
     assert "hint" not in orjson.dumps(document).decode(), "models read it"
     schemas = interface(contract).document()["schemas"]
     assert "tenant_hint" in schemas["runtime_input_schema"]["properties"]
-    assert "billing_hint" in schemas["runtime_input_schema"]["$defs"]["Options"]["properties"]
     assert "hint" not in orjson.dumps(schemas["model_input_schema"]).decode()
+    if made is routed:
+        assert "billing_hint" in schemas["runtime_input_schema"]["$defs"]["Options"]["properties"]
+
+
+def test_files_are_expected_only_of_a_tool_that_may_leave_some() -> None:
+    document = {**routed.manifest.document(), "expected_artifacts": ["report.pdf"]}
+    with pytest.raises(Failure) as refused:
+        parse_contract(document)
+    assert "sandbox.artifacts" in refused.value.message
 
 
 # What a failure says

@@ -62,8 +62,6 @@ async def place(home: Path) -> AsyncGenerator[Place]:
 
 # One record for each
 
-NAMED = "arguments that a tool itself reports as a change or names a resource by; hashes on Postgres nodes"
-
 
 class Case(BaseModel):
     """A call, and what its record says."""
@@ -118,9 +116,7 @@ CASES: Mapping[str, Case] = {
 
 
 @pytest.mark.proves("AUDIT-01")
-@pytest.mark.part_of(
-    "AUDIT-02", rest="arguments that a tool itself reports as a change or names a resource by; Postgres"
-)
+@pytest.mark.part_of("AUDIT-02", rest="hashes on Postgres nodes")
 async def test_through_every_door_each_outcome_leaves_one_record_with_every_field(place: Place) -> None:
     place.lock.hook(Hook(id="no", when="pre", tools="demo.shout", run=lambda _: HookResult(permission="deny")))
     hashes: dict[str, set[str]] = {}

@@ -169,6 +169,22 @@ async def test_a_rejection_and_an_error_are_different_views(lock: Interlock) -> 
     assert "cannot be told" in failed["error"]
 
 
+@pytest.mark.supports("CONTRACT-12")
+async def test_content_of_a_type_that_the_contract_does_not_state_is_a_warning(lock: Interlock) -> None:
+    await admit(lock, stating)
+    result = await lock.call("att.stating", kind="diff")
+    assert result.metadata["warnings"] == ["UNDECLARED_CONTENT type=diff"]
+    assert [one["type"] for one in result.content] == ["diff"]
+    assert "warnings" not in (await lock.call("att.stating", kind="log")).metadata
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="att", content_types=["log"])
+async def stating(ctx: Context, kind: Text) -> str:
+    """Add content of some type."""
+    ctx.attach(kind, **ITEMS[kind])
+    return "the value"
+
+
 # Handoffs
 
 

@@ -36,7 +36,7 @@ __all__ = ["host"]
 Where = Annotated[str, Field(description="a file", examples=["/srv/data/a"], json_schema_extra={"format": "path"})]
 LEFT = (
     "in-process tools share the server's process: their network, and files that are neither watched nor named in"
-    " arguments, are not held to the list; no writable mount for sandboxed tools; watchers for sqlite and postgres only"
+    " arguments, are not held to the list; no writable mount for sandboxed tools"
 )
 
 

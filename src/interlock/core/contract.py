@@ -196,6 +196,8 @@ def contract_of(manifest: Manifest) -> Contract:
     assert manifest.observability is not None
     if manifest.private_output and not manifest.persist_output:
         raise Failure("E3105", "private_output keeps every result, and persist_output: false keeps none; drop one")
+    if manifest.expected_artifacts and (manifest.sandbox is None or not manifest.sandbox.artifacts):
+        raise Failure("E3105", "expected_artifacts names files, and only a tool with sandbox.artifacts leaves any")
     writes = manifest.mutation_class != "read_only"
     takes = Schema(manifest.parameters, closed=manifest.protocol == "native")
     if not takes.can_hide:

@@ -26,6 +26,7 @@ from interlock.core.errors import Failure
 from interlock.core.explain import brief
 from interlock.core.hints import PARAMETERS, Annotations, hints_of, read_annotations
 from interlock.core.manifest import (
+    AddedType,
     Approval,
     Effect,
     Manifest,
@@ -224,6 +225,9 @@ def tool(
     max_result_bytes: int | None = None,
     persist_output: bool = True,
     private_output: bool = False,
+    content_types: Sequence[AddedType] = (),
+    expected_artifacts: Sequence[str] = (),
+    expected_resources: Sequence[str] = (),
     window_s: int | None = None,
     priority: int = 5,
     approval: Approval | None = None,
@@ -379,6 +383,9 @@ def _facts(
         "tags": listed("tags"),
     }
     facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+    for name in ("content_types", "expected_artifacts", "expected_resources"):
+        if said[name]:
+            facts[name] = listed(name)
     if said["known_pairs"]:
         facts["known_pairs"] = [dict(one) for one in listed("known_pairs", Mapping)]
     if said["preconditions"]:
@@ -419,6 +426,9 @@ _LISTS = {
     "known_pairs": 'known_pairs=[{"input": {"account": "cash"}, "output": 100}]',
     "aliases": 'aliases=["old_name"]',
     "tags": 'tags=["accounts"]',
+    "content_types": 'content_types=["image", "log"]',
+    "expected_artifacts": 'expected_artifacts=["report.pdf"]',
+    "expected_resources": 'expected_resources=["https://wiki.example/*"]',
     "preconditions": 'preconditions=[Precondition("account:{account}", "{version}")]',
     "checkpoints": 'checkpoints=["half_done"]',
 }

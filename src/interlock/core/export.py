@@ -27,6 +27,7 @@ from interlock.core.places import COMMAND, HOST, PATH, URL
 from interlock.core.results import PREVIEW_CHARS
 from interlock.core.schema import Json
 
+MEDIA = ("image", "audio", "video")
 # What runs a tool and where it came from is its operator's affair.
 _OF_OPERATORS = ("execution", "sandbox", "lifecycle_state")
 
@@ -163,11 +164,15 @@ def output_contract(contract: Contract) -> ToolOutputContract:
     """The tool_output_contract as callers see it."""
     manifest = contract.manifest
     kept = manifest.persist_output
+    leaves_files = manifest.sandbox is not None and manifest.sandbox.artifacts > 0
+    referred = [*(["persisted_ref"] if kept else []), *(["artifact_ref"] if leaves_files else [])]
     return ToolOutputContract.model_validate(
         {
             "output_schema": contract.delivers,
-            "content_types": ["text", *(["persisted_ref"] if kept else [])],
-            "media_modes": ["text"],
+            "content_types": list(dict.fromkeys(["text", *manifest.content_types, *referred])),
+            "media_modes": ["text", *(one for one in MEDIA if one in manifest.content_types)],
+            "expected_artifacts": manifest.expected_artifacts or (["*"] if leaves_files else []),
+            "expected_resources": manifest.expected_resources,
             "max_inline_chars": manifest.max_inline_chars if kept else None,
             "result_size_policy": "persist" if kept else "inline",
             "rendering_boundary": "model_facing_content",

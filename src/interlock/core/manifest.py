@@ -306,6 +306,13 @@ class Sandboxing(Part):
     artifacts: int = Field(default=0, ge=0, le=1000)
 
 
+# Types of content that a tool adds by itself: see `ctx.attach`.
+AddedType = Literal[
+    "text", "json", "image", "audio", "video", "file", "resource_link", "embedded_resource", "log", "diff"
+]
+Expected = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+
+
 class KnownPair(Part):
     """An input, and the output that the tool must give for it."""
 
@@ -526,6 +533,17 @@ class Manifest(Part):
     persist_output: bool = True
     private_output: bool = Field(
         False, description="results are kept and referred to, whatever their size; no answer or transcript holds them"
+    )
+    content_types: tuple[AddedType, ...] = Field(
+        default=(), strict=False, description="types of content that the tool adds to its result, beside the value"
+    )
+    expected_artifacts: tuple[Expected, ...] = Field(
+        default=(), strict=False, description="names of the files that a call leaves, such as report.pdf or *.csv"
+    )
+    expected_resources: tuple[Expected, ...] = Field(
+        default=(),
+        strict=False,
+        description="URIs of resources that a result refers to, such as https://wiki.example/*",
     )
     approval: Approval | None = None
     sandbox: Sandboxing | None = None

@@ -255,8 +255,14 @@ class Closer:
             raise Failure("E3304", f"{call.ref} attached something with what the call was given in private")
         clean = partial(self._clean, call)
 
-        if attached.content and not (call.tool is not None and call.tool.private):
-            metadata["content"] = cleaned(attached.content, clean)
+        if attached.content and call.tool is not None:
+            stated = call.tool.contract.manifest.content_types
+            strange = sorted({str(one["type"]) for one in attached.content}.difference(stated)) if stated else ()
+            if strange:
+                call.warnings.extend(f"UNDECLARED_CONTENT type={one}" for one in strange)
+                metadata["warnings"] = call.warnings
+            if not call.tool.private:
+                metadata["content"] = cleaned(attached.content, clean)
         if attached.views:
             metadata["views"] = clean(attached.views)
         if attached.handoffs:

@@ -90,7 +90,7 @@ Every failure that leaves Interlock carries one of these {len(CODES)} codes, in 
 by, with the status that belongs to it there: HTTP, JSON-RPC or gRPC.
 
 `retryable` says whether sending the same call again can help. Where it reads "the failure says", a tool marks its own
-failure with `Failure(…, retryable=True)`; unsaid reads as no.
+failure with `Failure(…, retryable=True)`; the default is no.
 
 {_table(header, rows)}"""
 

@@ -186,7 +186,7 @@ class Settings(pydantic.BaseModel):
     )
     max_waiting: int = pydantic.Field(100, ge=1, description="how many calls of one requester may wait for a person")
     resume_approved: bool = pydantic.Field(
-        False, description="go on with approved calls in this process, whoever made them; a server does"
+        False, description="go on with approved calls of all callers in this process; a server does"
     )
     channels: tuple[Channel, ...] = pydantic.Field((), description="by which approvers are told; see notifications")
     hooks: tuple[HookSetting, ...] = pydantic.Field(
@@ -291,7 +291,7 @@ class Settings(pydantic.BaseModel):
         None,
         ge=0,
         le=1,
-        description="the share of traces that are recorded; unsaid: all where there is a collector, none elsewhere",
+        description="the share of traces that are recorded; by default all where there is a collector, else none",
     )
     otlp_endpoint: str = pydantic.Field(
         "", description="the OTLP/HTTP collector that spans are sent to, say http://localhost:4318"
@@ -342,7 +342,7 @@ def load_settings(path: Path, **given: Any) -> Settings:
         values: dict[str, Any] = tomllib.loads(text)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise Failure("E3108", f"settings.toml cannot be read: {reason}", resolution=_MEND) from None
+        raise Failure("E3108", f"settings.toml cannot be read: {reason}", resolution=_CORRECT) from None
     for name in Settings.model_fields:
         from_environment = os.environ.get(variable(name))
         if from_environment is not None:
@@ -354,11 +354,11 @@ def load_settings(path: Path, **given: Any) -> Settings:
             f"{_place(fault['type'], fault['loc'], text, given)}: {_fault(fault['type'], fault['loc'], fault['msg'])}"
             for fault in error.errors(include_url=False, include_input=False, include_context=False)
         ]
-        raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_MEND) from None
+        raise Failure("E3108", "; ".join(faults[:_MOST]), details={"faults": faults}, resolution=_CORRECT) from None
 
 
 _MOST = 5
-_MEND = "mend what is named, or take it out; the settings reference describes each one; then: interlock doctor"
+_CORRECT = "correct what is named, or remove it; the settings reference describes each one; then: interlock doctor"
 
 
 def variable(name: str) -> str:
@@ -427,5 +427,5 @@ def _from_environment(name: str, text: str) -> Any:
         try:
             return read_json(text)
         except Malformed as error:
-            raise Failure("E3108", f"{variable(name)}: {error}", resolution=_MEND) from None
+            raise Failure("E3108", f"{variable(name)}: {error}", resolution=_CORRECT) from None
     return [part for part in text.split(",") if part] if isinstance(default, tuple) else text

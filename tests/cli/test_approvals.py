@@ -437,7 +437,7 @@ async def test_to_somebody_of_another_tenant_a_ticket_is_like_none_and_nobody_is
     # Of a ticket of their own they hear who can decide, and not who else there is.
     theirs = holding(desk, tokens["mallory"]).ask(*MAIL)["pending"]["ticketId"]
     code, message = refusal(holding(desk, tokens["dave"])("approvals", "approve", theirs, "--json"))
-    assert (code, "in approvers: eve, whoever runs this place" in message) == ("E3206", True), message
+    assert (code, "in approvers: eve, operators of this home" in message) == ("E3206", True), message
     _, message = refusal(holding(desk, cast.carol)("approvals", "deny", theirs, "--json"))
     assert "in approvers: local:*, bob, eve" in message
 

@@ -151,7 +151,7 @@ def test_settings_that_cannot_be_used_are_told_with_their_place(fresh: Cli, monk
         "settings.toml, line 3: `theta_auto` cannot be used: input should be less than or equal to 100",
         "settings.toml, line 5: `budgets.0.limit` must be said",
         "settings.toml, line 7: there is no setting `budgets.0.limmit`; did you mean `limit`?",
-        "next mend what is named",
+        "next correct what is named",
     ):
         assert words in told
     settings.write_text("audit = \n")

@@ -8,26 +8,33 @@ from interlock import Interlock, tool
 from tests.cli.conftest import Cli
 from tests.gateway.test_interleavings import admit
 
-gate = asyncio.Event()
+
+class Gate:
+    """Opened by a test; each test has an event of its own loop."""
+
+    event: asyncio.Event
+
+
+gate = Gate()
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="own", timeout_class="long_running")
 async def brood() -> str:
     """Take until the test lets go."""
-    await gate.wait()
+    await gate.event.wait()
     return "done"
 
 
 async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None:
     async with Interlock.open(fresh.home, housekeeping=False) as lock:
         await admit(lock, brood)
-        gate.clear()
+        gate.event = asyncio.Event()
         running = asyncio.create_task(lock.call("own.brood"))
         async with asyncio.timeout(10):
             while not lock.journal.read("SELECT 1 FROM journal WHERE kind = 'started'"):  # noqa: ASYNC110 - of the store
                 await asyncio.sleep(0.01)
         (listed,) = (await asyncio.to_thread(fresh.ask, "calls", "list"))["calls"]
-        gate.set()
+        gate.event.set()
         ended = await running
         (after,) = fresh.ask("calls", "list")["calls"]
     assert (listed["invocation_id"], listed["tool"], listed["state"]) == (
@@ -41,7 +48,7 @@ async def test_a_read_that_runs_is_listed_until_it_has_ended(fresh: Cli) -> None
 async def test_running_calls_beyond_the_first_page_are_reached(fresh: Cli) -> None:
     async with Interlock.open(fresh.home, housekeeping=False) as lock:
         await admit(lock, brood)
-        gate.clear()
+        gate.event = asyncio.Event()
         calls = [asyncio.create_task(lock.call("own.brood")) for _ in range(3)]
         async with asyncio.timeout(10):
             while lock.journal.read("SELECT count(*) FROM journal WHERE kind = 'started'") != [(3,)]:  # noqa: ASYNC110
@@ -49,7 +56,7 @@ async def test_running_calls_beyond_the_first_page_are_reached(fresh: Cli) -> No
         first = await asyncio.to_thread(fresh.ask, "calls", "running", "--limit", "2")
         shown = (await asyncio.to_thread(fresh, "calls", "list", "--limit", "2")).out
         rest = await asyncio.to_thread(fresh.ask, "calls", "running", "--limit", "2", "--before", str(first["before"]))
-        gate.set()
+        gate.event.set()
         made = {(await call).invocation_id for call in calls}
     assert {one["invocation_id"] for one in (*first["calls"], *rest["calls"])} == made
     assert (len(first["calls"]), len(rest["calls"]), rest["before"]) == (2, 1, None)

@@ -345,7 +345,7 @@ async def test_a_failure_is_a_result_that_a_model_can_read(world: World, mode: s
     assert result.is_error
     assert result.structured_content is None
     assert text(result).startswith("INVALID_INPUT (E3301): ")
-    assert "What to do: mend every listed argument" in text(result)
+    assert "What to do: correct every listed argument" in text(result)
     assert result.meta is not None
     assert result.meta["interlock/error"]["error_class"] == "schema_validation_failed"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,8 +33,13 @@ class MemoryKeyring(keyring.backend.KeyringBackend):
         super().__init__()
         self.entries: dict[tuple[str, str], str] = {}
         self.locked = False
+        self.asked = 0
+        self.answers = threading.Event()
+        self.answers.set()
 
     def get_password(self, service: str, username: str) -> str | None:
+        self.asked += 1
+        assert self.answers.wait(60)
         if self.locked:
             raise KeyringLocked
         return self.entries.get((service, username))
@@ -49,6 +56,7 @@ def ring() -> Iterator[MemoryKeyring]:
     fake = MemoryKeyring()
     keyring.set_keyring(fake)
     yield fake
+    fake.answers.set()
     keyring.set_keyring(before)
 
 
@@ -165,6 +173,58 @@ def test_a_locked_or_damaged_keyring_is_said_to_be_so(tmp_path: Path, ring: Memo
     ring.locked = False
     ring.entries = dict.fromkeys(ring.entries, "no hex")
     assert _refusal(Box(tmp_path, where="keyring"), sealed) == "E3604"
+
+
+def test_a_keyring_is_asked_when_the_ring_has_changed_and_not_for_every_seal(
+    tmp_path: Path, ring: MemoryKeyring
+) -> None:
+    box, other = Box(tmp_path, where="keyring"), Box(tmp_path, where="keyring")
+    box.seal(b"value", **LOCAL)
+    asked = ring.asked
+    for _ in range(100):
+        box.seal(b"value", **LOCAL)
+    assert ring.asked == asked
+    changed = other.rotate()
+    assert key_id_of(box.seal(b"value", **LOCAL)) == changed
+    (tmp_path / "secrets.changed").write_bytes(b"changing")  # a process was killed while it changed the ring
+    entry = ring.entries.copy()
+    key_id = key_id_of(box.seal(b"value", **LOCAL))
+    ring.entries = {name: value + os.urandom(32).hex() for name, value in entry.items()}
+    assert key_id_of(box.seal(b"value", **LOCAL)) != key_id, "nothing is remembered while the ring may change"
+
+
+async def test_a_keyring_that_hangs_does_not_hold_the_event_loop(tmp_path: Path, ring: MemoryKeyring) -> None:
+    sealed = Box(tmp_path, where="keyring").seal(b"value", **LOCAL)
+    box = Box(tmp_path, where="keyring")
+    ring.answers.clear()
+    with pytest.raises(Failure) as refused:
+        box.open(sealed, **LOCAL)
+    assert (refused.value.code, "does not answer" in refused.value.message) == ("E3601", True)
+    ring.answers.set()
+    assert await asyncio.to_thread(box.open, sealed, **LOCAL) == b"value"
+    ring.answers.clear()
+    assert box.open(sealed, **LOCAL) == b"value", "what was said once is remembered"
+    assert box.seal(b"value", **LOCAL)
+
+
+async def test_a_home_opens_while_its_keyring_takes_its_time(tmp_path: Path, ring: MemoryKeyring) -> None:
+    ring.answers.clear()
+    opening = asyncio.ensure_future(
+        Interlock.open(tmp_path / "home", secrets_key="keyring", housekeeping=False).start()
+    )
+    for _ in range(5):
+        await asyncio.sleep(0.05)  # the loop turns, although the keyring does not answer
+    assert not opening.done()
+    assert ring.asked == 1
+    ring.answers.set()
+    lock = await opening
+    try:
+        asked = ring.asked
+        sealed = lock.box.seal(b"value", **LOCAL)
+        assert lock.box.open(sealed, **LOCAL) == b"value"
+        assert ring.asked == asked
+    finally:
+        await lock.close()
 
 
 def test_processes_that_start_at_once_share_one_key(tmp_path: Path) -> None:

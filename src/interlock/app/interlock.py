@@ -141,7 +141,7 @@ class Interlock:
             audience=settings.token_audience,
             max_ttl_s=settings.token_max_s,
         )
-        box = Box(home.keys, where=settings.secrets_key)
+        self.box = box = Box(home.keys, where=settings.secrets_key)
         self.secrets = Secrets(self.journal, box, clock)
         self._source = self._lent_from = secret_source(settings, self.secrets, clock)
         self._connect: Connect = self._connect_upstream

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from interlock.authority.identities import DidRegistry
 from interlock.authority.policy import make_defaults
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
+from interlock.core.threads import DISK
 from interlock.gateway import reconcile
 from interlock.gateway.hooks import Hook
 from interlock.registry.source import function
@@ -20,6 +23,11 @@ from interlock.store.journal import Transaction, Unit
 
 if TYPE_CHECKING:
     from interlock.app.interlock import Interlock
+
+
+# How long opening a home waits for the operating system's keyring, which may be waiting for a person.
+KEYRING_S = 30.0
+_log = logging.getLogger("interlock")
 
 
 class Opening:
@@ -65,6 +73,8 @@ class Opening:
             lock.hook(hook)
         try:
             self._home.still_known()
+            if settings.secrets_key == "keyring":
+                await _prepare_keys(lock)
             await reconcile.block_orphans(lock.journal, lock.instance.alive, lock.gateway.observer.announce)
             await lock.journal.commit(reconcile.close_abandoned(lock.instance.alive))
             await lock.journal.commit(budgets.release_orphans(lock.instance.alive))
@@ -100,6 +110,16 @@ def _hook(said: HookSetting, home: Home) -> Hook:
             resolution="correct its `run`, or take the hook out of the settings; nothing runs without it until then",
         ) from failure
     return Hook(id=said.id, when=said.when, run=run, tools=said.tools, timeout_s=said.timeout_s)
+
+
+async def _prepare_keys(lock: Interlock) -> None:
+    """Ask the keyring before anything is sealed. Where it does not answer, sealing says so each time it is needed."""
+    try:
+        async with asyncio.timeout(KEYRING_S):
+            await DISK.run(lock.box.prepare)
+    except (TimeoutError, Failure) as error:
+        why = error.message if isinstance(error, Failure) else "it does not answer"
+        _log.warning("the operating system's keyring is not ready: %s", why)
 
 
 def _with_key_secret(secret: str) -> Unit[None]:

@@ -225,7 +225,7 @@ class Courier:
         if channel is None:
             return Outcome("failed", f"E3004 there is no channel `{due.channel}` in the settings")
         if due.channel in self._gone:
-            return Outcome("failed", "E3704 the receiver said it is gone; mend the channel and start again")
+            return Outcome("failed", "E3704 the receiver said it is gone; correct the channel and start again")
         if channel.console:
             return Outcome("sent")
         try:
@@ -236,7 +236,7 @@ class Courier:
         except Failure as failure:
             if failure.code == "E3406":  # its message names the host, which may be part of what must not be told
                 return Outcome("failed", "E3406 the channel leads to an address that is not public; see allow_private")
-            # A missing secret or a mistyped address: an operator may mend it while we try again.
+            # A missing secret or a mistyped address: an operator may correct it while we try again.
             return Outcome("retry", f"{failure.code} {failure.message}")
         except Exception as error:  # noqa: BLE001 - a channel's edge; the message and trace may hold the address
             _log.error("channel %s broke: %s", channel.name, type(error).__name__)

@@ -210,14 +210,15 @@ def _marked(connection: sqlite3.Connection, now_ms: int) -> tuple[set[str], dict
 def _compare_sessions(
     connection: sqlite3.Connection, recorded: dict[bytes, _Session], open_sealed: Open | None
 ) -> Iterator[tuple[int, str]]:
-    stored = (
-        {row[0]: row[1:] for row in agreement.rows(connection, "session", "id, version, state")} if recorded else {}
-    )
+    there = agreement.there(connection, "session")
     for row_id, said in recorded.items():
-        if row_id not in stored:
+        # One at a time: a state may be large, and there may be any number of them.
+        query = "SELECT version, state FROM session WHERE id = ?"
+        row = connection.execute(query, (row_id,)).fetchone() if there else None
+        if row is None:
             yield said.seq, f"the state of a session is missing in the tables, on record it has version {said.version}"
             continue
-        version, state = stored[row_id]
+        version, state = map(agreement.plain, row)
         if version != said.version:
             yield said.seq, f"the state of a session has version {version!r} in the tables, on record {said.version}"
         elif said.digest is not None:

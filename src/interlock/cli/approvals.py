@@ -153,7 +153,7 @@ async def approve(
 
 @approvals.command()
 @click.argument("ticket_id", metavar="ID")
-@click.option("--comment", default="", help="Why; whoever asked is told.")
+@click.option("--comment", default="", help="Why. The caller sees it.")
 @as_holder
 @over_home
 async def deny(lock: Interlock, out: Output, /, ticket_id: str, comment: str, token: str | None) -> int:

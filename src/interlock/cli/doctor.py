@@ -356,7 +356,7 @@ def _tickets(connection: sqlite3.Connection) -> Iterator[Finding]:
         " GROUP BY n.channel ORDER BY 1"
     ).fetchall()
     for channel, count, error in troubles:
-        advice = "mend the channel in settings.toml, and tell the approvers another way meanwhile"
+        advice = "correct the channel in settings.toml, and inform the approvers another way meanwhile"
         yield Finding("notify", "attention", f"{count} not delivered by `{channel}`: {error}", advice)
 
 
@@ -394,7 +394,7 @@ def _check_policy(home: Home) -> Iterator[Finding]:
     for fault in check(text, contracts, people.groups | groups, known):
         what = f"line {fault.line}, {fault.rule}: {fault.message}"
         status: Status = "broken" if fault.grave else "attention"
-        yield Finding("policy", status, what, "mend the rule, then: interlock policy check")
+        yield Finding("policy", status, what, "correct the rule, then: interlock policy check")
     for entry in people.entries:
         holds = f"; holds {', '.join(entry.scopes)}" if entry.scopes else ""
         yield Finding("", "good", f"{entry.id} is in {', '.join(entry.groups) or 'no group'}{holds}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def identities() -> None:
-    """People, agents and services that may hold tokens. Whoever is not known is refused, whatever they present.
+    """People, agents and services that may hold tokens. A holder that is not known is refused, whatever it presents.
 
     \b
     interlock identities add --name researcher --kind agent --trust 60

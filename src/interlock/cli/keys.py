@@ -121,6 +121,6 @@ async def retire(lock: Interlock, out: Output, /, kid: str, reason: str) -> int:
 @keys.command()
 @looking
 async def jwks(lock: Interlock, out: Output, /) -> int:
-    """The public halves as a JWKS document, for whoever wants to verify our tokens."""
+    """The public halves as a JWKS document, for services that verify our tokens."""
     out.write(lock.issuer_keys.jwks())
     return 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--happened", is_flag=True, help="It took effect: answer its key with this result from now on.")
 @click.option("--did-not-happen", is_flag=True, help="It took no effect: free its key, so that it may run again.")
 @click.option(
-    "--result", metavar="JSON", callback=json_value, help="What it returned, with --happened; unsaid, nothing."
+    "--result", metavar="JSON", callback=json_value, help="What it returned, with --happened. Nothing by default."
 )
 @over_home
 async def reconcile(

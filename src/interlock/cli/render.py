@@ -204,11 +204,11 @@ _WARNINGS = {"WRITE_TOOL_NO_MUTATION": "it reported no change, though it may mak
 
 
 def _advice(failure: Failure, tool: str) -> str:
-    """What to do next, for whoever sits at the machine that the tool runs on."""
+    """What to do next, for a person at the machine that the tool runs on."""
     if failure.code != "E3401" or failure.retryable:
         return "send the same call again" if failure.code == "E3401" else failure.resolution
     again = " under a new key" if "ran_at" in (failure.details or {}) else ""
-    return f"whoever looks after the tool sees the cause with: interlock --verbose call {tool} …{again}"
+    return f"the tool's operator sees the cause with: interlock --verbose call {tool} …{again}"
 
 
 def _styled(part: Cell, style: str = "") -> Text:

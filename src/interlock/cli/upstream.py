@@ -105,7 +105,7 @@ def _explained(failure: Failure, said: str) -> Failure:
     if failure.code == "E3406" and "private" in message:
         advice = "if it is meant to be there: --allow-private"
     if failure.code == "E3502" and said:
-        message, advice = f"{message}; it said:\n{said}", "mend the command, and see that it runs by itself"
+        message, advice = f"{message}; it said:\n{said}", "correct the command, and try whether it runs by itself"
     return Failure(failure.code, message, details=failure.details, resolution=advice)
 
 
@@ -407,7 +407,7 @@ def _show_report(page: Page, report: Report, *, hints: bool, dry_run: bool = Fal
     needs = [(one.name, ", ".join(one.needs)) for one in report.tools if one.needs]
     if needs:
         page.line("")
-        page.line("Made up here for want of a better word; say it in an overlay:")
+        page.line("Assumed here, because the upstream does not state it; state it in an overlay:")
         page.table(needs, indent="  ")
     unsure = sum(one.mutation_class == "write_irreversible" and one.state != "refused" for one in report.tools)
     page.line("")
@@ -421,4 +421,4 @@ def _show_report(page: Page, report: Report, *, hints: bool, dry_run: bool = Fal
     if unsure:
         which = "all of them" if unsure == len(report.tools) else f"{unsure} of them"
         better = "an overlay" if hints else "an overlay, or --accept-hints,"
-        page.line(f"A person is asked for every call of {which}, until {better} says better.")
+        page.line(f"A person is asked for every call of {which}, until {better} states otherwise.")

@@ -379,7 +379,7 @@ def _described(old: Node, new: Node) -> str:
 
 
 def _said(schema: Json, key: str) -> str:
-    return _short(schema[key]) if key in schema else "unsaid"
+    return _short(schema[key]) if key in schema else "not stated"
 
 
 def _short(value: Any) -> str:

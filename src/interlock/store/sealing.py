@@ -18,11 +18,15 @@ that writes what was sealed: `seal` looks at the ring each time, and units of al
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
 import sqlite3
+import threading
+import time
 from collections.abc import Collection, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 Where = Literal["file", "keyring"]
 Keys = dict[bytes, bytes]  # by id, oldest first
 
+# How long an event loop waits for a keyring that was not asked before the loop needed it.
+PATIENCE_S = 0.5
 _VERSION = b"\x01"
 _KEY, _ID, _NONCE = 32, 8, 12
 _HEADER = len(_VERSION) + _ID
@@ -92,6 +98,11 @@ class Box:
     def current(self) -> str:
         """The id of the key that seals now."""
         return next(reversed(self._load())).hex()
+
+    def prepare(self) -> None:
+        """Load the keys, and make the first one where they are in a keyring. May take long; call it on a thread."""
+        if isinstance(self._shelf, _KeyringShelf):
+            self._load()
 
     def ids(self) -> frozenset[str]:
         """The ids of the keys that there are; makes none. E3604 when they are damaged, E3804 when others read them."""
@@ -256,8 +267,7 @@ class _FileShelf:
     def read(self) -> bytes:
         """The ring. The file is looked at every time, and read when it is not the one that was read before."""
         try:
-            found = os.stat(self._path)
-            seen = (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode)
+            seen = _looks(os.stat(self._path))
             if seen != self._seen:
                 raw = own_secret(self._path)
                 _parse(raw)  # an empty file is no new home: what was sealed before must not be lost in silence
@@ -286,35 +296,136 @@ class _FileShelf:
 
 
 class _KeyringShelf:
-    """An entry of the operating system's keyring, under a name that stays with the home when the home is moved."""
+    """An entry of the operating system's keyring, under a name that stays with the home when the home is moved.
+
+    A keyring may take seconds to answer, or wait for a person to unlock it. So it is asked on a thread, and what it
+    said counts until the ring changes. The file `secrets.changed` tells that to all processes on the home: it gets
+    another content with every write, and says "changing" from before a write until after it. While it says so, nothing
+    is remembered; a process that was killed in between leaves a ring that is asked for each time, and never an old one.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._named = directory / "secrets.keyring"
-
-    @property
-    def _name(self) -> str:
-        return hashlib.sha256(own_secret(self._named)).hexdigest()[:16]
+        self._changed = directory / "secrets.changed"
+        self._mutex = threading.Lock()
+        self._asked: _Question | None = None
+        self._known: tuple[_Seen, bytes] | None = None
 
     def read(self) -> bytes:
-        import keyring
-        from keyring.errors import KeyringError
-
-        try:
-            return bytes.fromhex(keyring.get_password("interlock", self._name) or "")
-        except KeyringError as error:
-            failure = _no_keyring(error)
-        except ValueError:
-            failure = Failure("E3604", "the keyring's entry for this home is damaged; restore it from a backup")
-        raise failure
+        """The ring. E3601 where the keyring does not answer: soon on an event loop, which has others to serve."""
+        until = time.monotonic() + PATIENCE_S if _on_event_loop() else None
+        while True:
+            seen = self._look()
+            known = self._known
+            if known is not None and known[0] == seen:
+                return known[1]
+            asked = self._ask(seen)
+            try:
+                raw = asked.answer.result(None if until is None else max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                raise _no_keyring("it does not answer") from None
+            if asked.seen == seen:
+                return raw
 
     def write(self, raw: bytes) -> None:
         import keyring
         from keyring.errors import KeyringError
 
+        name = self._name()
+        self._mark(_CHANGING)
         try:
-            keyring.set_password("interlock", self._name, raw.hex())
+            keyring.set_password("interlock", name, raw.hex())
         except KeyringError as error:
-            raise _no_keyring(error) from None
+            raise _no_keyring(type(error).__name__) from None
+        self._mark(os.urandom(16).hex().encode())
+        self._known = self._look(), raw
+
+    def _name(self) -> str:
+        return hashlib.sha256(own_secret(self._named)).hexdigest()[:16]
+
+    def _look(self) -> _Seen:
+        """What the files look like that tell whether the ring is another."""
+        try:
+            return tuple(_looks(os.stat(path)) for path in (self._named, self._changed))
+        except FileNotFoundError:
+            return ()
+
+    def _ask(self, seen: _Seen) -> _Question:
+        """Ask the keyring on a thread; a question that is still open is shared."""
+        with self._mutex:
+            if self._asked is None or self._asked.answer.done():
+                self._asked = _Question(seen)
+                threading.Thread(
+                    target=self._answer, args=(self._asked,), name="interlock-keyring", daemon=True
+                ).start()
+            return self._asked
+
+    def _answer(self, question: _Question) -> None:
+        try:
+            name = self._name()
+            if not self._changed.exists():
+                self._mark(os.urandom(16).hex().encode())  # a home of an older version
+                question.seen = self._look()
+            settled = self._changed.read_bytes() != _CHANGING
+            raw = _entry(name)
+            if settled and raw and question.seen == self._look():
+                self._known = question.seen, raw
+            question.answer.set_result(raw)
+        except OSError as error:
+            words = f"the keys that seal secrets cannot be read: {error.strerror}"
+            question.answer.set_exception(Failure("E3604", words))
+        except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+            question.answer.set_exception(error)
+
+    def _mark(self, content: bytes) -> None:
+        staged = self._changed.with_suffix(f".{os.urandom(8).hex()}")
+        try:
+            with open(staged, "wb", opener=_private) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            staged.replace(self._changed)
+        except OSError as error:
+            raise _unwritable(error) from None
+
+
+_Seen = tuple[tuple[int, ...], ...]
+_CHANGING = b"changing"
+
+
+class _Question:
+    """A question to the keyring, and what the files looked like when it was asked."""
+
+    __slots__ = ("answer", "seen")
+
+    def __init__(self, seen: _Seen) -> None:
+        self.seen = seen
+        self.answer: Future[bytes] = Future()
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _entry(name: str) -> bytes:
+    import keyring
+    from keyring.errors import KeyringError
+
+    try:
+        return bytes.fromhex(keyring.get_password("interlock", name) or "")
+    except KeyringError as error:
+        failure = _no_keyring(type(error).__name__)
+    except ValueError:
+        failure = Failure("E3604", "the keyring's entry for this home is damaged; restore it from a backup")
+    raise failure
+
+
+def _looks(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode)
 
 
 def _private(path: str, flags: int) -> int:
@@ -325,5 +436,5 @@ def _unwritable(error: OSError) -> Failure:
     return Failure("E3801", f"the keys that seal secrets cannot be written: {error.strerror}")
 
 
-def _no_keyring(error: Exception) -> Failure:
-    return Failure("E3601", f"the operating system's keyring cannot be used ({type(error).__name__}); unlock it")
+def _no_keyring(why: str) -> Failure:
+    return Failure("E3601", f"the operating system's keyring cannot be used ({why}); unlock it")

@@ -581,7 +581,9 @@ class DelegateBody(Narrowing):
     model_config = ConfigDict(json_schema_extra=_example(to="summarizer", tools=["demo.balance"], ttl_s=300))
 
     to: Name
-    token: Name | None = Field(None, max_length=65_536, description="the token to pass on; the request's own if unsaid")
+    token: Name | None = Field(
+        None, max_length=65_536, description="the token to pass on; by default the one of the request"
+    )
     scopes: list[Name] | None = None
     ttl_s: int | None = Field(None, ge=1, le=31_536_000)
 
@@ -726,7 +728,7 @@ class Budget(Answer):
     tools: str
     period_s: int | None
     ends_at: str | None = Field(description="when its period ends and the whole limit is there again")
-    used: list[Used] = Field(description="by whom; whoever is not listed has used nothing")
+    used: list[Used] = Field(description="by caller; those who are not listed have used nothing")
 
 
 class Budgets(Answer):

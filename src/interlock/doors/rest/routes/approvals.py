@@ -49,7 +49,7 @@ async def show_ticket(ticket_id: Id, ask: Ask) -> Response:
 
 @router.post("/approvals/{ticket_id}/approve", **says(models.Ticket))
 async def approve_ticket(ticket_id: Id, body: models.ApproveBody, ask: Ask) -> Response:
-    """Agree to one call, once. For people in a group that was asked, and never for whoever asked."""
+    """Agree to one call, once. For people in a group that was asked, and never for the caller itself."""
     approvals = ask.service.approvals
     return json(await approvals.approve(ticket_id, by=ask.caller, comment=body.comment, edit=body.edit))
 

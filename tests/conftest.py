@@ -94,10 +94,16 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(own_places: tuple[Path, ...], request: pytest.FixtureRequest) -> Iterator[None]:
     """No test leaves a thread, a child process, a file descriptor or a file behind (see tests/leaks.py)."""
-    left = leaks.watch(own_places)
-    yield
-    if not leaks.exempt(request.node):
-        leaks.fail(left())
+    if leaks.exempt(request.node) or leaks.together(request.node):
+        yield
+    else:
+        yield from leaks.check(own_places)
+
+
+@pytest.fixture(scope="module")
+def module_leaves_nothing_behind(own_places: tuple[Path, ...]) -> Iterator[None]:
+    """Tests of a module that share a home with a sandbox are checked together, when the home is closed."""
+    yield from leaks.check(own_places)
 
 
 @pytest_asyncio.fixture

@@ -41,16 +41,18 @@ LIBRARY_FILES = {
     "/dev/": "devices hold nothing of a test",
     "anon_inode:": "event polls of loops and libraries; a loop that leaks shows by its socket pair",
 }
+# Fixtures that check tests together, when the last of them has ended. A home or a sandbox that several tests share
+# keeps processes ready for the next call, and makes new ones while any of these tests runs.
+TOGETHER = frozenset({"module_leaves_nothing_behind", "sandboxes_leave_nothing_behind"})
 _UNTRIED = "not yet run with this check: run it, repair what it shows, and take the line out"
 # Tests that are not held to it yet, by the beginning of their paths, each with the reason. All others are.
 EXEMPT: dict[str, str] = {
     **dict.fromkeys(
         (
-            "tests/cli", "tests/crash", "tests/docs",
-            "tests/doors/conformance", "tests/doors/test_c", "tests/doors/test_e", "tests/doors/test_f",
+            "tests/cli", "tests/doors/conformance", "tests/doors/test_c", "tests/doors/test_e", "tests/doors/test_f",
             "tests/doors/test_g", "tests/doors/test_h", "tests/doors/test_l", "tests/doors/test_m",
             "tests/doors/test_o", "tests/doors/test_p", "tests/doors/test_r", "tests/doors/test_s",
-            "tests/doors/test_t", "tests/doors/test_w", "tests/gateway", "tests/sandbox", "tests/test_",
+            "tests/doors/test_t", "tests/doors/test_w", "tests/gateway", "tests/sandbox",
             "tests/upstreams",
         ),
         _UNTRIED,
@@ -67,13 +69,22 @@ def _threads() -> dict[str, object]:
 
 
 def _children() -> dict[str, object]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return {}  # there is none: one question to the kernel instead of one for each thread
     found: dict[str, object] = {}
     for task in os.listdir("/proc/self/task"):
         with suppress(OSError):
-            for pid in Path(f"/proc/self/task/{task}/children").read_text().split():
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found[f"process {pid}: {command[:100] or '(ended, but nobody waited for it)'}"] = None
+            for pid in _read(f"/proc/self/task/{task}/children").split():
+                command = _read(f"/proc/{pid.decode()}/cmdline").replace(b"\0", b" ").decode(errors="replace")
+                found[f"process {pid.decode()}: {command[:100] or '(ended, but nobody waited for it)'}"] = None
     return found
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def _descriptors() -> dict[str, object]:
@@ -142,6 +153,18 @@ async def tasks_left(before: set[asyncio.Task[object]]) -> list[str]:
 def exempt(item: pytest.Item) -> bool:
     """Whether a test is not held to it yet. LEAKS=all holds every test to it."""
     return os.environ.get("LEAKS") != "all" and item.nodeid.startswith(tuple(EXEMPT))
+
+
+def together(item: pytest.Item) -> bool:
+    """Whether a fixture checks the test together with others."""
+    return isinstance(item, pytest.Function) and not TOGETHER.isdisjoint(item.fixturenames)
+
+
+def check(places: tuple[Path, ...]) -> Iterator[None]:
+    """Fail if anything that appears between the two halves of a fixture stays."""
+    left = watch(places)
+    yield
+    fail(left())
 
 
 def fail(left: list[str]) -> None:

@@ -22,6 +22,7 @@ from tests.crash.counter import effects
 from tests.gateway.test_interleavings import admit
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)  # many processes start and die, one after the other
 DAY = 86_400
 
 
@@ -44,7 +45,7 @@ class Scene:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=540,
         )
         assert done.returncode == 0, done.stderr
         self.turns = [json.loads(line) for line in done.stdout.splitlines()]

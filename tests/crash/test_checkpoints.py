@@ -42,18 +42,14 @@ async def test_a_killed_process_leaves_every_checkpoint_that_its_tool_was_told_o
 
 def _killed(home: Path, way: str) -> int:
     """Run a call that saves one checkpoint after another, and kill its process; how many it had heard of."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.test_checkpoints", str(home), way],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert child.stdout is not None
-    told = [child.stdout.readline() for _ in range(5)]
-    child.send_signal(signal.SIGKILL)
-    told += child.stdout.read().splitlines()
-    assert child.wait(30) == -signal.SIGKILL
-    child.stdout.close()
+    words = [sys.executable, "-m", "tests.crash.test_checkpoints", str(home), way]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, env=environment) as child:
+        assert child.stdout is not None
+        told = [child.stdout.readline() for _ in range(5)]
+        child.send_signal(signal.SIGKILL)
+        told += child.stdout.read().splitlines()
+    assert child.returncode == -signal.SIGKILL, told
     return sum(line.startswith(b"saved") for line in told)
 
 
@@ -62,7 +58,7 @@ async def _save_on_and_on(home: str, way: str) -> None:
         for one in tools.TOOLS:
             lock.catalog.attach(one)
         script = [["insist", "phase_complete", {"at": step}] for step in range(STEPS)]
-        await lock.call(way, {"script": script}, on_progress=lambda facts: print(facts["message"]))
+        print(await lock.call(way, {"script": script}, on_progress=lambda facts: print(facts["message"])))
 
 
 if __name__ == "__main__":

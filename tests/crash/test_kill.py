@@ -23,6 +23,7 @@ from tests.crash.counter import effects, mark
 from tests.crash.driver import POINTS
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)  # many processes start and die, one after the other
 
 
 async def prepare(home: Path) -> None:
@@ -40,7 +41,7 @@ def drive(mode: str, home: Path, lines: Path, count: int) -> list[dict[str, Any]
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
+        timeout=540,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

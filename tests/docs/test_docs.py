@@ -199,6 +199,7 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(
     monkeypatch.setenv("INTERLOCK_DEMO_LEDGER", str(tmp_path / "ledger.jsonl"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path))  # a page that runs pytest keeps its files here
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     blocks = blocks_of(page)

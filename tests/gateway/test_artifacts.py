@@ -30,6 +30,7 @@ from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import records
 from tests.gateway.test_programs import TEXT, manifest, written
 
+pytestmark = pytest.mark.usefixtures("module_leaves_nothing_behind")
 ON_MODULE = pytest.mark.asyncio(loop_scope="module")
 TOOLS = (files.leave, files.misuse, files.spill, files.report, files.none, files.outside)
 CANARY = 'a "lent" cänary'

@@ -31,7 +31,7 @@ from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit, until
 from tests.gateway.test_lifecycle import records
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("module_leaves_nothing_behind")]
 
 WAYS = ("check.awaits", "check.blocks", "check.caged_awaits", "check.caged_blocks")
 # What tools of the usual kinds would save: a crawl, a migration, a report, a conversation.

@@ -484,7 +484,7 @@ async def test_the_journal_can_be_closed_by_two_at_once(tmp_path: Path) -> None:
     for number in range(3):
         opened.journal.record("audit.read", f"c{number}", b'{"call":"c%d","kind":"audit.read"}' % number)
     await asyncio.gather(opened.journal.close(), opened.journal.close())
-    opened.instance.close()
+    await opened.close()
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=repr)

@@ -732,6 +732,7 @@ def test_a_contract_on_the_command_line_states_its_facts_and_hides_internal_fiel
             assert ended.code == 0, ended.err
             assert "stated" in ended.out
             assert "hint" not in ended.out + ended.err
+    assert [one["known_pairs"] for one in fresh.ask("tools", "list")["tools"]] == [0], "it has none, and says so"
     refused = fresh("call", "own.stated", '{"text": "a", "tenant_hint": "mine"}', "--json")
     assert refused.json["error"]["errorCode"] == "INVALID_INPUT"
     assert "tenant_hint" not in refused.out + refused.err

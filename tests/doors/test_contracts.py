@@ -556,7 +556,7 @@ async def test_the_interface_of_a_tool_is_served_with_its_nine_concerns(wires: W
         assert served["persistence"]["preview_chars"] == 1000
 
 
-@pytest.mark.part_of("TEST-09", rest="the gRPC listing does not say whether a tool has known pairs")
+@pytest.mark.proves("TEST-09")
 async def test_a_tool_without_known_pairs_says_so_in_its_listing(wires: Wires) -> None:
     pairs = [{"input": {"text": "a"}, "output": "A"}]
 
@@ -574,3 +574,5 @@ async def test_a_tool_without_known_pairs_says_so_in_its_listing(wires: Wires) -
     tools = orjson.loads(await wires.mcp("tools/list", {}, modern=True))["result"]["tools"]
     known = {one["_meta"]["interlock/address"]: one["_meta"]["interlock/known_pairs"] for one in tools}
     assert (known["c.held_to"], known["c.routed"]) == (1, 0)
+    found = {one.tool_id: one.known_pairs for one in await wires.discovered()}
+    assert (found["c.held_to"], found["c.routed"]) == (1, 0)

@@ -7,6 +7,12 @@ from typing import Annotated
 from interlock import Context, Field, tool
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60)
+async def traced(ctx: Context) -> dict[str, str]:
+    """Tell under which trace it runs."""
+    return {**ctx.trace_headers, "trace_id": ctx.trace_id}
+
+
 @tool(version="1.0.0", mutation_class="read_only", namespace="cell", sandbox=True, timeout_s=60, scopes=["cases:read"])
 async def attaches(ctx: Context, how: Annotated[str, Field(description="how", examples=["well"])]) -> str:
     """Add content, views and a handoff; or try what is not allowed, behind the back of the context."""

@@ -16,6 +16,7 @@ from interlock import Caller, Context, Effect, Field, Interlock, tool
 from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.objects import ToolResult
 from interlock.core.schema import Json
+from interlock.telemetry.w3c import read as read_trace
 from tests.doors.contracts import WIRES, opened
 from tests.gateway import attaching_tools as attaching
 from tests.gateway.test_idempotency import code
@@ -359,3 +360,32 @@ async def open_handed(ctx: Context, name: Annotated[str, Field(description="a na
     ctx.attach("resource_link", uri="https://docs.example/1", name=name)
     ctx.handoff({"case": name}, agent="did:key:other")
     return name
+
+
+# Traces
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="att")
+async def traced(ctx: Context) -> dict[str, str]:
+    """Tell under which trace it runs."""
+    return {**ctx.trace_headers, "trace_id": ctx.trace_id}
+
+
+@pytest.mark.proves("OBS-02")
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+async def test_a_tool_sees_the_trace_and_the_tracestate_of_the_caller_in_process_and_in_a_sandbox(
+    tmp_path: Path, ratio: float
+) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    async with Interlock.open(tmp_path / "home", housekeeping=False, trace_ratio=ratio) as lock:
+        await admit(lock, traced, attaching.traced)
+        for name in ("att.traced", "cell.traced"):
+            seen = (await lock.call(name, trace_id=f"00-{trace_id}-00f067aa0ba902b7-01 vendor=value")).unwrap()
+            place = read_trace(seen["traceparent"])
+            assert place is not None
+            assert (place.trace_id, seen["trace_id"], seen["tracestate"]) == (trace_id, trace_id, "vendor=value"), name
+            bare = await lock.call(name, trace_id="00-not-a-trace")
+            place = read_trace(bare.unwrap()["traceparent"])
+            assert place is not None
+            assert place.trace_id == bare.trace_id != trace_id
+            assert "tracestate" not in bare.unwrap()

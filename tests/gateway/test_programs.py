@@ -234,7 +234,7 @@ async def test_directory_and_environment_are_what_the_manifest_says(lock: Interl
     assert (await lock.call("prog.where")).unwrap() == "/usr\n"
 
 
-@pytest.mark.part_of("OBS-02", rest="tracestate inside sandboxed Python tools, which see the trace id alone")
+@pytest.mark.proves("OBS-02")
 async def test_a_program_runs_under_the_trace_and_the_tracestate_of_the_caller(lock: Interlock) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     called = await lock.call("prog.env", trace_id=f"00-{trace_id}-00f067aa0ba902b7-01 vendor=value")

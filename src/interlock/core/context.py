@@ -127,6 +127,7 @@ class Context:
         key: str | None,
         dry_run: bool,
         trace_id: str,
+        trace: Callable[[], Mapping[str, str]],
         on_progress: Callable[[dict[str, Any]], None],
         on_partial: Callable[[Any], None],
         child: Callable[..., Awaitable[Any]],
@@ -145,6 +146,7 @@ class Context:
         self.idempotency_key = key
         self.dry_run = dry_run
         self.trace_id = trace_id
+        self._trace = trace
         self.log = _ToolLog(trace_id, invocation_id, hide)
         self.changes: list[Change] = []
         self.attestations: list[Attestation] = []
@@ -167,6 +169,14 @@ class Context:
         self._cancelled = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """The place of this call in its trace, as W3C headers: `traceparent`, and `tracestate` where there is one.
+
+        A tool sends them to the services that it asks, so that one trace shows the whole way.
+        """
+        return dict(self._trace())
 
     @property
     def remaining_s(self) -> float:

@@ -33,7 +33,7 @@ from interlock.core.pinned import Pinned
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
-from interlock.telemetry.w3c import unrecorded
+from interlock.telemetry.w3c import headers
 
 if TYPE_CHECKING:
     from interlock.executors.egress import Refusal, Seen
@@ -188,9 +188,8 @@ class IsolatedExecutor:
 
     def _environment(self, program: Execution, call: Call) -> dict[str, str]:
         """What a program finds in its environment: what its manifest says, and the trace it runs under."""
-        trace = unrecorded(call.trace_id, self._clock.random_bytes(8)) if call.span is None else call.span.traceparent
-        state = "" if call.span is None else call.span.state
-        return {"TRACEPARENT": trace, **({"TRACESTATE": state} if state else {}), **program.env}
+        trace = headers(call.trace_id, call.span, self._clock.random_bytes)
+        return {**{name.upper(): told for name, told in trace.items()}, **program.env}
 
     def _egress(self, call: Call, tool: Prepared, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
         from interlock.executors.egress import Egress, EgressPolicy, Refusal
@@ -363,6 +362,7 @@ def _told(call: Call, context: Context) -> Json:
         "key": call.request.key,
         "dry_run": call.request.dry_run,
         "trace_id": call.trace_id,
+        "trace_headers": context.trace_headers,
         "task": context.task,
     }
 

@@ -45,6 +45,7 @@ from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Instance
 from interlock.store.journal import Journal, Transaction
+from interlock.telemetry import w3c
 
 BUSY_POLL_S = 0.02
 # How long a credential rests whose service said it is used too much and did not say for how long.
@@ -436,6 +437,7 @@ class Execution:
             key=request.key,
             dry_run=request.dry_run,
             trace_id=call.trace_id,
+            trace=lambda: w3c.headers(call.trace_id, call.span, self._clock.random_bytes),
             on_progress=lambda facts: self._observer.progress(call, facts),
             on_partial=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value)),
             on_yield=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value), yielded=True),

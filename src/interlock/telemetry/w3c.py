@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from interlock.core.phases import Traced
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 _CLAIM = re.compile(r"[0-9A-Fa-f]{2}-[^-]*-[^-]*-")
@@ -74,6 +78,14 @@ def _state(text: str) -> str:
 def unrecorded(trace_id: str, span: bytes) -> str:
     """The traceparent of a call that is not recorded here: others may still follow it."""
     return f"00-{trace_hex(trace_id)}-{span.hex()}-00"
+
+
+def headers(trace_id: str, span: Traced | None, random_bytes: Callable[[int], bytes]) -> dict[str, str]:
+    """The place of a call in its trace, under the names that the W3C gives it, for whatever is asked next."""
+    if span is None:
+        return {"traceparent": unrecorded(trace_id, random_bytes(8))}
+    told = {"traceparent": span.traceparent}
+    return {**told, "tracestate": span.state} if span.state else told
 
 
 def trace_hex(trace_id: str) -> str:

@@ -123,6 +123,7 @@ def tool(version: Version, availability: str, timeout_class: str) -> wire.Tool:
         tags=contract.manifest.tags,
         deprecation_json=None if notice is None else encode(notice.document()),
         availability=availability,
+        known_pairs=len(contract.manifest.known_pairs),
     )
 
 

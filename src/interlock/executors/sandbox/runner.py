@@ -282,6 +282,7 @@ def _context(request: Json, say: Say, ask: Ask) -> Any:
         key=call.get("key"),
         dry_run=call.get("dry_run", False),
         trace_id=call.get("trace_id", ""),
+        trace=lambda: call.get("trace_headers", {}),
         on_progress=lambda facts: say(frames.PROGRESS, json.dumps(facts).encode()),
         on_partial=lambda part: say(frames.PARTIAL, json.dumps(part).encode()),
         child=child,

@@ -93,7 +93,7 @@ CANCEL_OUTCOME_UNSUPPORTED: CancelOutcome
 CANCEL_OUTCOME_FINISHED: CancelOutcome
 
 class Tool(_message.Message):
-    __slots__ = ("tool_id", "version", "name", "description", "input_schema_json", "output_schema_json", "mutation_class", "timeout_class", "key_required", "required_scopes", "timeout_default_s", "timeout_max_s", "tags", "deprecation_json", "availability")
+    __slots__ = ("tool_id", "version", "name", "description", "input_schema_json", "output_schema_json", "mutation_class", "timeout_class", "key_required", "required_scopes", "timeout_default_s", "timeout_max_s", "tags", "deprecation_json", "availability", "known_pairs")
     TOOL_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class Tool(_message.Message):
     TAGS_FIELD_NUMBER: _ClassVar[int]
     DEPRECATION_JSON_FIELD_NUMBER: _ClassVar[int]
     AVAILABILITY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_PAIRS_FIELD_NUMBER: _ClassVar[int]
     tool_id: str
     version: str
     name: str
@@ -124,7 +125,8 @@ class Tool(_message.Message):
     tags: _containers.RepeatedScalarFieldContainer[str]
     deprecation_json: bytes
     availability: str
-    def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., input_schema_json: _Optional[bytes] = ..., output_schema_json: _Optional[bytes] = ..., mutation_class: _Optional[_Union[MutationClass, str]] = ..., timeout_class: _Optional[_Union[TimeoutClass, str]] = ..., key_required: _Optional[bool] = ..., required_scopes: _Optional[_Iterable[str]] = ..., timeout_default_s: _Optional[float] = ..., timeout_max_s: _Optional[float] = ..., tags: _Optional[_Iterable[str]] = ..., deprecation_json: _Optional[bytes] = ..., availability: _Optional[str] = ...) -> None: ...
+    known_pairs: int
+    def __init__(self, tool_id: _Optional[str] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., description: _Optional[str] = ..., input_schema_json: _Optional[bytes] = ..., output_schema_json: _Optional[bytes] = ..., mutation_class: _Optional[_Union[MutationClass, str]] = ..., timeout_class: _Optional[_Union[TimeoutClass, str]] = ..., key_required: _Optional[bool] = ..., required_scopes: _Optional[_Iterable[str]] = ..., timeout_default_s: _Optional[float] = ..., timeout_max_s: _Optional[float] = ..., tags: _Optional[_Iterable[str]] = ..., deprecation_json: _Optional[bytes] = ..., availability: _Optional[str] = ..., known_pairs: _Optional[int] = ...) -> None: ...
 
 class DiscoverRequest(_message.Message):
     __slots__ = ("page_size", "page_token", "query")

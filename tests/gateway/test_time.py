@@ -237,6 +237,22 @@ async def test_a_failure_hook_that_hangs_does_not_hold_up_the_answer_at_the_dead
     assert "hook `hangs` had not ended when the call did" in result.metadata["warnings"]
 
 
+async def test_a_failure_hook_that_still_runs_is_cancelled_when_the_home_is_closed(slow: Interlock) -> None:
+    cancelled = asyncio.Event()
+
+    async def hang(seen: Seen) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    slow.hook(Hook(id="hangs", when="failure", run=hang, timeout_s=3600))
+    assert code(await slow.call("slow.waits", timeout_s=0.2)) == "E3402"
+    assert not cancelled.is_set()
+    await slow.close()
+    assert cancelled.is_set()
+
+
 @pytest.mark.proves("LIFE-10")
 @pytest.mark.parametrize(("wanted", "own", "most"), [(4.0, 2.0, 2.0), (1.5, 10.0, 1.5), (3600.0, 3600.0, 5.0)])
 async def test_a_hook_is_given_no_more_time_than_its_call_has_left(

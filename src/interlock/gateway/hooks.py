@@ -44,6 +44,7 @@ _PHASE: dict[When, str] = {"pre": "pre_tool", "post": "post_tool", "failure": "f
 LONGEST_TEXT = 1000
 MOST_TEXTS = 20
 MOST_CHARACTERS = 4000
+CLOSE_S = 5.0  # how long hooks have to end when their home is closed
 
 
 @record
@@ -152,10 +153,18 @@ class Hooks:
                     self._ignore(call, hook, self._answer(hook, call, task))
                 else:
                     call.warnings.append(f"hook `{hook.id}` had not ended when the call did")
-                    asyncio.get_running_loop().call_later(hook.timeout_s - left_s, task.cancel)
+                    end = asyncio.get_running_loop().call_later(hook.timeout_s - left_s, task.cancel)
+                    task.add_done_callback(lambda _, end=end: end.cancel())
             except Failure as blocked:
                 call.warnings.append(blocked.message)
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
+
+    async def close(self) -> None:
+        """Cancel the hooks that still run, and give them a moment to end."""
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_S)
 
     def _ignore(self, call: Call, hook: Hook, result: HookResult) -> None:
         """Warn of what a hook asked for after the run, when it is too late for that."""

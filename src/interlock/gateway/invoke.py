@@ -579,6 +579,7 @@ class Gateway:
     async def close(self) -> None:
         """End what runs, write what is owed."""
         await self.execution.close()
+        await self.hooks.close()
         await self.pay()
         await self.telemetry.close()
 

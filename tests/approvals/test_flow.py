@@ -430,11 +430,15 @@ async def test_only_a_person_who_was_told_decides_and_every_other_attempt_is_on_
     assert [record["by"] for record in refused] == [by.acting for by in intruders for _ in range(3)]
     assert {record["approvalTicketId"] for record in refused} == {ticket}
     assert (await lock.approvals.show(ticket)).state == "PENDING"
+    second = await ask(lock, key="second")
     # Once the managers were told, theirs count too; the admins' do not yet.
     clock.advance(3601)
     await lock.approvals.sweep()
     assert (await refusal(lock.approvals.approve(ticket, by=ADA))).code == "E3206"
     assert (await lock.approvals.approve(ticket, by=MAY)).state == "APPROVED"
+    # Those of the earlier step may still decide.
+    assert (await lock.approvals.show(second)).step == 1
+    assert (await lock.approvals.deny(second, by=BEN)).state == "DENIED"
     assert outbox.sent == []
 
 

@@ -263,6 +263,7 @@ def test_nobody_has_to_wait_for_longer_than_they_said(desk: Cli, cast: Cast) -> 
     assert "somebody in approvers" in ended.err
 
 
+@pytest.mark.supports("OPS-01")
 def test_a_reviewer_may_change_the_input_and_the_changed_one_runs(desk: Cli, cast: Cast) -> None:
     asked = holding(desk, cast.agent).ask(*MAIL)
     ticket = asked["pending"]["ticketId"]

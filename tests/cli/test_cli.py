@@ -1305,3 +1305,5 @@ def test_a_known_key_at_another_version_is_a_conflict(fresh: Cli) -> None:
     assert refused.code == 1
     assert (refused.json["error"]["error_code"], refused.json["error"]["errorCode"]) == ("E3306", "CONFLICT")
     assert refused.json["structured_content"] is None
+    other = fresh("call", "ver.touch@1.0.0", '{"name": "b"}', "--key", "k", "--json")
+    assert (other.code, other.json["error"]["errorCode"], other.json["structured_content"]) == (1, "CONFLICT", None)

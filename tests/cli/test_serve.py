@@ -448,6 +448,12 @@ def test_the_echo_flow_and_its_denial_through_the_command_line(fresh: Cli) -> No
     assert denied["error"]["error_code"] == "E3204"
     # A tool that the token does not name is not found either.
     assert Cli(fresh.path, {"INTERLOCK_TOKEN": other}).ask("tools", "search", "echoes") == {"tools": []}
+    # Audit and query, as over REST.
+    explained = fresh.ask("audit", "explain", result["invocation_id"])
+    assert "default.echo_tool" in " ".join(explained["story"])
+    assert fresh("audit", "verify").code == 0
+    listed = fresh.ask("calls", "list")["calls"]
+    assert result["invocation_id"] in [one["invocation_id"] for one in listed]
     finished = holder.ask("calls", "cancel", result["invocation_id"])
     assert finished == {"invocation_id": result["invocation_id"], "outcome": "finished"}
 

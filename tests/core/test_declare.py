@@ -715,6 +715,7 @@ async def test_results_come_back_as_json(lock: Interlock) -> None:
     assert (await lock.call("types.pick", index=0)).unwrap() is None
 
 
+@pytest.mark.supports("REG-07")
 @pytest.mark.proves("CONTRACT-06")
 async def test_declared_defaults_are_filled_in_as_python_values(lock: Interlock) -> None:
     await lock.add(gather)

@@ -134,6 +134,8 @@ def test_safety_facts_come_from_the_contract_and_the_unsaid_ones_are_unsafe() ->
     assert safety["is_read_only"]
     assert safety["is_open_world"]
     assert not safety["is_concurrency_safe"]
+    assert "sandbox_profile" not in safety
+    assert interface(contract_of(cell.double.manifest)).document()["safety"]["sandbox_profile"] == "tier-0"
     irreversible = interface(contract_of(sample.send.manifest)).document()["safety"]
     assert irreversible["is_destructive"]
     assert irreversible["requires_approval"]

@@ -119,7 +119,8 @@ class Wires:
         except grpc.aio.AioRpcError as error:
             return _refusal(error)
         about: Json = orjson.loads(answer.metadata_json)
-        return Heard(str(answer), "OK", orjson.loads(answer.value_json), about)
+        data = orjson.loads(answer.value_json) if answer.WhichOneof("outcome") == "value_json" else None
+        return Heard(str(answer), "OK", data, about)
 
     async def _mcp(self, tool: str, arguments: Json, key: str | None, *, modern: bool) -> Heard:
         meta = {} if key is None else {"interlock/key": key}

@@ -292,17 +292,30 @@ LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
 }
 
 
+def _doors_past(layer: str) -> tuple[str, ...]:
+    """The doors behind which a layer lies: calls in process do not go through the service."""
+    return WIRES if layer == "the service" else ("library", *WIRES)
+
+
+async def _asked(wires: Wires, door: str) -> Heard:
+    """A sum, asked for at a door. In process nothing is raised either: a failure is a result."""
+    if door != "library":
+        return await wires.call(door, "demo.add", {"a": 1})
+    document = (await wires.lock.call("demo.add", a=1)).document()
+    return Heard(str(document), "library", document["structured_content"], envelope=document.get("error"))
+
+
 @pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("layer", LAYERS)
 async def test_a_fault_of_any_layer_is_told_as_an_envelope_and_only_the_log_says_what_it_was(
     wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, layer: str
 ) -> None:
     log_each_in_full(wires)
-    for door in WIRES:
-        assert (await wires.call(door, "demo.add", {"a": 1})).envelope is None
+    for door in _doors_past(layer):
+        assert (await _asked(wires, door)).envelope is None
         with monkeypatch.context() as broken:
             LAYERS[layer](wires, broken, raising)
-            heard = await wires.call(door, "demo.add", {"a": 1})
+            heard = await _asked(wires, door)
         wires.lock.gateway.hooks.registered.clear()
         envelope = sound(heard, door)
         assert envelope["error_code"] == ("E3211" if layer in CAUTIOUS else "E3000"), (door, envelope)
@@ -316,10 +329,10 @@ async def test_a_failure_of_any_layer_names_no_place_of_this_machine_at_any_door
     wires: Wires, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, layer: str
 ) -> None:
     log_each_in_full(wires)
-    for door in WIRES:
+    for door in _doors_past(layer):
         with monkeypatch.context() as broken:
             LAYERS[layer](wires, broken, failing)
-            heard = await wires.call(door, "demo.add", {"a": 1})
+            heard = await _asked(wires, door)
         wires.lock.gateway.hooks.registered.clear()
         envelope = sound(heard, door)
         assert envelope["error_code"] == ("E3211" if layer in CAUTIOUS else "E3801"), (door, envelope)
@@ -337,6 +350,31 @@ async def test_what_a_tool_fails_with_is_told_without_what_it_gives_away(
         assert logged(wires, caplog, envelope["traceId"]), door
         checked = sound(await wires.call(door, "c.choosy", {"text": "a"}), door)
         assert logged(wires, caplog, checked["traceId"]), door
+
+
+FULL = Failure("E3504", "ask again later", details={"why": "busy"}, retry_after_ms=7000, native_error_ref="n-1")
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("door", WIRES)
+async def test_an_envelope_holds_every_field_under_both_of_its_names(wires: Wires, door: str) -> None:
+    state.failures = {**State.failures, "in full": lambda: FULL}
+    envelope = (await wires.call(door, "c.explodes", {"how": "in full"})).failure
+    assert (envelope["error_code"], envelope["errorCode"], envelope["error_class"]) == (
+        "E3504", "RATE_LIMITED", "rate_limited",
+    )  # fmt: skip
+    if door == "grpc":
+        assert int(envelope["retry_after_ms"]) == 7000
+    else:
+        assert envelope["retryAfterMs"] == envelope["retry_after"] == 7000
+    assert envelope["retryable"] is True
+    assert envelope["humanMessage"] == envelope["message"] == "ask again later"
+    assert envelope["details"]["why"] == "busy"
+    assert re.fullmatch(r"[0-9a-f]{32}", envelope["traceId"])
+    assert envelope["native_error_ref"] == "n-1"
+    assert (envelope["policy_refs"], envelope["evidence_refs"]) == ([], [])
+    assert envelope["recoverability"]
+    assert envelope["resolution"]
 
 
 def log_each_in_full(wires: Wires) -> None:
@@ -537,6 +575,14 @@ async def test_no_executor_is_handed_or_hands_on_what_does_not_fit(home: Path, t
         assert (state.runs, len(server.calls)) == (1, 1)
 
 
+FIELDS = {
+    "schemas": "model_input_schema runtime_input_schema output_schema strict visibility",
+    "availability": "is_enabled setup_state feature_gates required_credentials model_support deferred",
+    "safety": "is_read_only is_destructive is_open_world requires_user_interaction classifier_input",
+    "persistence": "max_inline_chars opt_out preview_chars redaction",
+}
+
+
 @pytest.mark.proves("CONTRACT-11")
 async def test_the_interface_of_a_tool_is_served_with_its_nine_concerns(wires: Wires) -> None:
     rest = (await wires.http.get("/v1/tools/c.routed")).json()
@@ -550,6 +596,8 @@ async def test_the_interface_of_a_tool_is_served_with_its_nine_concerns(wires: W
             "rendering", "persistence",
         ):  # fmt: skip
             assert concern in served, concern
+        for concern, fields in FIELDS.items():
+            assert served[concern].keys() >= set(fields.split()), concern
         assert served["safety"]["is_read_only"] is True
         assert served["safety"]["is_open_world"] is True, "nothing was said of it"
         assert "hint" not in str(served), "fields of the runtime are not shown"

@@ -25,7 +25,6 @@ from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult,
 from interlock.audit.invocations import invocation_of
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
-from interlock.core.errors import CODES
 from interlock.core.events import Event
 from interlock.core.objects import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
@@ -935,9 +934,8 @@ async def test_at_every_door_a_known_key_with_another_argument_is_a_conflict(pla
             assert told.error[:2] == ("E3306", "CONFLICT"), door
         assert sample.world.counters[door] == 1
     assert sample.world.runs == len(DOORS)
-    body = place._body(Wish("demo.increment", {"name": "z"}, key="rest"))  # pyright: ignore[reportPrivateUsage]
-    answer = await place.http.post("/v1/tools/invoke", json=body, headers=place._bearer(Wish("", {})))  # pyright: ignore[reportPrivateUsage]
-    assert answer.status_code == 409
+    await _conflicts_on_the_wires(place, Wish("demo.increment", {"name": "z"}, key="rest"))
+    assert sample.world.runs == len(DOORS)
 
 
 @tool(
@@ -974,8 +972,24 @@ async def test_at_every_door_a_known_key_at_another_version_is_a_conflict(place:
         assert (await place.last())["version"] == "1.1.0"
         assert sample.world.counters[door] == 1
     assert sample.world.runs == len(DOORS)
+    await _conflicts_on_the_wires(place, Wish("demo.increment", {"name": "rest"}, key="rest"))
+    assert sample.world.runs == len(DOORS)
     assert (await place.ways["library"](Wish("demo.increment", {"name": "fresh"}, key="fresh"))).data == -1
-    assert CODES["E3306"].http == 409
+
+
+async def _conflicts_on_the_wires(place: Place, wish: Wish) -> None:
+    """A conflict is 409 over HTTP; JSON-RPC and gRPC have codes of their own for it."""
+    body, bearer = place._body(wish), place._bearer(wish)  # pyright: ignore[reportPrivateUsage]
+    assert (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).status_code == 409
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools.invoke", "params": body}
+    error = (await place.http.post("/rpc", json=asked, headers=bearer)).json()["error"]
+    assert (error["code"], error["data"]["errorCode"]) == (-32009, "CONFLICT")
+    request = wire.InvokeRequest(
+        tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments), idempotency_key=wish.key
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await place._stub.Invoke(request, metadata=tuple(bearer.items()))  # pyright: ignore[reportPrivateUsage]
+    assert refused.value.code().name == "ABORTED"
 
 
 # Tokens
@@ -1019,6 +1033,7 @@ def _PEM() -> tuple[Any, Any]:  # noqa: N802
     return Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
 
 
+@pytest.mark.supports("OPS-05")
 @pytest.mark.proves("AUTH-01")
 async def test_at_every_door_only_the_good_token_passes_and_each_other_has_its_code(place: Place) -> None:
     assert parts(place.token("full"))[0]["alg"] == "RS256"

@@ -6,6 +6,7 @@ speak to one server; what is left of an answer once ids and times are gone must 
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import base64
 import hashlib
@@ -30,6 +31,7 @@ from hypothesis import strategies as st
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
+import interlock
 from interlock import Effect, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
@@ -370,6 +372,7 @@ async def test_a_call_is_the_same_through_every_door(ways: Ways, case: str) -> N
         assert told.data == expected
 
 
+@pytest.mark.supports("CONTRACT-19")
 @pytest.mark.proves("OPS-05")
 async def test_a_file_that_a_call_left_is_read_by_its_caller_through_the_doors(ways: Ways) -> None:
     told = same(*await through_all(ways, CASES["leaving files"][0]))
@@ -393,6 +396,22 @@ async def test_no_door_calls_a_write_retryable_whose_outcome_is_unknown(ways: Wa
     for door, one in zip(DOORS, told, strict=True):
         assert one.error == ("E3402", "DEADLINE_EXCEEDED", "timeout", False), door
         assert one.advice == "settle it with interlock calls reconcile", door
+
+
+@pytest.mark.proves("OPS-05")
+def test_only_the_gateway_reaches_the_executors() -> None:
+    """Read in the code: no door, service or command imports what runs tools, and none runs a tool by itself."""
+    package = Path(interlock.__file__).parent
+    importers: set[str] = set()
+    for path in package.rglob("*.py"):
+        layer = path.relative_to(package).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("interlock.executors"):
+                importers.add(layer)
+            if isinstance(node, ast.Import) and any(one.name.startswith("interlock.executors") for one in node.names):
+                importers.add(layer)
+    assert "gateway" in importers
+    assert importers.isdisjoint({"doors", "service", "cli", "app", "upstreams", "trials.py", "testing.py"})
 
 
 @pytest.mark.proves("OPS-05")

@@ -198,6 +198,7 @@ async def test_a_tool_is_registered_and_echoes_what_the_holder_of_a_token_sends(
     assert "tool.offered" in {record["event"] for record in world.records("registry")}
 
 
+@pytest.mark.supports("OPS-01")
 async def test_a_bare_manifest_is_refused_with_every_gap_it_has(world: World) -> None:
     envelope = refused(await world.post("/v1/tools/register", BARE, "root"), 422, "E3105")
     told = " ".join(f"{fault['pointer']} {fault['message']}" for fault in envelope["details"]["faults"])
@@ -214,6 +215,7 @@ async def test_a_bare_manifest_is_refused_with_every_gap_it_has(world: World) ->
     assert "description" in told
 
 
+@pytest.mark.supports("OPS-01")
 @pytest.mark.proves("AUTH-02")
 async def test_a_token_that_does_not_name_the_tool_is_refused_with_e3204_in_the_detail(world: World) -> None:
     for tools in (("demo.shout",), ()):
@@ -283,6 +285,7 @@ async def test_a_dry_run_says_what_would_happen_and_does_nothing(world: World) -
     assert (answer.status_code, answer.json()["source"], sample.world.runs) == (200, "preview", 0)
 
 
+@pytest.mark.supports("OPS-01")
 async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(world: World) -> None:
     sample.world.gate = asyncio.Event()
     started = await world.invoke("demo.stepwise", {"steps": 3}, execution_mode="async")
@@ -312,6 +315,7 @@ async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(worl
     refused(await world.post(f"{body['poll']}/cancel", by="boss"), 404, "E3702")
 
 
+@pytest.mark.supports("OPS-01")
 async def test_a_call_in_the_background_can_be_cancelled(world: World) -> None:
     sample.world.gate = asyncio.Event()
     body = (await world.invoke("demo.stepwise", {"steps": 1}, execution_mode="async")).json()
@@ -384,6 +388,7 @@ MALFORMED = (
 )  # fmt: skip
 
 
+@pytest.mark.supports("OPS-01")
 async def test_a_malformed_call_is_e3004_and_nothing_else(world: World) -> None:
     sent = {"content-type": "application/json"}
     for body in MALFORMED:
@@ -393,6 +398,7 @@ async def test_a_malformed_call_is_e3004_and_nothing_else(world: World) -> None:
             refused(response, 400, "E3004")
 
 
+@pytest.mark.supports("OPS-01")
 async def test_other_malformed_requests_are_e3004_too(world: World) -> None:
     plain = {"content-type": "text/plain"}
     for path in ("/v1/tools/invoke", "/v1/tokens/inspect"):
@@ -447,6 +453,7 @@ async def test_without_a_good_token_nothing_but_health_and_the_document_is_serve
     refused(await world.invoke("demo.add", {"a": 1}), 401, "E3201")
 
 
+@pytest.mark.supports("OPS-01")
 async def test_tools_are_listed_page_by_page_and_only_those_the_token_names(world: World) -> None:
     seen: list[str] = []
     cursor: Json = {}
@@ -497,6 +504,7 @@ async def test_a_version_is_deprecated_and_every_answer_says_so(world: World) ->
 # Approvals
 
 
+@pytest.mark.supports("OPS-01")
 async def test_a_pending_call_is_approved_by_another_person_and_resumed(world: World) -> None:
     asked = await world.invoke("demo.send", {"to": "press"}, idempotency_key="m")
     body = asked.json()
@@ -651,6 +659,7 @@ async def test_the_policy_is_read_checked_explained_and_replaced(world: World) -
     assert record["by"] == did("root")
 
 
+@pytest.mark.supports("OPS-01")
 async def test_the_journal_is_read_by_those_who_may_and_that_is_on_record(world: World) -> None:
     call = (await world.invoke("demo.add", {"a": 1})).json()["invocation_id"]
     refused(await world.get("/v1/audit/records"), 403, "E3206")

@@ -112,6 +112,7 @@ def _probe(operation: Any, served: Served) -> None:
             probe()
 
 
+@pytest.mark.supports("OPS-01")
 def test_the_document_describes_every_operation_its_answers_and_who_may_ask(served: Served) -> None:
     document = served.document
     assert document["openapi"].startswith("3.1.")

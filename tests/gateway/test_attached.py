@@ -13,10 +13,12 @@ import pytest
 import pytest_asyncio
 
 from interlock import Caller, Context, Effect, Field, Interlock, tool
+from interlock.authority.identities import Identity
 from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.objects import ToolResult
 from interlock.core.schema import Json
 from interlock.telemetry.w3c import read as read_trace
+from tests.authority.test_tokens import did_of
 from tests.doors.contracts import WIRES, opened
 from tests.gateway import attaching_tools as attaching
 from tests.gateway.test_idempotency import code
@@ -144,6 +146,27 @@ async def test_content_is_redacted_like_the_value_and_media_is_left_whole(lock: 
 async def test_each_view_of_a_result_is_its_own_and_the_original_stays(lock: Interlock) -> None:
     small = await lock.call("att.shows", size=3)
     document = small.document()
+    fields = [
+        "result_id",
+        "invocation_id",
+        "status",
+        "is_error",
+        "content",
+        "structured_content",
+        "model_facing_content",
+        "ui_facing_summary",
+        "resource_refs",
+        "artifact_refs",
+        "evidence_refs",
+        "policy_refs",
+        "telemetry_refs",
+        "persistence_refs",
+        "summary",
+        "redaction_state",
+        "created_at",
+    ]
+    assert len(fields) == 17
+    assert document.keys() >= set(fields)
     assert document["content"] == [{"type": "text", "text": "xxx"}]
     assert document["structured_content"] == "xxx"
     assert document["model_facing_content"] == [{"type": "text", "text": "a short answer"}]
@@ -263,14 +286,22 @@ async def test_a_receiving_agent_uses_a_handoff_under_its_own_token_and_gains_no
     (handoff,) = given.handoffs
     wanted = handoff["to"]["tool"]
     arguments = {"items": [{"type": "json", "value": handoff["what"]}]}
-    bare = Caller(id="local:other", agent="did:key:other", kind="agent")
+    lock.issuer_keys.init("EdDSA")
+    await lock.identities.register(Identity(did=did_of("other"), name="other", kind="agent", trust=80), by="test")
+
+    async def token(*scopes: str) -> str:
+        return await lock.tokens.issue(
+            subject=did_of("other"), tools=[ToolGrant("att.adds")], scopes=scopes, by=holder(lock)
+        )
+
     # Whatever the receiver shows of the handoff, its own authority decides.
+    bare = await token()
     for shown in (arguments, {"items": [{"type": "json", "value": handoff}]}):
-        assert code(await lock.call(wanted, shown, caller=bare)) == "E3206"
-    own = replace(bare, scopes=frozenset({"cases:read"}))
-    received = await lock.call(wanted, arguments, caller=own)
+        assert code(await lock.call(wanted, shown, token=bare)) == "E3206"
+    assert code(await lock.call(wanted, arguments, token=handoff["handoff_id"])) == "E3203", "a reference is no token"
+    received = await lock.call(wanted, arguments, token=await token("cases:read"))
     assert received.content[0]["value"] == {"case": 7}
-    assert [record["callerId"] for record in records(lock, received.invocation_id)] == ["local:other"]
+    assert [record["callerId"] for record in records(lock, received.invocation_id)] == [did_of("other")]
 
 
 # Facts about the data

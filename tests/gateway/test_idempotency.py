@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from interlock import Caller, Failure, Interlock, Preview, Result
+from interlock import Caller, Context, Failure, Interlock, Preview, Result
 from interlock.core.declare import from_manifest
 from interlock.core.manifest import parse_manifest
 from interlock.gateway import keys
@@ -131,6 +133,29 @@ async def test_a_known_key_with_other_arguments_or_version_is_a_conflict(lock: I
     assert other.error.row.http == 409
     assert other.value is None
     assert world.counters == {"a": 1}
+
+
+@pytest.mark.proves("EFFECT-07")
+async def test_a_mutation_has_one_entry_with_all_its_facts_and_a_replay_adds_one_that_changes_nothing(
+    lock: Interlock,
+) -> None:
+    done = await lock.call("demo.increment", name="a", by=1, key="k")
+    (entry,), (change,) = records(lock, done.invocation_id), records(lock, done.invocation_id, kind="mutation")
+    assert (entry["toolId"], entry["version"], entry["idempotencyKey"]) == ("demo.increment", "1.0.0", "k")
+    assert entry["inputHash"] == hashlib.sha256(b'{"by":1,"name":"a"}').hexdigest()
+    assert entry["resultHash"] == hashlib.sha256(b"1").hexdigest()
+    assert entry["compensation"]["ref"] == f"undo:{done.invocation_id}"
+    assert re.fullmatch(r"[0-9a-f]{64}", entry["compensation"]["sha256"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["timestamp"])
+    assert entry["sideEffects"] == [{"resource": "counter:a", "operation": "UPDATE"}]
+    for fact in ("toolId", "version", "idempotencyKey", "inputHash", "timestamp"):
+        assert change[fact] == entry[fact]
+    for number in (1, 2):
+        again = await lock.call("demo.increment", name="a", by=1, key="k")
+        (nothing,) = records(lock, again.invocation_id)
+        assert (nothing["source"], nothing["replayOf"]) == ("replay", done.invocation_id), number
+        assert (nothing["sideEffects"], nothing["idempotencyKey"]) == ([], "k")
+    assert len(records(lock, kind="mutation")) == 1
 
 
 @pytest.mark.part_of("IDEM-07", rest="three processes on Postgres")
@@ -386,7 +411,7 @@ def _holds(directory: Path, text: bytes) -> bool:
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["set", "del", "fail", "lie", "replay"]),
+            st.sampled_from(["set", "del", "fail", "lie", "replay", "undo"]),
             st.sampled_from(["p", "q", "password", "api_key"]),
             st.integers(0, 9),
         ),
@@ -395,7 +420,7 @@ def _holds(directory: Path, text: bytes) -> bool:
 )
 def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, str, int]]) -> None:
     async def scenario() -> None:
-        from interlock import Context, Effect, tool
+        from interlock import Effect, tool
         from interlock.core.context import Preview
         from interlock.gateway.kept import session_id
 
@@ -407,6 +432,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
         )
         async def remember(ctx: Context, what: sample.Text, name: sample.Text, value: sample.Number) -> str:
             """Keep, forget or fail."""
+            ctx.compensate_with(name=name, before=ctx.session.get(name))
             if what == "set":
                 ctx.session[name] = f"{CANARY}-{value}" if name in ("password", "api_key") else value
             elif what == "lie":
@@ -423,8 +449,11 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
             return Preview()
 
         @remember.compensate
-        async def _(result: str) -> None:
-            return None
+        async def _(ctx: Context, name: str, before: Any) -> None:
+            if before is None:
+                ctx.session.pop(name, None)
+            else:
+                ctx.session[name] = before
 
         with tempfile.TemporaryDirectory() as directory:
             async with Interlock.open(directory) as lock:
@@ -434,13 +463,18 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
                 )
                 lock.catalog.attach(remember)
                 previous: tuple[dict[str, Any], str] | None = None
+                done: list[str] = []
                 for number, (what, name, value) in enumerate(steps):
                     if what == "replay" and previous is not None:
                         await lock.call("demo.remember", previous[0], key=previous[1])
                         continue
+                    if what == "undo" and done:
+                        assert (await lock.undo(done.pop(), key=f"u{number}")).ok
+                        continue
                     arguments: dict[str, Any] = {"what": what, "name": name, "value": value}
                     previous = (arguments, f"k{number}")
-                    await lock.call("demo.remember", arguments, key=previous[1])
+                    result = await lock.call("demo.remember", arguments, key=previous[1])
+                    done += [result.invocation_id] if result.ok else []
                 live = lock.gateway._closer.kept.session(lock.caller, "")  # pyright: ignore[reportPrivateUsage]
                 assert dict(live) == lock.replay_session()
                 await lock.journal.drain()
@@ -451,7 +485,7 @@ def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, s
 
 
 async def test_two_calls_that_change_one_session_at_once_do_not_lose_a_change(lock: Interlock) -> None:
-    from interlock import Context, Effect, Preview, tool
+    from interlock import Effect, Preview, tool
 
     gate = asyncio.Event()
 

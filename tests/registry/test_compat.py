@@ -251,6 +251,7 @@ def listing(**keywords: Any) -> Schema:
     return {"type": "array", **keywords}
 
 
+@pytest.mark.supports("REG-07")
 @pytest.mark.parametrize(
     ("wide", "narrow", "answer"),
     [

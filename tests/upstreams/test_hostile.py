@@ -734,9 +734,16 @@ async def test_endpoints_killed_one_by_one_leave_the_next_and_at_last_a_marked_a
 def test_a_service_has_one_primary_and_at_most_two_endpoints_to_fail_over_to() -> None:
     urls = [f"https://{region}.example.com" for region in ("eu", "us", "ap", "sa")]
     assert HttpConfig.model_validate({"urls": urls[:3]}).urls == tuple(urls[:3])
-    for wrong in ([], urls):
-        with pytest.raises(ValueError, match="urls"):
-            HttpConfig.model_validate({"urls": wrong})
+    targets = [f"{region}.example.com:443" for region in ("eu", "us", "ap", "sa")]
+    assert GrpcConfig.model_validate({"targets": targets[:3]}).targets == tuple(targets[:3])
+    sockets = [url.replace("https", "wss") for url in urls]
+    assert len(WebSocketConfig.model_validate({"urls": sockets[:3]}).urls) == 3
+    for config, name, four in (
+        (HttpConfig, "urls", urls), (GrpcConfig, "targets", targets), (WebSocketConfig, "urls", sockets),
+    ):  # fmt: skip
+        for wrong in ([], four):
+            with pytest.raises(ValueError, match=name):
+                config.model_validate({name: wrong})
 
 
 @pytest.mark.proves("OPS-15")

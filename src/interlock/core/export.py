@@ -210,7 +210,10 @@ def interface(contract: Contract, *, for_callers: bool = False) -> ToolInterface
             ),
             "availability": {
                 "is_enabled": manifest.lifecycle_state in ("active", "deprecated"),
+                "setup_state": "ready",  # admission is the setup; what a tool needs besides are its credentials
+                "feature_gates": [],
                 "required_credentials": list(profile.credentials or ()),
+                "model_support": ["*"],
                 "deferred": False,
             },
             "validation": {

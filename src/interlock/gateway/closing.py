@@ -552,7 +552,12 @@ class Closer:
             transaction.append("closed", call.id, records.with_budgets(body, booked.rows))
             return _Written(ended_before=False)
 
-        written, failure = await self._record_failure(call, failure, unit)
+        try:
+            written, failure = await self._record_failure(call, failure, unit)
+        except Exception as error:  # noqa: BLE001 - a journal that breaks in an unforeseen way
+            # INVARIANT: no exception leaves a call. What was begun stays open, and nobody runs it again.
+            self._observer.log_failure(call, "the end of the call could not be recorded", error)
+            written = _Written(ended_before=False)
         if "failed" in MOVES[call.state]:
             call.move("failed")
         if settlement == "unknown" and not written.ended_before:

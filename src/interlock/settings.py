@@ -142,7 +142,8 @@ class Settings(pydantic.BaseModel):
     max_connections_per_peer: int = pydantic.Field(
         1024,
         ge=1,
-        description="how many HTTP connections one address may hold open; raise it where a proxy stands in front",
+        description="how many HTTP connections, and how many gRPC connections, one address may hold open; "
+        "raise it where a proxy stands in front",
     )
     max_mcp_sessions: int = pydantic.Field(
         100, ge=1, description="how many MCP sessions of the handshake era one caller may have open over HTTP"

@@ -38,7 +38,7 @@ from interlock.core.capability import ToolGrant
 from interlock.core.errors import CODES
 from interlock.core.manifest import MutationClass, TimeoutClass
 from interlock.core.states import STATES
-from interlock.doors.grpc import GrpcDoor, generate, servicer
+from interlock.doors.grpc import GrpcDoor, generate, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.service import Service
@@ -692,7 +692,7 @@ async def test_a_stream_takes_a_start_and_then_cancels_only(world: World, sent: 
 
 
 async def test_a_stream_that_says_nothing_does_not_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servicer, "START_WITHIN_S", 0.0)
+    monkeypatch.setattr(places, "START_WITHIN_S", 0.0)
     refused = await refusal(events(world.stub.Run(None, metadata=world.bearer)))
     assert (refused.status, refused.envelope.code) == (grpc.StatusCode.DEADLINE_EXCEEDED, "E3002")
 

@@ -236,7 +236,7 @@ class Server:
 
         from interlock.doors.connection import MAX_CONNECTIONS, Connection
 
-        _allow_files(2 * MAX_CONNECTIONS)
+        _allow_files(3 * MAX_CONNECTIONS)
         gc.set_threshold(*COLLECT)
 
         listening = self._listening

@@ -3,6 +3,8 @@
     gateway.proto ──► v1/ (written by generate.py)         the contract that clients compile
     messages.py       core values <-> messages, a failure -> google.rpc.Status
     servicer.py       one method per RPC, all behind one guard that lets out answers and statuses and nothing else
+    places.py         how many RPCs one peer without a token, or one caller, may have open
+    links.py          how many connections one peer may hold
     reflection.py     the contract for clients that ask the server for it
 
 The door authenticates every RPC, then asks the service, and decides nothing. Time and cancellation are gRPC's own: the
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,12 +26,15 @@ from interlock.service import Service
 if TYPE_CHECKING:
     from grpc.aio import Server
 
+    from interlock.doors.grpc.links import Links
     from interlock.doors.grpc.servicer import Servicer
 
 __all__ = ["GrpcDoor"]
 
 # Calls of all clients together; what comes on top is refused with RESOURCE_EXHAUSTED.
 MOST_CALLS = 10_000
+# Connections of all clients together; what comes on top is closed at once.
+MOST_CONNECTIONS = 4096
 # gRPC itself refuses without our envelope. Messages of up to so many times the limit are read and refused by us.
 _ROOM = 4
 _OPTIONS = (
@@ -39,6 +45,8 @@ _OPTIONS = (
     # Connections whose other end is gone are noticed within a minute and a half.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # A connection without a call is closed after five minutes. Clients connect again by themselves.
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 
 
@@ -58,13 +66,21 @@ class GrpcDoor:
         tls: tuple[str | os.PathLike[str], str | os.PathLike[str]] | None = None,
         max_message_bytes: int = 4 * 1024 * 1024,
         drain_s: float = 10.0,
+        max_connections: int | None = None,
     ) -> None:
-        """`tls` is a certificate chain and its private key, as PEM files. Without it the door speaks plain text."""
+        """A door that does not listen yet.
+
+        `tls` is a certificate chain and its private key, as PEM files. Without it the door speaks plain text.
+        `max_connections` bounds the connections of all peers together, by default to a third of the files that the
+        process may open, and to 4,096. The setting `max_connections_per_peer` bounds those of one peer.
+        """
         self._service = service
         self._address = address
         self._tls = tls
         self._max_message_bytes = max_message_bytes
         self._drain_s = drain_s
+        self._max_connections = max_connections or _most_connections()
+        self._links: Links | None = None
         self._server: Server | None = None
         self._servicer: Servicer | None = None
         self._health: Any = None
@@ -74,22 +90,35 @@ class GrpcDoor:
         # Its core prints every broken connection to stderr otherwise; operators who want that say so.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         import grpc.aio
-        from grpc_health.v1 import health, health_pb2_grpc
+        from grpc_health.v1 import health
 
-        from interlock.doors.grpc import reflection
+        from interlock.doors.grpc import places, reflection
+        from interlock.doors.grpc.links import Links
         from interlock.doors.grpc.servicer import NAME, Servicer
 
         self._servicer = Servicer(self._service, self._max_message_bytes)
+        self._health = cast("Any", health).aio.HealthServicer()
+        visits = places.Visits()
+        handlers = (
+            self._servicer.handler(),
+            places.health_handler(self._health, health.SERVICE_NAME, visits),
+            *reflection.handlers((NAME, health.SERVICE_NAME), visits),
+        )
+        bounds = (
+            ("grpc.max_receive_message_length", _ROOM * self._max_message_bytes),
+            ("grpc.max_allowed_incoming_connections", self._max_connections),
+        )
         server: Server = cast("Any", grpc.aio).server(
-            handlers=(self._servicer.handler(), *reflection.handlers((NAME, health.SERVICE_NAME))),
-            options=(*_OPTIONS, ("grpc.max_receive_message_length", _ROOM * self._max_message_bytes)),
+            handlers=handlers,
+            options=(*_OPTIONS, *bounds),
             maximum_concurrent_rpcs=MOST_CALLS,
         )
-        self._health = cast("Any", health).aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         port = self._bind(server)
         await server.start()
         self._server = server
+        per_peer = self._service.lock.settings.max_connections_per_peer
+        most, busy = self._max_connections, self._servicer.peers
+        self._links = Links(port, most=most, most_per_peer=per_peer, busy=busy)
         await self._health.set(NAME, _SERVING)
         return port
 
@@ -120,6 +149,8 @@ class GrpcDoor:
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
         server, self._server = self._server, None
+        if self._links is not None:
+            self._links.close()
         stopping = asyncio.ensure_future(server.stop(self._drain_s))
         # What is left once our own calls have ended are watchers of health and readers of the contract: they go on for
         # ever, and nothing is lost with them.
@@ -127,6 +158,11 @@ class GrpcDoor:
         await server.stop(_LAST_WORDS_S)
         await stopping
         await self._servicer.ended()
+
+
+def _most_connections() -> int:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(MOST_CONNECTIONS, files // 3))
 
 
 _LAST_WORDS_S = 0.5  # for answers that are on their way

@@ -17,17 +17,24 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from interlock.doors.grpc.places import Visits
+
 OLD = "grpc.reflection.v1alpha.ServerReflection"
 NEW = "grpc.reflection.v1.ServerReflection"
 
 
-def handlers(services: Iterable[str]) -> tuple[grpc.GenericRpcHandler[bytes, bytes], ...]:
+def handlers(services: Iterable[str], visits: Visits) -> tuple[grpc.GenericRpcHandler[bytes, bytes], ...]:
     """Both versions over some services and themselves, as a server takes them."""
     made = cast("Any", grpc)  # its stubs leave these functions open
     known = (*services, OLD)
     answering = cast("Any", reflection).aio.ReflectionServicer((*known, NEW), pool=_Pool(_pool(known)))
+
+    async def tell(requests: Any, context: Any) -> None:
+        async for answer in answering.ServerReflectionInfo(requests, context):
+            await context.write(answer)
+
     method = made.stream_stream_rpc_method_handler(
-        answering.ServerReflectionInfo,
+        visits.bounded(tell),
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import grpc
@@ -29,7 +29,7 @@ from interlock.core.errors import Failure
 from interlock.core.events import Event
 from interlock.core.results import Result
 from interlock.doors.asgi import server_ended, too_large
-from interlock.doors.grpc import messages
+from interlock.doors.grpc import messages, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
 from interlock.service import Service
@@ -48,8 +48,6 @@ PAGE, LARGEST_PAGE = 100, 1000
 HEAD_START_S = 0.05
 # Progress that a slow reader has not fetched; what comes on top is left out. Parts of results never are.
 UNREAD = 1000
-# How long a stream may be open before it says what it is for.
-START_WITHIN_S = 30.0
 
 
 class Unsuccessful(Exception):  # noqa: N818 - a call that failed is not an error of the program
@@ -89,6 +87,25 @@ class _Method(Protocol):
     def __call__(self, request: Any, caller: Caller, rpc: Rpc) -> Awaitable[Message]: ...
 
 
+class _Methods:
+    """A generic handler: finds the way to handle an RPC when its headers are here."""
+
+    def __init__(self, unary: Mapping[str, Any], streams: Mapping[str, Any], awaits: Callable[[str | None], bool]):
+        self._unary = unary
+        self._streams = streams
+        self._awaits = awaits
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = handler_call_details.method
+        found = self._unary.get(method)
+        if found is not None:
+            said = cast("Sequence[tuple[str, str]]", handler_call_details.invocation_metadata)
+            authorization = next((value for name, value in said if name == "authorization"), None)
+            if self._awaits(authorization):
+                return found
+        return self._streams.get(method)
+
+
 class Servicer:
     """What the door does for each RPC."""
 
@@ -96,19 +113,31 @@ class Servicer:
         self._service = service
         self._most = most
         self._hurried = False
+        self._held = places.Held()
         self._ears = Ears(service.lock)
-        self._at_work: set[asyncio.Task[Any]] = set()
+        self._at_work: dict[asyncio.Task[Any], Rpc] = {}
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """The methods, as a server takes them."""
         made = cast("Any", grpc)  # its stubs leave these functions open
-        methods: dict[str, Any] = {"Run": made.stream_stream_rpc_method_handler(self._stream)}
+        streams: dict[str, Any] = {f"/{NAME}/Run": made.stream_stream_rpc_method_handler(self._stream)}
+        unary: dict[str, Any] = {}
         for method in SERVICE.methods:
-            if method.name not in methods:
+            path = f"/{NAME}/{method.name}"
+            if path not in streams:
                 parse = GetMessageClass(method.input_type).FromString
-                act = self._unary(parse, getattr(self, method.name.lower()))
-                methods[method.name] = made.unary_unary_rpc_method_handler(act)
-        return made.method_handlers_generic_handler(NAME, methods)
+                soon, late = self._unary(parse, getattr(self, method.name.lower()))
+                unary[path] = made.unary_unary_rpc_method_handler(soon)
+                streams[path] = made.stream_stream_rpc_method_handler(late)
+        return cast("Any", _Methods(unary, streams, self._awaits))
+
+    def _awaits(self, authorization: str | None) -> bool:
+        """Whether gRPC may await the message of an RPC before we see it: the token is known, and few are awaited."""
+        try:
+            caller = self._service.known(authorization)
+        except Exception:  # noqa: BLE001 - the guard finds the same, and says what is wrong
+            return False
+        return caller is not None and self._held.awaits((caller.tenant, caller.id))
 
     def hurry(self) -> None:
         """Cut off the calls under way; their callers are told."""
@@ -121,18 +150,38 @@ class Servicer:
         if self._at_work:
             await asyncio.wait(self._at_work, timeout=within_s)
 
+    def peers(self) -> Iterator[str]:
+        """Those with a call under way, as gRPC writes addresses."""
+        return (rpc.context.peer() for rpc in self._at_work.values())
+
     # The guard
 
-    def _unary(self, parse: Callable[[bytes], Message], method: _Method) -> Callable[[bytes, Context], Awaitable[Any]]:
-        async def work(raw: bytes, rpc: Rpc) -> bytes:
+    def _unary(self, parse: Callable[[bytes], Message], method: _Method) -> tuple[places.Method, places.Method]:
+        """A method of one request and one answer, for RPCs whose message is here and for those where it is not."""
+
+        async def act(rpc: Rpc, raw: bytes | None) -> bytes:
             caller = await self._caller(rpc)
-            return (await method(_parsed(parse, raw, self._most), caller, rpc)).SerializeToString()
+            owner = caller.tenant, caller.id
+            if raw is not None:
+                self._held.came(owner)
+            self._held.enter(owner)
+            try:
+                asked = _parsed(parse, await places.first_message(rpc.context) if raw is None else raw, self._most)
+                return (await method(asked, caller, rpc)).SerializeToString()
+            finally:
+                self._held.leave(owner)
 
-        async def act(raw: bytes, context: Context) -> bytes | None:
+        async def soon(raw: bytes, context: Context) -> bytes | None:
             rpc = Rpc.of(context)
-            return await self._guarded(work(raw, rpc), rpc)
+            return await self._guarded(act(rpc, raw), rpc)
 
-        return act
+        async def late(_: Any, context: Context) -> None:
+            rpc = Rpc.of(context)
+            answer = await self._guarded(act(rpc, None), rpc)
+            if answer is not None:
+                await context.write(answer)
+
+        return soon, late
 
     async def _stream(self, _: Any, context: Context) -> None:
         rpc = Rpc.of(context)
@@ -142,7 +191,7 @@ class Servicer:
         """What the work gives; what it raises, as a status."""
         task = asyncio.current_task()
         assert task is not None
-        self._at_work.add(task)
+        self._at_work[task] = rpc
         trace_id, call = "", ""
         try:
             return await work
@@ -161,7 +210,7 @@ class Servicer:
             _log.error("an RPC failed: %s\n%s", type(error).__name__, where, extra={"trace_id": trace_id})
             failure = Failure("E3000", "something went wrong inside Interlock")
         finally:
-            self._at_work.discard(task)
+            self._at_work.pop(task, None)
         status = messages.status(failure, trace_id or self._trace_id(rpc), call)
         details = (("grpc-status-details-bin", status.SerializeToString()),)
         return await rpc.context.abort(grpc.StatusCode[failure.row.grpc], status.message, details)
@@ -231,14 +280,20 @@ class Servicer:
     # Long-running calls
 
     async def _run(self, rpc: Rpc) -> None:
-        """One call, told while it happens. However the stream ends, its call has ended before it."""
-        caller, context = await self._caller(rpc), rpc.context
+        """One stream of a caller, as one of the RPCs that it has under way."""
+        caller = await self._caller(rpc)
+        owner = caller.tenant, caller.id
+        self._held.enter(owner)
         try:
-            async with asyncio.timeout(START_WITHIN_S):
-                first = await _read(context, self._most)
-        except TimeoutError:
-            raise Failure("E3002", "the stream did not say in time what to start") from None
-        if first is None or first.WhichOneof("message") != "start":
+            await self._follow(rpc, caller)
+        finally:
+            self._held.leave(owner)
+
+    async def _follow(self, rpc: Rpc, caller: Caller) -> None:
+        """One call, told while it happens. However the stream ends, its call has ended before it."""
+        context = rpc.context
+        first = _request(await places.first_message(context), self._most)
+        if first.WhichOneof("message") != "start":
             raise Failure("E3004", "the first message of a stream must be `start`")
         clock = self._service.lock.clock
         call_id = new_id(clock.now_ms(), clock.random_bytes(8))
@@ -348,6 +403,8 @@ def _parsed(parse: Callable[[bytes], Message], raw: bytes, most: int) -> Message
 async def _read(context: Context, most: int) -> wire.RunRequest | None:
     """The next message of a stream; None after the last."""
     raw = await context.read()
-    if raw is cast("Any", grpc.aio).EOF:
-        return None
+    return None if raw is cast("Any", grpc.aio).EOF else _request(raw, most)
+
+
+def _request(raw: bytes, most: int) -> wire.RunRequest:
     return cast("wire.RunRequest", _parsed(wire.RunRequest.FromString, raw, most))

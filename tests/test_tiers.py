@@ -12,10 +12,9 @@ from tests.tiers import ROOT, TIER_OF, TIERS, tier_of
 
 PAGE = (ROOT.parent / "docs/explanation/test-tiers.md").read_text()
 FILES = sorted(ROOT.rglob("test_*.py"))
-LEFT = "the gRPC listing does not say whether a tool has known pairs"
 
 
-@pytest.mark.part_of("TEST-09", rest=LEFT)
+@pytest.mark.proves("TEST-09")
 def test_every_test_has_exactly_one_tier() -> None:
     assert len(FILES) > 100
     found = {path: tier_of(path) for path in FILES}
@@ -33,7 +32,7 @@ ONE_OF_EACH = {
 }
 
 
-@pytest.mark.part_of("TEST-09", rest=LEFT)
+@pytest.mark.proves("TEST-09")
 @pytest.mark.parametrize("tier", ["unit", "chaos"])
 def test_the_command_of_a_tier_runs_its_tests_and_no_others(tier: str) -> None:
     files = [f"tests/{one}" for one in ONE_OF_EACH.values()]
@@ -43,7 +42,7 @@ def test_the_command_of_a_tier_runs_its_tests_and_no_others(tier: str) -> None:
     assert collected == {f"tests/{ONE_OF_EACH[tier]}"}
 
 
-@pytest.mark.part_of("TEST-09", rest=LEFT)
+@pytest.mark.proves("TEST-09")
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_tier_says_when_it_runs(tier: str) -> None:
     (line,) = re.findall(rf"^\| {tier} \|(.*)\|$", PAGE, re.MULTILINE)

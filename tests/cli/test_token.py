@@ -7,6 +7,8 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
+import pytest
+
 from tests.cli.conftest import Cli
 
 
@@ -161,6 +163,35 @@ def test_whoever_holds_the_token_of_the_environment_acts_in_every_command(cli: C
     bad = replace(cli, extra={"INTERLOCK_TOKEN": "ey.no.token"})
     assert bad("calls", "list").code == 0
     assert bad.ask("audit", "export", "--out", "none.jsonl")["error"]["error_code"] == "E3203"
+
+
+@pytest.mark.parametrize("token", ["", " "])
+def test_an_empty_token_in_the_environment_does_not_stand_for_the_local_user(cli: Cli, token: str) -> None:
+    holder = replace(cli, extra={"INTERLOCK_TOKEN": token})
+    for words in (
+        ("call", "demo.balance", '{"account": "cash"}'), ("audit", "export", "--out", "none.jsonl"),
+        ("token", "issue", "--agent", "other"), ("secrets", "list"), ("calls", "resume"), ("serve",),
+    ):  # fmt: skip
+        assert holder.ask(*words)["error"]["error_code"] == "E3203", words
+    assert "INTERLOCK_TOKEN is set but empty" in holder("secrets", "list").err
+    assert holder("calls", "list").code == 0, "to look is to look at the home's own files"
+
+
+def test_the_list_of_tools_says_of_each_how_many_known_pairs_it_has(cli: Cli) -> None:
+    assert {one["known_pairs"] for one in cli.ask("tools", "list")["tools"]} == {0}
+
+
+def test_the_trace_of_a_call_that_another_process_made_is_told_from_its_record(cli: Cli) -> None:
+    call = cli.call("demo.balance", {"account": "cash"})["invocation_id"]
+    told = cli.ask("calls", "trace", call)
+    assert (told["invocation_id"], told["complete"]) == (call, False)
+    assert [(one["name"], one["status"]) for one in told["spans"]] == [("tool.invoke", "OK")]
+    shown = cli("calls", "trace", call)
+    assert (shown.code, "not kept here" in shown.out) == (0, True)
+    unserved = cli.ask("calls", "trace", call, "--url", "http://127.0.0.1:1", "--token", "a.b.c")
+    assert unserved["error"]["error_code"] == "E3203"
+    assert cli.ask("calls", "trace", call, "--url", "http://127.0.0.1:1")["error"]["error_code"] == "E3212"
+    assert cli.ask("calls", "trace", "01ARZ3NDEKTSV4RRFFQ69G5FAV")["error"]["error_code"] == "E3702"
 
 
 def test_an_auditor_of_another_tenant_is_told_the_story_of_its_own_calls_and_of_no_others(cli: Cli) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import mcp_types as types
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.registry import quarantine
 from tests.doors.test_conditions import RATE, READS
 from tests.doors.test_lifecycle import Place, opened
 from tests.doors.test_parity import Wish
@@ -72,3 +80,69 @@ async def test_every_wire_marks_the_tools_of_an_upstream_that_does_not_answer(ho
         assert place.lock.catalog.resolve("bank.rate").row == registered, "and nothing was registered anew"
         for door, way in place.ways.items():
             assert (await way(Wish("bank.rate", {"of": "CHF"}))).error is None, door
+
+
+ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+
+
+class _Hearing:
+    """An MCP session that notes when it is told that its list of tools may be another."""
+
+    def __init__(self, client: Client, news: asyncio.Event) -> None:
+        self._client = client
+        self._news = news
+
+    async def after(self, tool: str) -> Any:
+        """The description of a tool once the session has heard of a change; None where it is listed no more."""
+        async with asyncio.timeout(30):
+            await self._news.wait()
+        self._news.clear()
+        found = (await self._client.list_tools()).tools
+        return next((one for one in found if one.name == tool), None)
+
+
+@asynccontextmanager
+async def _hearing(place: Place, mode: str) -> AsyncGenerator[_Hearing]:
+    news = asyncio.Event()
+
+    async def hear(message: Any) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            news.set()
+
+    bearer = place._bearer(Wish("", {}))  # pyright: ignore[reportPrivateUsage]
+    async with httpx2.AsyncClient(headers=bearer, timeout=30) as http:
+        transport = streamable_http_client(f"{place.base}/mcp", http_client=http)
+        async with Client(transport, mode=mode, read_timeout_seconds=30, message_handler=hear) as client:
+            await client.list_tools()
+            if mode == "legacy":
+                yield _Hearing(client, news)
+            else:
+                async with client.listen(tools_list_changed=True):
+                    yield _Hearing(client, news)
+
+
+@ERAS
+async def test_sessions_are_told_when_an_upstream_stops_answering_and_when_it_is_back(home: Path, mode: str) -> None:
+    async with opened(home) as place, HttpServer.open() as server:
+        upstreams = place.lock.upstreams
+        config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
+        await upstreams.add("bank", "http", config, by=place.lock.caller, overlay=READS)
+        async with _hearing(place, mode) as session:
+            server.otherwise = lambda _: Answer(status=0)
+            assert await upstreams.probe("bank") == "unavailable"
+            assert (await session.after("bank-rate")).meta["interlock/availability"] == "UNAVAILABLE"
+            server.otherwise = lambda _: json_answer({"rate": 1})
+            assert await upstreams.probe("bank") == "available"
+            assert "interlock/availability" not in (await session.after("bank-rate")).meta
+
+
+@ERAS
+async def test_sessions_are_told_when_a_tool_is_quarantined_and_when_that_is_lifted(home: Path, mode: str) -> None:
+    async with opened(home) as place:
+        lock = place.lock
+        async with _hearing(place, mode) as session:
+            digest = lock.catalog.resolve("demo.add").row.digest
+            await lock.journal.commit(quarantine.impose(digest, "demo.add@1.0.0", "a-call", "a test"))
+            assert await session.after("demo-add") is None
+            await lock.journal.commit(quarantine.lift(digest, by=lock.caller, reason="a test"))
+            assert (await session.after("demo-add")).name == "demo-add"

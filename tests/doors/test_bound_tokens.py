@@ -191,13 +191,16 @@ ABOUT_CALLS: dict[str, Ask] = {
     "GET /v1/calls/{invocation_id}": _rest("GET", "/v1/calls/{invocation_id}"),
     "GET /v1/calls/{invocation_id}/events": _rest("GET", "/v1/calls/{invocation_id}/events"),
     "GET /v1/calls/{invocation_id}/checkpoints": _rest("GET", "/v1/calls/{invocation_id}/checkpoints"),
+    "GET /v1/calls/{invocation_id}/trace": _rest("GET", "/v1/calls/{invocation_id}/trace"),
     "POST /v1/calls/{invocation_id}/cancel": _rest("POST", "/v1/calls/{invocation_id}/cancel"),
     "POST /v1/calls/{invocation_id}/undo": _rest("POST", "/v1/calls/{invocation_id}/undo", {"idempotency_key": "u"}),
     "POST /v1/tools/resume/{invocation_id}": _rest("POST", "/v1/tools/resume/{invocation_id}"),
     "calls.status": _jsonrpc("calls.status", invocation_id="call"),
+    "calls.trace": _jsonrpc("calls.trace", invocation_id="call"),
     "calls.cancel": _jsonrpc("calls.cancel", invocation_id="call"),
     "calls.resume": _jsonrpc("calls.resume", invocation_id="call"),
     "Status": _grpc("Status"),
+    "Trace": _grpc("Trace"),
     "Cancel": _grpc("Cancel"),
     "Resume": _grpc("Resume"),
     "library undo": _library(lambda lock, target, by: lock.undo(target.call, key="u", caller=by)),
@@ -256,7 +259,14 @@ async def test_a_call_that_ended_is_not_there_for_a_token_bound_to_other_resourc
         assert await ask(world, target, by) == "E3702", name
     for name, ask in ABOUT_KEPT.items():
         assert await ask(world, target, "enough") is None, name
-    for name in ("GET /v1/calls/{invocation_id}", "calls.status", "Status", "library checkpoints", "library undo"):
+    for name in (
+        "GET /v1/calls/{invocation_id}",
+        "calls.status",
+        "Status",
+        "Trace",
+        "library checkpoints",
+        "library undo",
+    ):
         assert await ABOUT_CALLS[name](world, target, "enough") is None, name
 
 

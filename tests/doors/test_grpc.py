@@ -856,6 +856,7 @@ SOME: dict[str, st.SearchStrategy[Message]] = {
     "Calls": st.builds(
         wire.CallsRequest, state=words, tool=words, since=words, before=st.integers(-1, 9), limit=st.integers(-1, 9)
     ),
+    "Trace": st.builds(wire.TraceRequest, invocation_id=words),
     "Top": st.builds(wire.TopRequest, by=words, since=words, limit=st.integers(-1, 9)),
 }
 frames = st.sampled_from(sorted(SOME)).flatmap(

@@ -636,15 +636,15 @@ from tests.sample import add
 async def main() -> None:
     async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
         lock.catalog.attach(add)
-        await McpDoor(Service(lock)).run_stdio()
+        await McpDoor(Service(lock)).run_stdio(*sys.argv[2:])
 
 asyncio.run(main())
 """
 
 
-def _stdio(world: World, **env: str) -> StdioServerParameters:
+def _stdio(world: World, *arguments: str, **env: str) -> StdioServerParameters:
     root = str(Path(__file__).parents[2])
-    args = ["-c", SERVER, str(world.home)]
+    args = ["-c", SERVER, str(world.home), *arguments]
     return StdioServerParameters(command=sys.executable, args=args, env={"PYTHONPATH": root, **env}, cwd=root)
 
 
@@ -667,10 +667,14 @@ async def test_stdio_serves_the_bearer_of_a_token_or_the_local_user(world: World
 
 
 @ERAS
-@pytest.mark.parametrize("token", ["", "a.b.c"])
+@pytest.mark.parametrize("as_argument", [False, True])
+@pytest.mark.parametrize("token", ["", " ", "a.b.c"])
 @pytest.mark.supports("AUTH-01")
-async def test_stdio_serves_nobody_whose_token_does_not_hold(world: World, mode: str, token: str) -> None:
-    command = _stdio(world, INTERLOCK_TOKEN=token)
+async def test_stdio_serves_nobody_whose_token_does_not_hold(
+    world: World, mode: str, token: str, as_argument: bool
+) -> None:
+    """An empty token, whichever way it comes, does not stand for the local user."""
+    command = _stdio(world, token) if as_argument else _stdio(world, INTERLOCK_TOKEN=token)
     async with Client(command, mode=mode, read_timeout_seconds=PATIENCE_S) as client:
         with pytest.raises(MCPError) as listed:
             await client.list_tools()

@@ -627,8 +627,6 @@ async def test_the_author_is_told_which_effect_could_not_be_confirmed(tmp_path: 
 
 # Known pairs
 
-PAIR = "the gRPC listing does not say whether a tool has known pairs"
-
 
 def doubler(wrong: bool = False, **options: Any) -> AnyTool:
     @tool(version="1.0.0", mutation_class="read_only", namespace="demo", **options)
@@ -639,7 +637,7 @@ def doubler(wrong: bool = False, **options: Any) -> AnyTool:
     return double
 
 
-@pytest.mark.part_of("TEST-09", rest=PAIR)
+@pytest.mark.proves("TEST-09")
 async def test_a_tool_whose_known_pair_does_not_hold_is_refused(tmp_path: Path) -> None:
     pairs = [{"input": {"cents": 4}, "output": 8}, {"input": {"cents": 5}, "output": 10}]
     async with Interlock.open(tmp_path) as lock:
@@ -651,7 +649,7 @@ async def test_a_tool_whose_known_pair_does_not_hold_is_refused(tmp_path: Path) 
         assert [one.case for one in answer.trial.outcomes if "pair" in one.case] == ["known pair 1", "known pair 2"]
 
 
-@pytest.mark.part_of("TEST-09", rest=PAIR)
+@pytest.mark.proves("TEST-09")
 async def test_a_changed_tool_is_held_to_its_pairs_again(tmp_path: Path) -> None:
     pairs = [{"input": {"cents": 4}, "output": 8}]
     async with Interlock.open(tmp_path) as lock:
@@ -667,7 +665,7 @@ async def test_a_changed_tool_is_held_to_its_pairs_again(tmp_path: Path) -> None
         assert lock.catalog.resolve("demo.double").row.version == "1.0.0"
 
 
-@pytest.mark.part_of("TEST-09", rest=PAIR)
+@pytest.mark.proves("TEST-09")
 async def test_a_writing_tool_runs_its_pairs_in_its_fixture_and_without_one_is_refused(tmp_path: Path) -> None:
     def saver(fixture: bool, output: int) -> AnyTool:
         @tool(

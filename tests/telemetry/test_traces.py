@@ -272,7 +272,7 @@ async def test_nothing_is_traced_unless_it_is_asked_for(home: Path) -> None:
 # Reading back
 
 
-@pytest.mark.part_of("OBS-01", rest="reading traces back over REST, JSON-RPC, gRPC and MCP; the library offers it")
+@pytest.mark.proves("OBS-01")
 async def test_callers_read_their_own_traces_back_and_nobody_elses(home: Path) -> None:
     async with traced(home) as one:
         lock = one.lock

@@ -11,6 +11,7 @@ from interlock.cli.command import (
     Output,
     acting,
     as_holder,
+    held_token,
     json_value,
     looking,
     over_home,
@@ -536,6 +537,44 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
             page.table(changes, ("of", "by", "at", "value"))
         else:
             page.line("nothing was changed on the way")
+
+    out.answer(told, show)
+    return 0
+
+
+@calls.command()
+@click.argument("call_id", metavar="ID")
+@click.option("--url", metavar="URL", help="The server that made the call; its spans are read over REST with a token.")
+@as_holder
+@over_home
+async def trace(lock: Interlock, out: Output, /, call_id: str, url: str | None, token: str | None) -> int:
+    """The spans of the trace that a call belongs to: its steps, how long each took and how it ended.
+
+    Spans are kept by the process that made the call, if it traces calls (trace_ratio). Without --url, one span is shown
+    from what is on record.
+
+    \b
+    interlock calls trace 01JCXK2M4Q8Z…
+    interlock calls trace 01JCXK2M4Q8Z… --url http://127.0.0.1:8080 --token "$TOKEN"
+    """
+    from interlock.cli.history import find
+    from interlock.service import Service
+
+    caller = await acting(lock, token)
+    call = find(lock.journal, call_id, caller).call
+    if url is None:
+        told = await Service(lock).calls.trace(call, caller)
+    else:
+        from interlock.cli.remote import fetched
+
+        told = await fetched(url, f"/v1/calls/{call}/trace", token or held_token())
+
+    def show(page: Page) -> None:
+        page.facts([("call", told["invocation_id"]), ("trace", told["trace_id"])])
+        rows = [(one["name"], one["start"], f"{one['duration_ms']:.3f}", one["status"]) for one in told["spans"]]
+        page.table(rows, ("span", "start", "ms", "status"))
+        if not told["complete"]:
+            page.line("the steps of this call are not kept here; ask the server that made it: --url")
 
     out.answer(told, show)
     return 0

@@ -128,8 +128,8 @@ def over_home(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
 
     @functools.wraps(body)
     async def work(lock: Interlock, out: Output, /, **given: Any) -> int:
-        if "token" not in given and (held := os.environ.get(TOKEN)):
-            await acting(lock, held)
+        if "token" not in given:
+            await acting(lock, held_token())
         return await body(lock, out, **given)
 
     return looking(work)
@@ -282,7 +282,7 @@ def require(caller: Caller, scope: str, what: str) -> None:
 
 def refuse_token(what: str) -> None:
     """Refuse (E3206) what is done by whoever owns the home, while a token says that somebody else acts."""
-    if os.environ.get(TOKEN):
+    if held_token() is not None:
         from interlock.core.errors import Failure
 
         words = f"{TOKEN} is set, and {what} is not done by a token: unset it to act as yourself"
@@ -300,9 +300,26 @@ def as_holder(command: F) -> F:
 
 async def acting(lock: Interlock, token: str | None) -> Caller:
     """Who acts from here on: the local user, or whoever holds the token."""
-    if token is not None:
-        lock.act_as(await lock.caller_of(token))
+    held = held_token() if token is None else token
+    if held is not None:
+        lock.act_as(await lock.caller_of(held))
     return lock.caller
+
+
+def held_token() -> str | None:
+    """The token in the environment; None where the variable is not set. An empty one is refused (E3203).
+
+    A script that failed to get its token must not act as the owner of the home.
+    """
+    held = os.environ.get(TOKEN)
+    if held is not None and not held.strip():
+        from interlock.core.errors import Failure
+
+        words = (
+            f"{TOKEN} is set but empty, so nobody is known to act; set it to a token, or unset it to act as yourself"
+        )
+        raise Failure("E3203", words, resolution=f"set {TOKEN} to a token, or run: env -u {TOKEN} interlock …")
+    return held
 
 
 def name_of(lock: Interlock, who: str) -> str:

@@ -73,6 +73,7 @@ class JsonRpcDoor:
             "calls.list": self._calls,
             "calls.top": self._top,
             "calls.status": self._status,
+            "calls.trace": self._trace,
             "calls.cancel": self._cancel,
             "calls.resume": self._resume,
             "approvals.list": self._approvals,
@@ -320,6 +321,9 @@ class JsonRpcDoor:
 
     async def _status(self, caller: Caller, invocation_id: str) -> Json:
         return self._service.calls.status(_text(invocation_id, "invocation_id") or "", caller)
+
+    async def _trace(self, caller: Caller, invocation_id: str) -> Json:
+        return await self._service.calls.trace(_text(invocation_id, "invocation_id") or "", caller)
 
     async def _cancel(self, caller: Caller, invocation_id: str, reason: str | None = None) -> Json:
         call_id, why = _text(invocation_id, "invocation_id") or "", _text(reason, "reason")

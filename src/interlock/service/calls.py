@@ -8,12 +8,13 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.audit.decisions import decisions_of
 from interlock.audit.invocations import invocation_of
 from interlock.core.bounds import LONGEST_NAME
-from interlock.core.clock import Deadline, new_id
+from interlock.core.clock import Deadline, iso, new_id
 from interlock.core.connector import Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -26,7 +27,7 @@ from interlock.gateway.ownership import facts_in
 from interlock.service.rights import require
 from interlock.service.trails import Trails
 from interlock.store import records
-from interlock.telemetry.w3c import joined
+from interlock.telemetry.w3c import joined, trace_hex
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -243,6 +244,28 @@ class Calls:
             return decided
         return {**decided, "decision": "link", "reason": self._lock.gateway.kept.why_gone(ref)}
 
+    async def trace(self, call_id: str, caller: Caller) -> Json:
+        """The spans of the trace that a call belongs to, oldest first; E3702 for calls that the caller may not see.
+
+        Callers see the calls of the trace that are their own, auditors (audit:read) all of their tenant. `complete` is
+        false where the spans of the call itself are not kept in this process: it was not traced, another process made
+        it, or later calls took their place. Then one span tells what the journal has of the call.
+        """
+        await self._lock.journal.commit(lambda _: None)  # the record of a read may not be written yet
+        self.status(call_id, caller)
+        facts = facts_in(self._lock.ownership.history(call_id))
+        trace_id = str(facts.get("traceId") or "")
+        audits = "audit:read" in caller.scopes
+
+        def reaches(other: str) -> bool:
+            return audits or self._lock.ownership.has_call(caller, other)
+
+        spans = self._lock.gateway.telemetry.trace(trace_id, caller, reaches)
+        complete = any(span["attributes"].get("tool.invocation_id") == call_id for span in spans)
+        if not complete and facts.get("kind") == "closed":
+            spans = sorted([*spans, _span_on_record(call_id, trace_id, facts)], key=lambda span: span["start"])
+        return {"invocation_id": call_id, "trace_id": trace_id, "complete": complete, "spans": spans}
+
     def inputs(self, call_id: str, caller: Caller) -> Json:
         """The four inputs of a call and their differences, redacted, for auditors (audit:read). Each look is on record.
 
@@ -357,6 +380,25 @@ class Calls:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self._trails.close()
+
+
+def _span_on_record(call_id: str, trace_id: str, facts: Json) -> Json:
+    """A call that has ended as one span, from what its records say."""
+    latency_ms = float(facts.get("latencyMs") or 0.0)
+    began = datetime.fromisoformat(facts["timestamp"]) - timedelta(milliseconds=latency_ms)
+    states: list[str] = facts.get("states") or [""]
+    told: Json = {
+        "tool.id": facts.get("toolId"), "tool.version": facts.get("version"), "tool.invocation_id": call_id,
+        "tool.status": states[-1], "tool.latency_ms": latency_ms, "tool.source": facts.get("source"),
+        "tool.door": facts.get("door"), "tool.mutation_class": facts.get("mutationClass"),
+        "error.type": facts.get("errorCode"), "error.code": facts.get("error_code"),
+    }  # fmt: skip
+    return {
+        "name": "tool.invoke", "trace_id": trace_hex(trace_id), "span_id": "", "parent_span_id": None,
+        "start": iso(int(began.timestamp() * 1000)), "duration_ms": latency_ms,
+        "status": facts.get("errorCode") or "OK",
+        "attributes": {name: value for name, value in told.items() if value is not None}, "events": [],
+    }  # fmt: skip
 
 
 def _lies_in(pointer: str, private: Collection[str]) -> bool:

@@ -38,9 +38,12 @@ class Telemetry:
                 self.tracer.sinks.append(sending.sink)
                 self.alerts.watch("trace export", sending.lag)
 
-    def trace(self, trace_id: str, caller: Caller) -> list[Json]:
-        """The latest spans of a trace that are the caller's own to see; none where nothing is traced."""
-        return [] if self.tracer is None else self.tracer.of(trace_id, caller)
+    def trace(self, trace_id: str, caller: Caller, reaches: Callable[[str], bool] | None = None) -> list[Json]:
+        """The latest spans of a trace that are the caller's own to see; none where nothing is traced.
+
+        `reaches` leaves out calls, by their id.
+        """
+        return [] if self.tracer is None else self.tracer.of(trace_id, caller, reaches)
 
     async def close(self) -> None:
         """Send what is still to be sent."""

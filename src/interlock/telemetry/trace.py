@@ -181,6 +181,11 @@ class Recording:
         return self.position.traceparent
 
     @property
+    def invocation_id(self) -> str:
+        """The id of the call, which has ended."""
+        return str(self._facts["tool.invocation_id"])
+
+    @property
     def state(self) -> str:
         """What the caller's own tracing sent along, to be passed on."""
         return "" if self._above is None else self._above.state
@@ -340,16 +345,18 @@ class Tracer:
         except Exception:  # noqa: BLE001 - telemetry is never the reason why a call fails
             _log.exception("a trace was lost", extra={"trace_id": call.trace_id, "invocation_id": call.id})
 
-    def of(self, trace_id: str, caller: Caller) -> list[Json]:
+    def of(self, trace_id: str, caller: Caller, reaches: Callable[[str], bool] | None = None) -> list[Json]:
         """The latest spans of a trace that are the caller's own to see, in the order they began.
 
-        Auditors see those of their tenant, and local ones all.
+        Auditors see those of their tenant, and local ones all. `reaches` leaves out calls, by their id.
         """
         everything, audits, own = caller.governs("audit:read"), "audit:read" in caller.scopes, _owner(caller)
         found = [
             span
             for owner, trace, recording in self._kept
-            if trace == trace_id and (everything or owner == own or (audits and owner[0] == own[0]))
+            if trace == trace_id
+            and (everything or owner == own or (audits and owner[0] == own[0]))
+            and (reaches is None or reaches(recording.invocation_id))
             for span in recording.spans()
         ]
         return [span.document() for span in sorted(found, key=lambda span: span.start_ns)]

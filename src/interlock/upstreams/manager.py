@@ -196,6 +196,11 @@ class Upstreams:
         known = self._known.get(name)
         return known is not None and known.state == "available"
 
+    def unanswered(self) -> frozenset[str]:
+        """The upstreams that did not answer when they were last asked, by this process or another."""
+        self._refresh()
+        return frozenset(name for name, known in self._known.items() if known.state != "available")
+
     def offers(self, name: str) -> tuple[Offered, ...]:
         """What an upstream was last seen to offer, and what became of each."""
         return book.offers(self._journal.read, name)

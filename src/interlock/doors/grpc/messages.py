@@ -127,6 +127,21 @@ def tool(version: Version, availability: str, timeout_class: str) -> wire.Tool:
     )
 
 
+def trace(told: Json) -> wire.TraceResponse:
+    """The spans of a trace."""
+    spans = [
+        wire.Span(
+            name=one["name"], trace_id=one["trace_id"], span_id=one["span_id"],
+            parent_span_id=one["parent_span_id"] or "", start=one["start"], duration_ms=one["duration_ms"],
+            status=one["status"], attributes_json=encode(one["attributes"]), events_json=encode(one["events"]),
+        )
+        for one in told["spans"]
+    ]  # fmt: skip
+    return wire.TraceResponse(
+        invocation_id=told["invocation_id"], trace_id=told["trace_id"], complete=told["complete"], spans=spans
+    )
+
+
 def result(outcome: Result) -> wire.CallResult:
     """What became of a call."""
     message = wire.CallResult(

@@ -269,6 +269,9 @@ class Servicer:
         calls, call_id = self._service.calls, request.invocation_id
         return messages.call_status(calls.status(call_id, caller), calls.result(call_id, caller))
 
+    async def trace(self, request: wire.TraceRequest, caller: Caller, _: Rpc) -> wire.TraceResponse:
+        return messages.trace(await self._service.calls.trace(request.invocation_id, caller))
+
     async def cancel(self, request: wire.CancelRequest, caller: Caller, _: Rpc) -> wire.CancelResponse:
         reason = request.reason or None
         return messages.cancelled(await self._service.calls.cancel(request.invocation_id, caller, reason))

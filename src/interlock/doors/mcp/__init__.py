@@ -177,7 +177,10 @@ class McpDoor:
                 await self._calling.close()
 
     async def run_stdio(self, token: str | None = None) -> None:
-        """Serve one client over stdin and stdout: the bearer of a token (INTERLOCK_TOKEN), else the local user."""
+        """Serve one client over stdin and stdout: the bearer of a token (INTERLOCK_TOKEN), else the local user.
+
+        A token that is empty is no token: every request of the client is refused (E3203).
+        """
         held = os.environ.get("INTERLOCK_TOKEN") if token is None else token
         lock = self._service.lock
 
@@ -208,14 +211,15 @@ class McpDoor:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Announce changes that any process makes to the registry."""
-        seen = registry_epoch(self._service.lock.journal)
+        """Announce what changes lists: what any process does to the registry, and upstreams that come and go."""
+        lock = self._service.lock
+        seen: tuple[str, frozenset[str]] | None = None
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            epoch = registry_epoch(self._service.lock.journal)
-            if epoch != seen:
-                seen = epoch
+            now = registry_epoch(lock.journal), lock.upstreams.unanswered()
+            if seen is not None and now != seen:
                 await self.tools_changed()
+            seen = now
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _may_be_long(scope: Message, small: int, most: int) -> bool:

@@ -30,6 +30,7 @@ from starlette.requests import Request
 
 from interlock._version import __version__
 from interlock.core.artifacts import is_file
+from interlock.core.canonical import encode
 from interlock.core.connector import ALONE, Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -187,8 +188,14 @@ class Sdk:
         return {"prompts": await self._offers.prompts(await self._caller(ctx)), **_OWN}
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> Json:
-        """A result that was kept, for whoever made the call; or what an upstream has."""
+        """A result that was kept or the trace of a call, for whoever made the call; or what an upstream has."""
         caller, uri = await self._caller(ctx), str(params.uri)
+        if uri.startswith("trace:"):
+            try:
+                told = await self._service.calls.trace(uri.removeprefix("trace:"), caller)
+            except Failure as failure:
+                raise missing(failure, f"Resource not found: {uri}", uri=uri) from None
+            return {"contents": [{"uri": uri, **_result(encode(told))}], **_OWN}
         if not uri.startswith("payload:"):
             asked = interaction(ctx) or ALONE
             reading = self._offers.read(uri, caller, asked)

@@ -335,6 +335,33 @@ class CallInputs(Answer):
     input_changes: list[Json] = Field(description="every difference: before, after, source, pointer, value")
 
 
+class CallTrace(Answer):
+    """The spans of the trace that a call belongs to."""
+
+    invocation_id: str
+    trace_id: str
+    complete: bool = Field(
+        description="false: the call's own spans are not kept here, and one span tells what is on record"
+    )
+    spans: list[Span]
+
+
+class Span(Answer):
+    """A step of a call, as it ended."""
+
+    name: str = Field(
+        description="tool.invoke, or one of its steps: Validate, Authorize, Execute, External, Verify, Return"
+    )
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    start: str
+    duration_ms: float
+    status: str = Field(description="OK, or what went wrong")
+    attributes: Json = Field(description="tool, version, status, latency and cost, where they belong to the step")
+    events: list[Json] = Field(description="what happened meanwhile: `name`, `at` and its facts")
+
+
 class CancelQuery(Query):
     reason: Literal["interruption", "discard", "fallback"] | None = Field(
         None, description="why, for the label of the synthetic result; interruption if nothing is said"

@@ -448,6 +448,46 @@ class StatusResponse(_message.Message):
     result: CallResult
     def __init__(self, invocation_id: _Optional[str] = ..., state: _Optional[_Union[CallState, str]] = ..., tool_id: _Optional[str] = ..., version: _Optional[str] = ..., code: _Optional[str] = ..., approval_ticket_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., latency_ms: _Optional[float] = ..., outcome: _Optional[str] = ..., result: _Optional[_Union[CallResult, _Mapping]] = ...) -> None: ...
 
+class TraceRequest(_message.Message):
+    __slots__ = ("invocation_id",)
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    def __init__(self, invocation_id: _Optional[str] = ...) -> None: ...
+
+class TraceResponse(_message.Message):
+    __slots__ = ("invocation_id", "trace_id", "complete", "spans")
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    invocation_id: str
+    trace_id: str
+    complete: bool
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, invocation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., complete: _Optional[bool] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("name", "trace_id", "span_id", "parent_span_id", "start", "duration_ms", "status", "attributes_json", "events_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_JSON_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    trace_id: str
+    span_id: str
+    parent_span_id: str
+    start: str
+    duration_ms: float
+    status: str
+    attributes_json: bytes
+    events_json: bytes
+    def __init__(self, name: _Optional[str] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., parent_span_id: _Optional[str] = ..., start: _Optional[str] = ..., duration_ms: _Optional[float] = ..., status: _Optional[str] = ..., attributes_json: _Optional[bytes] = ..., events_json: _Optional[bytes] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("invocation_id", "reason")
     INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -52,6 +52,11 @@ class GatewayStub:
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
                 response_deserializer=interlock_dot_v1_dot_gateway__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/interlock.v1.Gateway/Trace',
+                request_serializer=interlock_dot_v1_dot_gateway__pb2.TraceRequest.SerializeToString,
+                response_deserializer=interlock_dot_v1_dot_gateway__pb2.TraceResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/interlock.v1.Gateway/Cancel',
                 request_serializer=interlock_dot_v1_dot_gateway__pb2.CancelRequest.SerializeToString,

@@ -14,5 +14,6 @@ class GatewayStub:
     Calls: _aio.UnaryUnaryMultiCallable[_wire.CallsRequest, _wire.CallsResponse]
     Top: _aio.UnaryUnaryMultiCallable[_wire.TopRequest, _wire.TopResponse]
     Status: _aio.UnaryUnaryMultiCallable[_wire.StatusRequest, _wire.StatusResponse]
+    Trace: _aio.UnaryUnaryMultiCallable[_wire.TraceRequest, _wire.TraceResponse]
     Cancel: _aio.UnaryUnaryMultiCallable[_wire.CancelRequest, _wire.CancelResponse]
     Resume: _aio.UnaryUnaryMultiCallable[_wire.ResumeRequest, _wire.CallResult]

@@ -109,6 +109,12 @@ async def read_inputs(invocation_id: Id, ask: Ask) -> Response:
     return json(ask.service.calls.inputs(invocation_id, ask.caller))
 
 
+@router.get("/calls/{invocation_id}/trace", **says(models.CallTrace))
+async def read_trace(invocation_id: Id, ask: Ask) -> Response:
+    """The spans of the trace that a call of yours belongs to. With `audit:read`, of every call of your tenant."""
+    return json(await ask.service.calls.trace(invocation_id, ask.caller))
+
+
 @router.post("/calls/{invocation_id}/cancel", **says(models.Cancelled))
 async def cancel_call(invocation_id: Id, ask: Ask, query: Annotated[models.CancelQuery, Query()]) -> Response:
     """Ask for a call of yours to end. `discard` also lets go of the result and the files of one that has ended."""

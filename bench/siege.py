@@ -1,28 +1,34 @@
 """How long an honest caller waits beside a hostile one of each kind, against its wait alone in the same run.
 
 The server and the honest caller share a process; the hostile caller has its own, so that what it costs to be hostile is
-not counted.
+not counted. The hostile caller over stdio talks to a server of its own on the same home: they share its database.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, cast
 
+import grpc
+import grpc.aio
 import httpx
 import orjson
 
 from bench.measure import Plan, number, times
 from bench.report import Table, verdict
-from interlock import Failure, Field, Interlock, tool
+from interlock import Effect, Failure, Field, Interlock, tool
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
+from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
 from interlock.service import Service
 
@@ -63,13 +69,52 @@ async def produce(size: Annotated[int, Field(description="a size", examples=[1])
     return "x" * size
 
 
+@tool(
+    version="1.0.0", mutation_class="write_irreversible", namespace="siege", effects=[Effect("mail:{text}", "CREATE")]
+)
+async def send(text: Text) -> int:
+    """Something that a person must agree to."""
+    return len(text)
+
+
+TOOLS = (count, fail, hang, produce, send)
+# A server over stdio on the same home.
+STDIO = """
+import asyncio, sys
+from bench.siege import TOOLS
+from interlock import Interlock
+from interlock.doors.mcp import McpDoor
+from interlock.service import Service
+
+async def main() -> None:
+    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
+        for one in TOOLS:
+            lock.catalog.attach(one)
+        await McpDoor(Service(lock)).run_stdio()
+
+asyncio.run(main())
+"""
+
+
+class Target(NamedTuple):
+    """Where a server is."""
+
+    port: int
+    grpc_port: int
+    home: str
+
+
 class Siege:
     """A server, an honest caller and what a hostile one needs."""
 
-    def __init__(self, port: int, headers: dict[str, str], client: httpx.AsyncClient) -> None:
-        self.port = port
-        self.headers = headers
+    def __init__(self, target: Target, token: str, client: httpx.AsyncClient) -> None:
+        self.target = target
+        self.token = token
+        self.headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         self.client = client
+        self._channel: grpc.aio.Channel | None = None
+        self._stdio: asyncio.subprocess.Process | None = None
+        self._sent = 0
 
     async def invoke(self, name: str, **arguments: Any) -> None:
         body = orjson.dumps({"tool_id": f"siege.{name}", "parameters": arguments, "timeout_ms": 500})
@@ -97,9 +142,18 @@ class Siege:
 
     async def connections(self) -> None:
         """Many connections that say nothing."""
+        await self._connect(self.target.port, b"")
+
+    async def grpc_connections(self) -> None:
+        """Many HTTP/2 connections without a call."""
+        await self._connect(self.target.grpc_port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+
+    async def _connect(self, port: int, said: bytes) -> None:
         opened: list[asyncio.StreamWriter] = []
         try:
-            opened += [(await asyncio.open_connection("127.0.0.1", self.port))[1] for _ in range(200)]
+            opened += [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(200)]
+            for writer in opened:
+                writer.write(said)
             await asyncio.sleep(0.2)
         finally:
             for writer in opened:
@@ -112,6 +166,72 @@ class Siege:
         accept = {"accept": "application/json, text/event-stream"}
         await self.client.post("/mcp", content=said, headers={**self.headers, **accept})
 
+    # Over gRPC
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.target.grpc_port}")
+        return self._channel
+
+    async def grpc_calls(self) -> None:
+        """Twenty calls at once, each with many values."""
+        raw = orjson.dumps({"values": [1] * 20_000})
+        request = wire.InvokeRequest(tool_id="siege.count", arguments_json=raw)
+        bearer = (("authorization", f"Bearer {self.token}"),)
+        calls = [GatewayStub(self.channel).Invoke(request, metadata=bearer) for _ in range(20)]
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def grpc_headers(self) -> None:
+        """RPCs without a token and without a message."""
+        method = cast("Any", self.channel).stream_stream("/interlock.v1.Gateway/Invoke")
+        begun = [method() for _ in range(200)]
+        await asyncio.gather(*(one.code() for one in begun))
+
+    # Over stdio
+
+    async def stdio(self) -> None:
+        """A hundred calls written at once; their answers are read when all are written."""
+        if self._stdio is None:
+            environment = {**os.environ, "INTERLOCK_TOKEN": self.token}
+            self._stdio = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", STDIO, self.target.home,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment, limit=1 << 24,
+            )  # fmt: skip
+            hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+            await self._say("initialize", hello, 1)
+        arguments = {"name": "siege-count", "arguments": {"values": [1] * 900}}
+        await self._say("tools/call", arguments, 100)
+
+    async def _say(self, method: str, params: dict[str, Any], times_: int) -> None:
+        assert self._stdio is not None
+        assert self._stdio.stdin is not None
+        assert self._stdio.stdout is not None
+        for _ in range(times_):
+            self._sent += 1
+            said = {"jsonrpc": "2.0", "id": self._sent, "method": method, "params": params}
+            self._stdio.stdin.write(orjson.dumps(said) + b"\n")
+        await self._stdio.stdin.drain()
+        for _ in range(times_):
+            assert await self._stdio.stdout.readline(), "the server over stdio has ended"
+
+    # By tickets
+
+    async def tickets(self) -> None:
+        """Twenty calls at once that each wait for a person; those that came to wait are withdrawn."""
+        keys = [os.urandom(8).hex() for _ in range(20)]
+        asked = [{"tool_id": "siege.send", "parameters": {"text": key}, "idempotency_key": key} for key in keys]
+        posts = (self.client.post("/v1/tools/invoke", json=one, headers=self.headers) for one in asked)
+        for answer in await asyncio.gather(*posts):
+            if answer.status_code == 202:
+                await self.client.post(f"/v1/calls/{answer.json()['invocation_id']}/cancel", headers=self.headers)
+
+    async def tickets_above_the_bound(self) -> None:
+        """Calls that would wait for a person, of a caller for whom enough wait already."""
+        key = os.urandom(8).hex()
+        body = {"tool_id": "siege.send", "parameters": {"text": key}, "idempotency_key": key}
+        await self.client.post("/v1/tools/invoke", json=body, headers=self.headers)
+
 
 KINDS: dict[str, Hostile] = {
     "two million values": Siege.values,
@@ -122,35 +242,44 @@ KINDS: dict[str, Hostile] = {
     "functions that hang": Siege.hanging_function,
     "silent connections": Siege.connections,
     "dropped MCP sessions": Siege.sessions,
+    "gRPC calls of 20,000 values": Siege.grpc_calls,
+    "gRPC silent connections": Siege.grpc_connections,
+    "gRPC headers alone": Siege.grpc_headers,
+    "calls over stdio": Siege.stdio,
+    "tickets, withdrawn": Siege.tickets,
+    "tickets above the bound": Siege.tickets_above_the_bound,
 }
 
 
 async def run(plan: Plan) -> list[Table]:
+    wanted = os.environ.get("SIEGE", "")  # only kinds whose name holds this text
     seconds = QUICK_S if plan == Plan.of(quick=True) else HONEST_S
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         lock = await stack.enter_async_context(Interlock.open(home, housekeeping=False))
-        await lock.add(count, fail, hang, produce)
+        await lock.add(*TOOLS)
         lock.issuer_keys.init("EdDSA")
         tokens: list[str] = []
         for name in ("honest", "hostile"):
             await lock.identities.register(Identity(did=f"did:web:{name}.example", name=name), by="bench")
             grants = [ToolGrant("siege.*")]
             tokens.append(await lock.tokens.issue(subject=f"did:web:{name}.example", tools=grants, by=lock.caller))
-        server = await stack.enter_async_context(serving(Service(lock), Listening(port=0, grpc_port=None)))
+        server = await stack.enter_async_context(serving(Service(lock), Listening(port=0, grpc_port=0)))
         await server.warm()
         base = f"http://127.0.0.1:{server.port}"
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=60))
-        kind = {"content-type": "application/json"}
-        headers, theirs = [{"authorization": f"Bearer {token}", **kind} for token in tokens]
-        honest = Siege(server.port, headers, client)
+        assert server.grpc_port is not None
+        target = Target(server.port, server.grpc_port, str(home))
+        honest = Siege(target, tokens[0], client)
         await _honest(honest, 0.5)
         alone = await _honest(honest, seconds)
         rows: list[tuple[str, list[float]]] = [("alone", alone)]
         spawn = multiprocessing.get_context("spawn")
         for name in KINDS:
+            if wanted and wanted not in name:
+                continue
             ready = spawn.Event()
-            process = spawn.Process(target=_attack, args=(name, server.port, theirs, ready), daemon=True)
+            process = spawn.Process(target=_attack, args=(name, target, tokens[1], ready), daemon=True)
             process.start()
             await asyncio.to_thread(ready.wait, 60)
             rows.append((name, await _honest(honest, seconds)))
@@ -160,14 +289,14 @@ async def run(plan: Plan) -> list[Table]:
         return [_table(rows)]
 
 
-def _attack(name: str, port: int, headers: dict[str, str], ready: Any) -> None:
+def _attack(name: str, target: Target, token: str, ready: Any) -> None:
     """A hostile caller, until it is killed."""
 
     async def attack() -> None:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            hostile = Siege(port, headers, client)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{target.port}", timeout=60) as client:
+            hostile = Siege(target, token, client)
             while True:
-                with suppress(httpx.HTTPError, OSError):
+                with suppress(httpx.HTTPError, grpc.aio.AioRpcError, OSError):
                     await KINDS[name](hostile)
                 ready.set()
 

@@ -43,7 +43,8 @@ class World:
     standing: str
 
 
-async def make(path: Path, clock: FakeClock) -> World:
+async def make(path: Path, clock: FakeClock, *, in_advance: bool = True) -> World:
+    """Live a history; `in_advance` says whether a standing approval is part of it."""
     async with opened(path, clock) as lock:
         await lock.identities.register(Identity(did=AGENT, name="bot", trust=10, groups=frozenset({"staff"})), by="ann")
         await lock.identities.update(Identity(did=AGENT, name="bot", trust=20, groups=frozenset({"b", "a"})), by="ann")
@@ -57,13 +58,16 @@ async def make(path: Path, clock: FakeClock) -> World:
         await lock.approvals.deny(tickets[2], by=BEN, comment="no")
         await lock.approvals.approve(tickets[3], by=BEN, edit={"to": "t9"})
         assert (await lock.approvals.resume(tickets[3])).ok
-        standing = await lock.approvals.agree_in_advance(
-            "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=3,
-            expires_ms=clock.now_ms + 60_000,
-        )  # fmt: skip
-        assert (await lock.call("demo.mail", to="team-a", key="s")).ok
+        standing = ""
+        if in_advance:
+            given = await lock.approvals.agree_in_advance(
+                "demo.mail", by=BEN, caller=ANN, arguments={"to": "team-*", "note": "*"}, uses=3,
+                expires_ms=clock.now_ms + 60_000,
+            )  # fmt: skip
+            standing = given.id
+            assert (await lock.call("demo.mail", to="team-a", key="s")).ok
     waiting, approved, denied, used = tickets
-    return World(Home(path), waiting, approved, denied, used, standing.id)
+    return World(Home(path), waiting, approved, denied, used, standing)
 
 
 @pytest.fixture(scope="module")

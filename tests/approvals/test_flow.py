@@ -1188,7 +1188,7 @@ async def test_a_tool_that_did_otherwise_than_its_preview_said_is_found_out(lock
 # On record
 
 
-@pytest.mark.part_of("AUTH-10", rest="blocked_path names the path that a rule or a permission refused")
+@pytest.mark.proves("AUTH-10")
 async def test_every_permission_check_is_on_record_as_a_decision(lock: Interlock, clock: FakeClock) -> None:
     rule = '@id("not-dora")\nforbid (principal, action == Action::"demo.mail", resource)'
     lock.home.policy.write_text(ANYTHING + rule + ' when { context.arguments.to == "dora" };\n')

@@ -2,8 +2,9 @@
 
 Each permission check is stored once, in a record that its call has anyway: a `pending` record holds a check that ended
 with a question to a person, a `closed` record the last check of its call. The record's `decision` has behavior, mode,
-source, reason and end; rules, policy, call and time are fields of the record; what a reviewer changed or said is in the
-ticket's `approval` records. A field of the document that a record does not have is empty.
+source, reason, end and the path that was refused or asked about; rules, policy, call and time are fields of the record;
+what a reviewer changed or said is in the ticket's `approval` records. A field of the document that a record does not
+have is empty.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def decision_of(record: Json, approvals: Iterable[Json] = ()) -> Json | None:
         "user_modified": bool(agreed.get("user_modified")),
         "suggested_updates": [],
         "pending_classifier_check": False,
-        "blocked_path": None,
+        "blocked_path": None if behavior == "allow" else decision.get("blocked_path"),
         "content_blocks": [],
         "accept_feedback": agreed.get("comment") or None,
         "decided_at": _decided_at(record),

@@ -48,6 +48,7 @@ from interlock.authority.normal import (
     written_path,
 )
 from interlock.authority.words import paths_of, pieces
+from interlock.core.bounds import plain_text
 from interlock.core.contract import Contract
 from interlock.core.effects import predict
 from interlock.core.errors import Failure
@@ -60,6 +61,8 @@ ALL = {"all_paths": "paths", "all_hosts": "hosts", "all_urls": "urls", "all_comm
 # Cedar reads objects with these keys as something other than data: an argument must not forge an entity.
 ESCAPES = frozenset({"__entity", "__extn", "__expr"})
 MAX_DEPTH = 64
+# Longer than any path can be: one that is cut is not taken for a path.
+_LONGEST_PATH = 5000
 
 _FORMS = frozenset({PATH, URL, HOST})
 _NONE: frozenset[str] = frozenset()
@@ -105,6 +108,17 @@ def facts(
     return found
 
 
+def as_written(
+    contract: Contract, arguments: Mapping[str, Any], path: str, compared: Compared = NOTHING_COMPARED
+) -> str:
+    """A path of the call as it was written: the caller need not learn where links on this machine lead."""
+    root = contract.input.places.root
+    seen = _Seen(contract, frozenset({"paths"}))
+    for name, value in arguments.items():
+        seen.value(value, root.member(name), name, _NONE, compared.below(name))
+    return plain_text(seen.written.get(path, path), _LONGEST_PATH)
+
+
 def in_normal_form(
     contract: Contract, patterns: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Json, Json] | None:
@@ -139,6 +153,8 @@ class _Seen:
         self.sets: dict[str, set[str]] = {name: set() for name in SETS}
         # What contains every path, host and URL that was found.
         self.shared: dict[str, set[str]] = {}
+        # Paths that are written in another way, through links or from some directory on.
+        self.written: dict[str, str] = {}
         blind = contract.input.places.blind
         if blind is not None:
             raise Failure("E3206", f"the schema of {contract.ref} cannot be followed everywhere: {blind}")
@@ -232,6 +248,8 @@ class _Seen:
         # A rule may name a directory by a symbolic link.
         written = written_path(text)
         self.sets["paths"].update(around if written in (None, path) else around.union(ancestors(written)))
+        if written != path:
+            self.written[path] = written or text
         self.sets["resources"].add(f"file:{path}")
         return path
 

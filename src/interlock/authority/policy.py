@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from interlock.authority.cedar import DEFAULT, INVOKE, Rule, Rules, Slice, Uid
-from interlock.authority.facts import ALL, SETS, facts
+from interlock.authority.blocked import blocked_path, reads_paths
+from interlock.authority.cedar import DEFAULT, INVOKE, Answer, Rule, Rules, Slice, Uid
+from interlock.authority.facts import ALL, SETS, as_written, facts
 from interlock.authority.gate import reach, widest
 from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
 from interlock.authority.principals import Principals
@@ -160,12 +161,14 @@ class Policies:
         if decision is None:
             self.evaluations += 1
             answer = asked.rules.ask(asked.entities, asked.request, context)
+            blocked = _blocked(question, asked, answer, context) if answer.behavior != "allow" else ""
             decision = Decision(
                 behavior=answer.behavior,
                 reason=answer.reason,
                 rules=answer.rules,
                 policy=loaded.rules.version,
                 expires_ms=expiry(question),
+                blocked_path=blocked or None,
             )
             memory.put(slot, context, decision, whatever)
         return decision
@@ -387,6 +390,19 @@ def context_of(question: Question, rules: Slice) -> bytes:
         return orjson.dumps(context, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         raise Failure("E3206", "the call holds text that is not valid") from None
+
+
+def _blocked(question: Question, asked: _Asked, answer: Answer, context: bytes) -> str:
+    """The path because of which the rules refuse a call, or ask about it."""
+    if not any(map(reads_paths, asked.rules.rules)):
+        return ""
+    paths = facts(question.contract, question.arguments, (), frozenset({"paths"}), asked.rules.compared)["paths"]
+
+    def holds(rule: Rule, alone: bytes) -> bool:
+        return asked.rules.holds(rule, asked.entities, asked.request, alone, approved=False) == "yes"
+
+    found = blocked_path(asked.rules.rules, answer, context, paths, holds)
+    return as_written(question.contract, question.arguments, found, asked.rules.compared)
 
 
 def _only(value: Any, names: Collection[str]) -> Any:

@@ -239,9 +239,11 @@ class Decision:
     reason: str
     rules: tuple[str, ...]
     policy: str
-    source: str = "policy"  # policy | remote | gate | hook | token | approval
+    source: str = "policy"  # policy | remote | gate | hook | token | permissions | scopes | approval
     expires_ms: int | None = None
     obligations: tuple[str, ...] = ()
+    # The path because of which it is refused or asked about.
+    blocked_path: str | None = None
 
 
 @step

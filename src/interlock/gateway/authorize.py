@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from interlock.approvals import mechanism
 from interlock.approvals.ticket import Ticket
+from interlock.authority.facts import as_written
 from interlock.authority.gate import Gate, gate
 from interlock.authority.policy import Engine, Question
 from interlock.authority.tokens import Tokens
@@ -34,6 +35,7 @@ _MOST_COVERED = 50_000
 # Up to what size of input the resources of a call are recorded for tokens that are bound to resources, and how many.
 _LARGEST_NAMED = 16_384
 _MOST_NAMED = 100
+_LONGEST_PATH = 4096
 _NO_BUDGET = (0, 0)
 
 
@@ -141,7 +143,11 @@ class Authorizer:
         if caller.capability is not None:
             self._check_token(checked, caller.capability)
         if tool.confined:
-            cover.check_paths(tool, checked.permission_input)
+            try:
+                cover.check_paths(tool, checked.permission_input)
+            except cover.BlockedPath as failure:
+                self._block(checked, failure, "permissions")
+                raise
         operation = "preview" if request.dry_run else request.operation
         question = Question(
             caller, tool.contract, tool.digest, checked.permission_input, operation, request.session, request.door,
@@ -161,6 +167,8 @@ class Authorizer:
             decision = _lacking(tool, caller, decision)
         if decision.behavior == "passthrough":
             decision = replace(decision, behavior="ask", reason="nobody settled it, so a person must")
+        if decision.blocked_path is not None and not self._can_name(call, decision.blocked_path):
+            decision = replace(decision, blocked_path=None)
         call.decision = decision
         if self._observer.heard(call):
             self._observer.emit("tool.permission.decided", call, behavior=decision.behavior, reason=decision.reason)
@@ -186,9 +194,30 @@ class Authorizer:
         if bound:
             found = cover.resources_of(tool.contract, checked.permission_input)
             self._note_resources(checked, found)
-            cover.check_resources(capability, tool.contract, found)
+            try:
+                cover.check_resources(capability, tool.contract, found)
+            except cover.BlockedPath as failure:
+                self._block(checked, failure, "token")
+                raise
         elif tool.writes:
             self._note_resources(checked)
+
+    def _block(self, checked: Checked, failure: cover.BlockedPath, source: str) -> None:
+        """Have it recorded which path was refused, and by what."""
+        call, contract = checked.requested.call, checked.requested.tool.contract
+        path = as_written(contract, checked.permission_input, failure.path)
+        call.decision = Decision(
+            behavior="deny",
+            reason=failure.message,
+            rules=(),
+            policy="",
+            source=source,
+            blocked_path=path if self._can_name(call, path) else None,
+        )
+
+    def _can_name(self, call: Call, path: str) -> bool:
+        """Whether a path may be recorded: it is as long as a path can be, and holds nothing private."""
+        return len(path) <= _LONGEST_PATH and self._observer.resources(call, (path,)) is not None
 
     def _note_resources(self, checked: Checked, found: Sequence[str] | None = None) -> None:
         """Have the resources of a call recorded, so that tokens below this one see it only where they cover them.

@@ -26,6 +26,14 @@ _RESOURCES_AND_ARGUMENTS = frozenset({"resources", "arguments"})
 _WILD = frozenset("*?[")
 
 
+class BlockedPath(Failure):
+    """A path that the caller's token or the tool's permissions do not cover (E3206)."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__("E3206", message)
+        self.path = path
+
+
 def check_tool(capability: Capability, contract: Contract, environment: str) -> None:
     """Refuse a tool that the token does not name (E3204), or may not call here (E3206)."""
     if not capability.covers(str(contract.id), contract.version):
@@ -79,12 +87,16 @@ def check_paths(tool: Prepared, arguments: Mapping[str, Any]) -> None:
     for resource in found["resources"]:
         if not resource.startswith("file:"):
             continue
-        path = resource.removeprefix("file:")
-        path = path[2:] if path.startswith("///") else path
+        path = _path_in(resource)
         if not any(is_below(path, root) for root in roots):
-            raise Failure("E3206", f"{contract.ref} lists no permission for `{path[:200]}`")
+            raise BlockedPath(f"{contract.ref} lists no permission for `{path[:200]}`", path)
         if resource in changed and not any(is_below(path, root) for root in writable):
-            raise Failure("E3206", f"{contract.ref} lists no permission to write `{path[:200]}`")
+            raise BlockedPath(f"{contract.ref} lists no permission to write `{path[:200]}`", path)
+
+
+def _path_in(resource: str) -> str:
+    path = resource.removeprefix("file:")
+    return path[2:] if path.startswith("///") else path
 
 
 def resources_of(contract: Contract, arguments: Mapping[str, Any]) -> list[str]:
@@ -108,7 +120,8 @@ def check_resources(capability: Capability, contract: Contract, found: Sequence[
         raise Failure("E3206", words)
     for resource in found:
         if not capability.covers_resource(resource):
-            raise Failure("E3206", f"the token does not cover {resource}")
+            words = f"the token does not cover {resource}"
+            raise BlockedPath(words, _path_in(resource)) if resource.startswith("file:") else Failure("E3206", words)
 
 
 def check_cost(capability: Capability, contract: Contract, calls: int = 1) -> None:

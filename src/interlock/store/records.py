@@ -154,6 +154,8 @@ def decided(decision: Decision, *, looking: bool) -> Json:
     }
     if decision.expires_ms is not None:
         told["expires_at"] = iso(decision.expires_ms)
+    if decision.blocked_path is not None:
+        told["blocked_path"] = decision.blocked_path
     return told
 
 

@@ -1,0 +1,65 @@
+"""Names the path because of which the rules refused a call, for the decision on record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
+from typing import Any, cast
+
+import orjson
+
+from interlock.authority.cedar import Answer, Rule
+from interlock.authority.normal import ancestors
+from interlock.core.places import PATH
+from interlock.core.schema import Json
+
+# Whether one rule holds in a context.
+Holds = Callable[[Rule, bytes], bool]
+
+_SETS = ("paths", "all_paths")
+# How many pairs of a rule and a path are tried. Only calls that are refused pay for it.
+_MOST_TRIED = 32
+
+
+def reads_paths(rule: Rule) -> bool:
+    """Whether a rule looks at the paths of a call."""
+    return any(not read or read[0] in _SETS for read in rule.reads) or any(_by_path(rule))
+
+
+def blocked_path(rules: Sequence[Rule], answer: Answer, context: bytes, paths: Collection[str], holds: Holds) -> str:
+    """The path that a rule forbids or asks about, or that none of the rules on paths allows; "" where there is none.
+
+    `paths` are those of the call, each with its ancestors. A path is tried by asking about a call with that path alone.
+    """
+    concerned = [rule for rule in rules if reads_paths(rule) and rule.effect == "forbid" and rule.id in answer.rules]
+    if not concerned and not answer.rules and answer.behavior == "deny":
+        concerned = [rule for rule in rules if reads_paths(rule) and rule.effect == "permit"]
+    if answer.errors or not concerned:
+        return ""
+    said: Json = orjson.loads(context)
+    for rule, path in islice(_pairs(concerned, paths), _MOST_TRIED):
+        alone = {**said, **dict.fromkeys(said.keys() & set(_SETS), sorted(ancestors(path)))}
+        if holds(rule, orjson.dumps(alone)) == (rule.effect == "forbid"):
+            return path
+    named = (_value(said.get("arguments"), names) for rule in concerned for names in _by_path(rule))
+    return next((value for value in named if value.startswith("/")), "")
+
+
+def _pairs(rules: Sequence[Rule], paths: Collection[str]) -> Iterator[tuple[Rule, str]]:
+    """Every rule that reads the sets of paths with every path that is not above another one."""
+    above = {os.path.dirname(path) for path in paths if path != "/"}
+    for rule in rules:
+        if any(not read or read[0] in _SETS for read in rule.reads):
+            yield from ((rule, path) for path in sorted(paths) if path not in above)
+
+
+def _by_path(rule: Rule) -> Iterator[tuple[str, ...]]:
+    """The names of the arguments that a rule compares with a path."""
+    return (one.names for one in rule.compares if PATH in one.readings)
+
+
+def _value(found: Any, names: tuple[str, ...]) -> str:
+    for name in names:
+        found = cast("Json", found).get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else ""

@@ -22,6 +22,11 @@ class FakeVault:
         self.secrets: dict[str, Json] = {}
         self.leases: dict[str, str] = {}
         self.lease_duration = 60
+        # How long each lease lasts by now, how long one can last at most, and whether one can be renewed.
+        self.terms: dict[str, float] = {}
+        self.longest_s: float = 3600
+        self.renewable = True
+        self.renews = True
         self.fails: tuple[int, str] | None = None
         self.redirect_to: str | None = None
         self.tokens_seen: list[str] = []
@@ -67,6 +72,12 @@ class FakeVault:
             self.leases.pop(body["lease_id"], None)
             self.revoked.set()
             return 204, None
+        if method == "PUT" and where == "sys/leases/renew":
+            if not self.renews:
+                return 403, {"errors": ["permission denied"]}
+            # As Vault does: counted from now, and cut to what the role allows.
+            self.terms[body["lease_id"]] = min(body["increment"], self.longest_s)
+            return 200, {"lease_id": body["lease_id"], "lease_duration": self.terms[body["lease_id"]]}
         if "/creds/" in where:
             return 200, self._issue(where)
         secret = self.secrets.get(where)
@@ -77,9 +88,10 @@ class FakeVault:
     def _issue(self, where: str) -> Json:
         number = next(self._numbers)
         lease, password = f"{where}/{number}", f"issued-password-{number}"
-        self.leases[lease] = password
+        self.leases[lease], self.terms[lease] = password, self.lease_duration
         data = {"username": f"v-reader-{number}", "password": password}
-        return {"lease_id": lease, "lease_duration": self.lease_duration, "renewable": False, "data": data}
+        term = {"lease_duration": self.lease_duration, "renewable": self.renewable}
+        return {"lease_id": lease, **term, "data": data}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         fake = self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import httpx
@@ -197,6 +198,39 @@ async def test_an_issued_credential_is_refused_by_its_service_once_the_call_has_
     assert caught.value.code == "E3603"
 
 
+@pytest.mark.proves("EXEC-07")
+@pytest.mark.parametrize(
+    ("arrange", "lasts_s"),
+    [
+        ({"lease_duration": 600}, 30.0),
+        ({"lease_duration": 10}, 30.0),
+        ({"lease_duration": 10, "longest_s": 20}, 20.0),
+        ({"lease_duration": 10, "renewable": False}, 10.0),
+        ({"lease_duration": 10, "renews": False}, 10.0),
+        ({"lease_duration": 600, "renewable": False}, 30.0),
+    ],
+    ids=["a long term", "a short term", "as the role allows", "not renewable", "may not renew", "long, not renewable"],
+)
+async def test_an_issued_credential_lasts_as_long_as_the_call_may_take_and_never_past_its_lease(
+    arrange: dict[str, Any], lasts_s: float, fake: FakeVault, source: Vault, time: FakeClock
+) -> None:
+    for name, value in arrange.items():
+        setattr(fake, name, value)
+    lease = await open_lease(source, ["db/reader"], lifetime_s=29.5, clock=time.clock)
+    (term,) = fake.terms.values()
+    # What Vault is left with is no longer than the call either, also if nobody comes to revoke it.
+    assert term == (30 if lasts_s == 30 and fake.renewable else min(lasts_s, 600) if lasts_s < 30 else 600)
+    time.advance(min(lasts_s, 29.5) - 0.001)
+    assert "issued-password-1" in lease["db/reader"].reveal()
+    time.now_ms -= 3_600_000  # a wall clock that is set back gives nobody more time
+    time.advance(0.001)
+    with pytest.raises(Failure) as caught:
+        lease["db/reader"].reveal()
+    assert caught.value.code == "E3603"
+    await lease.close()
+    assert fake.leases == {}
+
+
 async def test_what_is_issued_to_a_cancelled_call_is_revoked_when_it_arrives(fake: FakeVault, source: Vault) -> None:
     fake.gate.clear()
     fetching = asyncio.create_task(source.fetch("db/reader"))
@@ -225,9 +259,17 @@ async def test_a_credential_that_is_named_twice_is_issued_once(fake: FakeVault, 
     assert fake.leases == {}
 
 
-@pytest.mark.parametrize(("name", "duration", "code"), [("db/void", 60, "E3602"), ("db/reader", 0, "E3603")])
+@pytest.mark.parametrize(
+    ("name", "duration", "code"),
+    [
+        ("db/void", 60, "E3602"),
+        ("db/reader", 0, "E3603"),
+        ("db/reader", -5, "E3603"),
+        ("db/reader", "an hour", "E3603"),
+    ],
+)
 async def test_what_is_not_issued_or_issued_void_is_not_lent(
-    name: str, duration: int, code: str, fake: FakeVault, source: Vault
+    name: str, duration: Any, code: str, fake: FakeVault, source: Vault
 ) -> None:
     fake.lease_duration = duration
     with pytest.raises(Failure) as caught:

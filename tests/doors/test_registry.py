@@ -294,9 +294,9 @@ class Counted:
         self._source = source
         self.asked = 0
 
-    async def fetch(self, name: str) -> Credential:
+    async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
         self.asked += 1
-        return await self._source.fetch(name)
+        return await self._source.fetch(name, lifetime_s)
 
     async def rest(self, name: str, slot: str, ms: int) -> None:
         await self._source.rest(name, slot, ms)

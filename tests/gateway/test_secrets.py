@@ -714,7 +714,7 @@ async def hold(ctx: Context, which: Which) -> list[str]:
     return found
 
 
-@pytest.mark.part_of("EXEC-07", rest="the term that Vault gives to a credential it issues is that of the role in Vault")
+@LENDING
 @pytest.mark.parametrize(
     ("options", "lasts_s"), [({}, 4.0), ({"timeout_s": 2.5}, 2.5), ({"deadline_s": 1.5}, 1.5)],
     ids=["the tool's timeout", "the call's timeout", "the deadline of whoever waits"],
@@ -839,6 +839,8 @@ async def test_a_credential_issued_for_a_call_is_refused_by_its_issuer_afterward
         assert (await lock.call("lend.use", which=NAME, key="a")).ok
         (issued,) = stage.seen
         assert vault.leases == {}
+        # Its term was that of the call, not of the role.
+        assert [0 < term <= 30 for term in vault.terms.values()] == [True]
         password = issued.split('"password":"')[1].split('"')[0]
         async with httpx.AsyncClient(trust_env=False) as service:
             answer = await service.get(f"{vault.address}/service", headers={"X-Credential": password})

@@ -112,8 +112,11 @@ class Credential:
 class SecretSource(Protocol):
     """Where credentials come from."""
 
-    async def fetch(self, name: str) -> Credential:
-        """The credential that is in force now; E3601 unreachable, E3602 absent, E3603 expired, E3604 undecryptable."""
+    async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
+        """The credential that is in force now; E3601 unreachable, E3602 absent, E3603 expired, E3604 undecryptable.
+
+        `lifetime_s` says how long it is needed. A source that issues credentials has it end then.
+        """
         ...
 
     async def rest(self, name: str, slot: str, ms: int) -> None:
@@ -136,7 +139,7 @@ async def open_lease(source: SecretSource, names: Sequence[str], *, lifetime_s: 
     try:
         for name in dict.fromkeys(names):
             check_name(name)
-            lease.add(await source.fetch(name))
+            lease.add(await source.fetch(name, lifetime_s))
     except BaseException:
         await lease.close()
         raise
@@ -273,7 +276,7 @@ class Secrets:
         )
         return [Kept(*row) for row in rows]
 
-    async def fetch(self, name: str) -> Credential:
+    async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
         """The first slot that neither rests nor has expired."""
         try:
             rows = self._journal.read(_FETCH, (name,))

@@ -2,8 +2,10 @@
 
 A name is a path below the mount and prefix. Of what is stored there, the field `value` is the credential; further
 fields `value-SLOT` make a pool. Custom metadata `expires` (ISO 8601) or a set deletion time bound its life. Names that
-the operator lists as *issued* are paths of an engine that makes a fresh credential each time (`database/creds/NAME`);
-these are revoked when their call ends, also when nobody waited for the answer any more.
+the operator lists as *issued* are paths of an engine that makes a fresh credential each time (`database/creds/NAME`).
+Its lease is renewed once, when the call starts, for as long as the call may take: that makes a long lease shorter and a
+short one longer, as far as the role allows. It is revoked when the call ends, also when nobody waited for the answer.
+INVARIANT: an issued credential is not lent past the term that Vault gave it last, whatever the wall clock says.
 
 Nothing is cached: a new value at Vault is what the next call gets. The token comes from a file or an environment
 variable each time it is used, so that an agent may renew it, and is never stored. Requests are made with
@@ -14,6 +16,8 @@ and an answer is bounded in bytes, values and time.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import re
 from collections.abc import Coroutine, Mapping
@@ -33,6 +37,8 @@ from interlock.core.threads import DISK, WALKS
 from interlock.store.outgoing import Answer, Outgoing, Trouble, Unanswered
 
 T = TypeVar("T")
+
+_log = logging.getLogger("interlock.secrets")
 
 CONNECTIONS = 4
 MAX_ANSWER = 1_048_576
@@ -81,13 +87,13 @@ class Vault:
         self._http = Outgoing(allowed, keep_alive=True, connections=CONNECTIONS)
         self._late: set[asyncio.Task[Any]] = set()
 
-    async def fetch(self, name: str) -> Credential:
-        """The credential that Vault holds or issues now."""
+    async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
+        """The credential that Vault holds, or issues for as long as it is needed."""
         check_name(name)
         path = self._issued.get(name)
         if path is None:
             return await self._in_time(name, self._read(name))
-        issuing = asyncio.create_task(self._issue(name, path))
+        issuing = asyncio.create_task(self._issue(name, path, lifetime_s))
         try:
             return await self._in_time(name, asyncio.shield(issuing))
         except BaseException:
@@ -137,26 +143,42 @@ class Vault:
             clock=self._clock,
         )
 
-    async def _issue(self, name: str, path: str) -> Credential:
+    async def _issue(self, name: str, path: str, lifetime_s: float | None) -> Credential:
+        asked, asked_ms = self._clock.monotonic(), self._clock.now_ms()
         answer = await self._ask(name, "GET", path.strip("/"), timeout_s=LATE_S)
         data, lease = _object(answer, "data"), answer.get("lease_id")
         if not isinstance(lease, str) or not lease:
             raise Failure("E3601", f"the vault gave `{name}` without a lease, so it could not be revoked")
-        given = answer.get("lease_duration")
-        lifetime_s = min(given, _LONGEST_LEASE_S) if isinstance(given, int | float) else 0
+        term_s = _term(answer)
+        if term_s > 0 and lifetime_s is not None and answer.get("renewable") is True:
+            renewed, renewed_ms = self._clock.monotonic(), self._clock.now_ms()
+            given_s = await self._renew(name, lease, lifetime_s)
+            if given_s is not None:
+                asked, asked_ms, term_s = renewed, renewed_ms, given_s
         credential = Credential(
             orjson.dumps(data),
             name=name,
             slot="main",
             version=lease,
-            expires_ms=self._clock.now_ms() + round(lifetime_s * 1000),
+            expires_ms=asked_ms + round(term_s * 1000),
             issued=lease,
             clock=self._clock,
         )
-        if lifetime_s <= 0:
+        # Counted from before it was asked for: at the vault the term begins later.
+        credential.end_at(asked + term_s)
+        if term_s <= 0:
             await self._revoke(credential)
             raise Failure("E3603", f"the vault issued `{name}` already expired")
         return credential
+
+    async def _renew(self, name: str, lease: str, lifetime_s: float) -> float | None:
+        """Have a lease end when the call must, or as near to that as the role allows. None: it stays as it was."""
+        body = orjson.dumps({"lease_id": lease, "increment": max(1, math.ceil(lifetime_s))})
+        try:
+            return _term(await self._ask(name, "PUT", "sys/leases/renew", body, timeout_s=LATE_S))
+        except Failure as failure:
+            _log.warning("the lease of the credential %s keeps the term that its role gives: %s", name, failure)
+            return None
 
     async def _revoke(self, credential: Credential) -> None:
         body = orjson.dumps({"lease_id": credential.issued})
@@ -260,6 +282,12 @@ def _meaning(name: str, answer: Answer) -> Failure:
 
 def _strange() -> Json:
     raise Failure("E3601", "the vault answers in a form that is not its own; check the address and the mount")
+
+
+def _term(answer: Json) -> float:
+    """How many seconds a lease lasts; none where the answer does not say it as a number."""
+    found: object = answer.get("lease_duration")
+    return min(float(found), _LONGEST_LEASE_S) if isinstance(found, int | float) and found > 0 else 0.0
 
 
 def _object(answer: Any, member: str) -> Json:

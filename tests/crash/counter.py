@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Annotated
 
@@ -40,6 +41,14 @@ def _(name: str) -> Preview:
 @mark.compensate
 async def _(result: str) -> None:
     return None
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="demo", timeout_s=600)
+async def wait(ctx: Context, name: Key) -> str:
+    """Read for a long time."""
+    ctx.progress("reading")
+    await asyncio.sleep(500)
+    return name
 
 
 def crash_here(label: str) -> None:

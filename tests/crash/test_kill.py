@@ -12,25 +12,28 @@ from typing import Any
 
 import pytest
 
-from interlock import Interlock
+from interlock import Interlock, Tool
 from interlock.app import chores
 from interlock.audit.chain import verify
+from interlock.core.canonical import digest
 from interlock.registry.admission import Evidence, publish
 from interlock.registry.catalog import contract_digest
 from interlock.store.home import Home
 from interlock.telemetry.alerts import Alert
-from tests.crash.counter import effects, mark
+from tests.crash.counter import effects, mark, wait
 from tests.crash.driver import POINTS
+from tests.doors.test_records import FIELDS
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # many processes start and die, one after the other
 
 
-async def prepare(home: Path) -> None:
+async def prepare(home: Path, *tools: Tool[..., Any]) -> None:
     async with Interlock.open(home) as lock:
-        digest = contract_digest(mark)
-        evidence = Evidence(digest, True, "test", "")
-        await lock.journal.commit(publish(mark.manifest, digest, "library:", evidence, "test"))
+        for one in tools or (mark,):
+            content = contract_digest(one)
+            evidence = Evidence(content, True, "test", "")
+            await lock.journal.commit(publish(one.manifest, content, "library:", evidence, "test"))
 
 
 def drive(mode: str, home: Path, lines: Path, count: int) -> list[dict[str, Any]]:
@@ -166,3 +169,62 @@ async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_whoever_opens_
     for told in (1, 0):
         async with Interlock.open(home) as lock:
             assert lock.gateway.observer.metrics["OUTCOME_UNKNOWN"] == told
+
+
+# What is on record of it
+
+HANGING = """
+import asyncio, os, sys
+from interlock import Caller, Hook, HookResult, Interlock
+from tests.crash.counter import wait
+
+async def main():
+    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
+        lock.catalog.attach(wait)
+        lock.hook(Hook(id="doubt", when="pre", run=lambda _: HookResult(permission="ask")))
+        pending = await lock.call("demo.wait", {"name": "a"})
+        ticket = pending.metadata["pending"]["ticketId"]
+        await lock.approvals.approve(ticket, by=Caller(id="local:ben", groups=frozenset({"approvers"})))
+        running = asyncio.create_task(lock.approvals.resume(ticket))
+        while not lock.journal.read("SELECT 1 FROM journal WHERE kind = 'started'"):
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proves("AUDIT-01")
+async def test_the_record_of_a_call_whose_process_was_killed_has_every_field(tmp_path: Path) -> None:
+    home, lines = tmp_path / "home", tmp_path / "effects"
+    await prepare(home, mark, wait)
+    await die_in_a_write(home, lines, "a")
+    reading = await asyncio.create_subprocess_exec(sys.executable, "-c", HANGING, str(home), cwd=ROOT)
+    assert await reading.wait() == -9
+    async with Interlock.open(home, housekeeping=False) as lock:
+        rows = lock.journal.read("SELECT kind, body FROM journal WHERE kind IN ('intent', 'started', 'closed')")
+        found: dict[str, list[dict[str, Any]]] = {}
+        for kind, body in rows:
+            found.setdefault(kind, []).append(json.loads(body))
+        write, read = sorted(found["closed"], key=lambda record: record["toolId"])
+        (intent,), (started,) = found["intent"], found["started"]
+        for record, begun in ((write, intent), (read, started)):
+            assert record.keys() >= FIELDS
+            same = ("call", "traceId", "callerId", "agentId", "toolId", "version", "operation", "inputHash",
+                    "mutationClass", "authDecision")  # fmt: skip
+            assert {name: record[name] for name in same} == {name: begun[name] for name in same}
+            assert record["timestamp"] >= begun["timestamp"]
+            assert (record["status"], record["outputSummary"], record["sideEffects"]) == ("ERROR", None, [])
+            assert (record["latencyMs"], record["inputHash"]) == (None, digest({"name": "a"}))
+            assert record["callerId"] == lock.caller.id
+        assert (write["authDecision"], write["errorCode"], write["error_code"]) == (
+            "ALLOW",
+            "PRECONDITION_FAILED",
+            "E3409",
+        )
+        assert (write["mutationClass"], write["approvalTicketId"]) == ("write_reversible", None)
+        ticket = lock.journal.read("SELECT id FROM ticket")[0][0]
+        assert (read["mutationClass"], read["approvalTicketId"]) == ("read_only", ticket)
+        assert read["authDecision"] == "REQUIRES_APPROVAL"
+        assert read["errorCode"] is not None
+    assert verify(Home(home)).intact

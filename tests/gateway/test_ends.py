@@ -6,13 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from interlock import Context, Effect, Interlock, Preview, tool
+from interlock.core.canonical import digest
 from interlock.core.context import Change
 from interlock.core.cost import Cost
 from interlock.core.errors import Failure
 from tests import sample
+from tests.doors.test_records import FIELDS
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
@@ -121,12 +124,24 @@ async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
     assert lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'", ())[0][0] == 0
     kinds = [kind for (kind,) in lock.journal.read("SELECT kind FROM journal WHERE call = ?", (result.invocation_id,))]
     assert kinds.count("intent") == kinds.count("closed") == 1
+    (body,) = lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (result.invocation_id,))[
+        0
+    ]
+    closed = orjson.loads(body)
+    assert closed.keys() >= FIELDS
+    said = (closed["operation"], closed["toolId"], closed["version"], closed["mutationClass"], closed["authDecision"])
+    assert said == ("invoke", name, "1.0.0", "write_reversible", "ALLOW")
+    assert (closed["status"], closed["errorCode"] is None) == ("SUCCESS" if result.ok else "ERROR", result.ok)
+    assert (closed["traceId"], closed["callerId"]) == (result.trace_id, lock.caller.id)
+    assert closed["inputHash"] == digest(arguments)
+    assert closed["latencyMs"] >= 0
     assert lock.journal.read("SELECT count(*) FROM hold", ())[0][0] == 0
     # The service goes on.
     assert (await lock.call("demo.calm", name="still here")).unwrap() == "still here"
     return result.invocation_id
 
 
+@pytest.mark.supports("AUDIT-01")
 @pytest.mark.parametrize("name", REPORTS)
 async def test_a_call_ends_whatever_its_tool_reports(lock: Interlock, name: str) -> None:
     await admit(lock, report, calm)
@@ -144,6 +159,7 @@ LOGGED = {
 }
 
 
+@pytest.mark.supports("AUDIT-01")
 @pytest.mark.parametrize("name", FAILURES)
 async def test_a_call_ends_whatever_its_tool_fails_with(
     lock: Interlock, name: str, caplog: pytest.LogCaptureFixture

@@ -375,7 +375,7 @@ class Closer:
                         return
                     # Its session has moved on, or its closing cannot be written at all. What it did stands, and a
                     # person must look.
-                    if await self._journal.commit(_as_unknown(call, self._clock.now_ms())):
+                    if await self._journal.commit(_as_unknown(call, self._clock)):
                         self._tell_unknown(call)
                 del self._owed[0]
 
@@ -536,7 +536,8 @@ class Closer:
         settlement = endings.broken(call)
         if settlement == "unknown":
             failure = unsettled(call, failure)
-        body = records.ended(call, now_ms, failure, settlement)
+        latency_ms = _latency_ms(call, self._clock)
+        body = records.ended(call, now_ms, failure, settlement, latency_ms)
 
         def unit(transaction: Transaction) -> _Written:
             if transaction.has("closed", call.id):
@@ -562,7 +563,7 @@ class Closer:
             call.move("failed")
         if settlement == "unknown" and not written.ended_before:
             self._tell_unknown(call)
-        metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}
+        metadata: Json = {"latency_ms": latency_ms}
         return Result(
             invocation_id=call.id,
             tool=call.ref,
@@ -775,9 +776,14 @@ def _persistence(call_id: str, size: int, tool: Prepared, *, fits: bool) -> Pers
     return Persistence(decision="preview", ref=ref, size=size, reason="larger than max_inline_chars")
 
 
-def _as_unknown(call: Call, now_ms: int) -> Unit[bool]:
+def _latency_ms(call: Call, clock: Clock) -> float:
+    return int((clock.monotonic() - call.started) * 1_000_000) / 1000
+
+
+def _as_unknown(call: Call, clock: Clock) -> Unit[bool]:
     """A unit that blocks the key of a call that is still open and closes the call; whether it was open."""
-    body = records.ended(call, now_ms, Failure("E3409", "how the call ended could not be recorded"), "unknown")
+    failure = Failure("E3409", "how the call ended could not be recorded")
+    body = records.ended(call, clock.now_ms(), failure, "unknown", _latency_ms(call, clock))
 
     def unit(transaction: Transaction) -> bool:
         if call.scope is None or not keys.is_open(transaction, call.scope, call.id):

@@ -221,8 +221,8 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
 
 # What the closing record of a call that was cut off takes over from its intent.
 _OF_THE_INTENT = (
-    "agentId", "approval", "approvalTicketId", "authDecision", "door", "mutationClass", "operation", "parent", "policy",
-    "rules", "session", "task", "tenant", "traceId",
+    "agentId", "approval", "approvalTicketId", "authDecision", "door", "mutationClass", "native", "operation", "parent",
+    "policy", "resources", "rules", "session", "task", "tenant", "token", "traceId",
 )  # fmt: skip
 _OF_EVERY_CLOSING = ("agentId", "approvalTicketId", "authDecision", "mutationClass", "operation", "traceId")
 

@@ -193,11 +193,10 @@ def _close(transaction: Transaction, call_id: str) -> bool:
     if last is None or last[0] != "started":
         return False
     body: Json = {
-        **orjson.loads(last[1]), "kind": "closed", "timestamp": iso(transaction.now_ms), "status": "ERROR",
-        "errorCode": _CRASHED.error_code.value, "error_code": _CRASHED.code,
+        "approvalTicketId": None, **orjson.loads(last[1]), "kind": "closed", "timestamp": iso(transaction.now_ms),
+        "status": "ERROR", "errorCode": _CRASHED.error_code.value, "error_code": _CRASHED.code,
         "error_class": _CRASHED.error_class.value, "states": ["running", "failed"], "source": "synthetic",
-        "outputSummary": None, "sideEffects": [], "approvalTicketId": None, "latencyMs": None,
-        "reason": "the process that ran it died",
+        "outputSummary": None, "sideEffects": [], "latencyMs": None, "reason": "the process that ran it died",
     }  # fmt: skip
     transaction.append("closed", call_id, records.encode(body))
     return True

@@ -90,7 +90,8 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
 
 def started(call: Call, at_ms: int) -> bytes:
     """A call that is taking its time."""
-    return encode({**head("started", call, at_ms), "authDecision": _decision(call)})
+    said = {"authDecision": _decision(call), "approvalTicketId": call.approval}
+    return encode({**head("started", call, at_ms), **said})
 
 
 def closed(
@@ -159,11 +160,11 @@ def decided(decision: Decision, *, looking: bool) -> Json:
     return told
 
 
-def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None) -> bytes:
+def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None, latency_ms: float) -> bytes:
     """The closing record of a call that could not be closed: nothing of what its tool said is in it."""
     record = head("closed", call, at_ms)
     record |= {"authDecision": _decision(call), "status": "ERROR", "source": "synthetic"}
-    record |= {"approvalTicketId": call.approval, "latencyMs": None, "outputSummary": None, "sideEffects": []}
+    record |= {"approvalTicketId": call.approval, "latencyMs": latency_ms, "outputSummary": None, "sideEffects": []}
     record |= {"states": [*call.states, "failed"], "errorCode": failure.row.error_code.value}
     record |= {"error_code": failure.code, "error_class": failure.row.error_class.value}
     if call.approval_outcome is not None:

@@ -700,7 +700,7 @@ Mail = Annotated[str, Field(description="whose", examples=["m"], json_schema_ext
 
 @tool(
     version="1.0.0", mutation_class="read_only", namespace="own", examples=[{"text": "a"}],
-    sandbox=Sandboxing(artifacts=2), content_types=["image"], expected_artifacts=["*.csv"],
+    sandbox=Sandboxing(artifacts=2), content_types=["image"], expected_artifacts=["*.csv"], timeout_s=120,
     expected_resources=["https://wiki.example/*"],
 )
 async def stated(text: Text, mail: Mail = "nobody", tenant_hint: Hint = "none") -> str:
@@ -712,7 +712,7 @@ async def stated(text: Text, mail: Mail = "nobody", tenant_hint: Hint = "none") 
 @pytest.mark.proves("CONTRACT-12")
 def test_a_contract_on_the_command_line_states_its_facts_and_hides_internal_fields_from_models(fresh: Cli) -> None:
     added = fresh("tools", "add", write(fresh, "mine.py", STATED))
-    assert added.code == 0, added.err
+    assert added.code == 0, added.out + added.err
     shown = fresh.ask("tools", "show", "own.stated")
     declared = shown["declaration"]
     takes, gives = declared["input_contract"], declared["output_contract"]

@@ -21,6 +21,7 @@ from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.manifests import import_all
 from interlock.upstreams.overlay import parse_overlay
+from tests.gateway.test_lifecycle import SIX, records
 from tests.upstreams.servers import HttpServer, json_answer
 
 PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
@@ -63,8 +64,8 @@ def contract(parameters: Json = TAKES, address: str = "weather.forecast") -> Con
 
 @pytest.mark.part_of(
     "EXEC-12",
-    rest="a tool that was imported with strict or defer_loading is exported with them; a provider's function schemas"
-    " are registered by a command; the phases of calls to LangChain and provider tools are the six of every call",
+    rest="a provider's function schemas are registered by a command or an endpoint, and what they say of strict and"
+    " defer_loading is said again when they are exported",
 )
 def test_a_contract_is_declared_in_each_providers_form_with_strict_and_deferred_loading_kept() -> None:
     strict: Json = {
@@ -330,6 +331,7 @@ async def test_a_function_that_a_provider_declared_is_registered_and_called_like
         arguments = formats.restored(registered.input.document, said.arguments)
         result = await lock.call(formats.address_of(said.name, lock.catalog.addresses()), arguments)
         assert formats.answer(said, result)["content"] == [{"type": "text", "text": "sunny"}]
+        assert [record["phases"] for record in records(lock)] == [SIX]
     assert [(got.method, got.path, orjson.loads(got.body)) for got in server.got] == [
         ("POST", "/do", {"city": "Ulm", "days": 2})
     ]

@@ -21,6 +21,7 @@ from interlock.core.schema import Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
 from interlock.upstreams.manifests import import_all
+from tests.gateway.test_lifecycle import SIX, records
 from tests.upstreams.hostile import loop_is_free
 from tests.upstreams.langchain_hostile import HUNG
 from tests.upstreams.servers import remote_call
@@ -119,6 +120,7 @@ async def test_a_tool_is_added_and_called_like_any_other(tmp_path: Path) -> None
     async with Interlock.open(tmp_path) as lock:
         await lock.upstreams.add("chain", "langchain", {"module": MODULE}, by=lock.caller, overlay=overlay)
         assert (await lock.call("chain.shout", {"text": "a"})).unwrap() == "A"
+        assert [record["phases"] for record in records(lock)] == [SIX]
         refused = await lock.call("chain.shout", {"text": 5, "times": "many"})
         assert refused.error is not None
         assert refused.error.code == "E3301"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from interlock.upstreams import wire
 from interlock.upstreams.intake import BURST, Allowance, Intake, addressee, decoded, more_values
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
 from tests.upstreams import test_grpc, test_http
-from tests.upstreams.hostile import flood, loop_is_free, raw_server, read_head, text_frame, websocket_accept
+from tests.upstreams.hostile import HELD_S, flood, loop_is_free, raw_server, read_head, text_frame, websocket_accept
 from tests.upstreams.servers import Answer, HttpServer, Pauses, ShopServer, SocketServer, remote_call
 
 ECHO: Json = {"protocol": "websocket", "method": "echo", "result": "result", "error": "error"}
@@ -80,6 +81,14 @@ def test_whole_numbers_of_too_many_digits_are_found_in_the_bytes(numbers: list[s
 
     json.loads(text, parse_int=seen)
     assert long_number(text) == (longest > 308)
+
+
+def test_digits_in_a_text_full_of_escapes_are_passed_over_quickly() -> None:
+    text = b'["' + b'\\\\\\"' * 900_000 + b'","' + b"9" * 400 + b'"]'
+    began = time.thread_time()
+    assert not long_number(text)
+    assert long_number(text[:-1] + b"," + b"9" * 309 + b"]")
+    assert time.thread_time() - began < HELD_S
 
 
 def test_a_long_number_from_an_upstream_is_refused_before_it_is_parsed() -> None:

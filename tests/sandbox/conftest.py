@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from interlock.executors.sandbox.allowance import Allowance
 from interlock.executors.sandbox.cgroups import PREFIX, Cgroups
 from interlock.executors.sandbox.job import GIB
 from interlock.executors.sandbox.supervisor import Sandbox
-from tests import processes
+from tests import leaks, processes
 from tests.needs import need
 
 ROOMY = Allowance(cores=64, memory_bytes=64 * GIB)
@@ -35,6 +35,12 @@ def has_cgroups() -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sandboxes_leave_nothing_behind(own_places: tuple[Path, ...]) -> Iterator[None]:
+    """The tests here are checked together, when the sandbox that they share is closed (see tests/leaks.py)."""
+    yield from leaks.check(own_places)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -2,6 +2,8 @@
 
 The server and the honest caller share a process; the hostile caller has its own, so that what it costs to be hostile is
 not counted. The hostile caller over stdio talks to a server of its own on the same home: they share its database.
+
+SIEGE=gRPC in the environment tries only the kinds whose name holds that text.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import orjson
 
 from bench.measure import Plan, number, times
 from bench.report import Table, verdict
-from interlock import Effect, Failure, Field, Interlock, tool
+from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.authority.identities import Identity
 from interlock.core.capability import ToolGrant
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
@@ -72,9 +74,15 @@ async def produce(size: Annotated[int, Field(description="a size", examples=[1])
 @tool(
     version="1.0.0", mutation_class="write_irreversible", namespace="siege", effects=[Effect("mail:{text}", "CREATE")]
 )
-async def send(text: Text) -> int:
+async def send(ctx: Context, text: Text) -> int:
     """Something that a person must agree to."""
+    ctx.effect(f"mail:{text}", "CREATE")
     return len(text)
+
+
+@send.preview
+def _(text: str) -> Preview:
+    return Preview(impact=f"a mail of {len(text)} characters")
 
 
 TOOLS = (count, fail, hang, produce, send)
@@ -252,7 +260,7 @@ KINDS: dict[str, Hostile] = {
 
 
 async def run(plan: Plan) -> list[Table]:
-    wanted = os.environ.get("SIEGE", "")  # only kinds whose name holds this text
+    wanted = os.environ.get("SIEGE", "")
     seconds = QUICK_S if plan == Plan.of(quick=True) else HONEST_S
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import pytest
@@ -37,15 +37,17 @@ def has_cgroups() -> bool:
     return True
 
 
-@pytest.fixture(scope="session", autouse=True)
-def sandboxes_leave_nothing_behind(own_places: tuple[Path, ...]) -> Iterator[None]:
+@pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
+async def sandboxes_leave_nothing_behind(own_places: tuple[Path, ...]) -> AsyncGenerator[None]:
     """The tests here are checked together, when the sandbox that they share is closed (see tests/leaks.py)."""
-    yield from leaks.check(own_places)
+    left = leaks.watch(own_places)  # on the loop of the session, which outlives the sandbox
+    yield
+    leaks.fail(left())
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def sandbox() -> AsyncGenerator[Sandbox]:
-    """One for the whole run: what one test's calls leave behind, another would find."""
+    """One for all tests here: what one test's calls leave behind, another would find."""
     os.environ["SECRET_TOKEN"] = "hunter2"
     async with await Sandbox.open(backends=("zygote",), spares=2, allowance=ROOMY) as opened:
         yield opened

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -59,3 +60,59 @@ async def test_a_session_whose_client_listens_is_not_idle(home: Path) -> None:
                 while (await client.post("/mcp", json=ping, headers={"mcp-session-id": others[0]})).status_code != 404:  # noqa: ASYNC110
                     await asyncio.sleep(0.5)
             assert (await client.post("/mcp", json=ping, headers=session)).status_code == 200
+
+
+PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
+    "a body that is not JSON": (400, {"method": "POST", "content": b"{nope"}),
+    "a list of nothing": (400, {"method": "POST", "content": b"[]"}),
+    "a form": (400, {"method": "POST", "content": b"a=b", "headers": {"content-type": "text/plain"}}),
+    "a client that accepts nothing": (406, {"method": "POST", "json": HELLO, "headers": {"accept": "image/png"}}),
+    "a request before the greeting": (400, {"method": "POST", "json": PING}),
+    "a greeting without an id": (400, {"method": "POST", "json": {**HELLO, "id": None}}),
+    "a greeting without parameters": (200, {"method": "POST", "json": {**HELLO, "params": {}}}),
+    "a stream that is not accepted": (406, {"method": "GET", "headers": {"accept": "application/json"}}),
+    "a stream of no session": (400, {"method": "GET"}),
+    "an end of no session": (400, {"method": "DELETE"}),
+}
+
+
+async def test_a_refused_request_leaves_no_session_ends_none_and_names_none(home: Path) -> None:
+    (home / "settings.toml").write_text("max_mcp_sessions = 1\n")
+    async with place(home) as here, httpx.AsyncClient(base_url=here.base, timeout=PATIENCE_S) as client:
+        client.headers.update({**here.bearer, **HEADERS})
+        opened = await client.post("/mcp", json=HELLO)
+        session = {"mcp-session-id": opened.headers["mcp-session-id"]}
+        assert (await client.post("/mcp", json=PING, headers=session)).status_code == 200
+        before = len(asyncio.all_tasks())
+        for name, (status, request) in REFUSED.items():
+            answer = await client.request(url="/mcp", **request)
+            assert answer.status_code == status, name
+            assert '"error"' in answer.text, name
+            assert "mcp-session-id" not in answer.headers, name
+            assert (await client.post("/mcp", json=PING, headers=session)).status_code == 200, name
+        async with asyncio.timeout(PATIENCE_S):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks end without an event
+                await asyncio.sleep(0.05)
+
+
+async def test_a_further_session_takes_the_place_of_an_idle_one_and_is_refused_where_all_are_in_use(
+    home: Path,
+) -> None:
+    (home / "settings.toml").write_text("max_mcp_sessions = 1\n")
+    async with place(home) as here, httpx.AsyncClient(base_url=here.base, timeout=PATIENCE_S) as client:
+        client.headers.update({**here.bearer, **HEADERS})
+        first, second = [
+            {"mcp-session-id": (await client.post("/mcp", json=HELLO)).headers["mcp-session-id"]} for _ in range(2)
+        ]
+        assert (await client.post("/mcp", json=PING, headers=first)).status_code == 404
+        async with client.stream("GET", "/mcp", headers=second) as news:
+            assert news.status_code == 200
+            before = len(asyncio.all_tasks())
+            refused = await client.post("/mcp", json=HELLO)
+            assert "E3407" in refused.text
+            assert "mcp-session-id" not in refused.headers
+            assert (await client.post("/mcp", json=PING, headers=second)).status_code == 200
+            async with asyncio.timeout(PATIENCE_S):
+                while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - tasks end without an event
+                    await asyncio.sleep(0.05)

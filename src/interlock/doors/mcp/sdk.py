@@ -35,7 +35,7 @@ from interlock.core.connector import ALONE, Interaction
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, read_body, refuse, replay
+from interlock.doors.asgi import Disconnected, header, read_body, refuse, replay
 from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.changes import Changes
@@ -288,7 +288,8 @@ class Sdk:
         """Answer one HTTP request of a caller."""
         if scope["method"] == "POST":
             try:
-                # The SDK refuses what is too large in a form of its own, so that is found before.
+                # The SDK refuses another media type and a large body in forms of its own, so these are found before.
+                _check_media_type(scope)
                 receive = replay(await read_body(receive, most=self._max_body), receive)
             except Disconnected:
                 return
@@ -324,6 +325,16 @@ class Sdk:
             return methods.serialize_server_result(method, MODERN, result)
         except ValidationError:
             raise Fault(types.INTERNAL_ERROR, "Handler returned an invalid result") from None
+
+
+def _check_media_type(scope: Message) -> None:
+    sent = header(scope, b"content-type") or ""
+    if not sent.strip().lower().startswith("application/json"):
+        raise Failure(
+            "E3004",
+            "the body of a request to /mcp must be JSON",
+            resolution="send it with the header `content-type: application/json`",
+        )
 
 
 async def _enveloped(ctx: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:

@@ -1,8 +1,9 @@
 """Bounds how many sessions of the handshake era one caller may have open.
 
 The SDK keeps sessions and ends them; it has one bound for all callers together. Here each session is noted with its
-caller when it is opened. A caller at the cap gets a new session in the place of their own that has been idle longest,
-which is ended by the protocol's own means (DELETE). Where all of them are in use, the new one is refused.
+caller when its client is greeted. A caller at the cap gets a new session in the place of their own that has been idle
+longest, which is ended by the protocol's own means (DELETE). Where all of them are in use, the new one is refused. A
+request that is refused leaves no session, ends none, and its answer names none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
 
+import orjson
+
 from interlock.core.errors import Failure
+from interlock.core.schema import Json
 from interlock.doors.asgi import Message, Receive, Scope, Send, header
 
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -40,9 +44,7 @@ class Sessions:
         """Hand a request to the SDK, and note which session it opens, uses or ends. E3407 at the cap."""
         session_id = header(scope, _ID)
         if session_id is None:
-            if scope["method"] == "POST":
-                await self._make_room(caller, scope)
-            await self._handle(scope, receive, self._noting(caller, send))
+            await self._open(caller, scope, receive, send)
             return
         session = self._callers.get(caller, {}).get(session_id)
         if session is None:
@@ -55,17 +57,30 @@ class Sessions:
             session.in_flight -= 1
             session.used = monotonic()
 
-    def _noting(self, caller: str, send: Send) -> Send:
-        """Note the session that an answer says is open now."""
+    async def _open(self, caller: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand over a request that may open a session. It stays open if the client is greeted and there is room."""
+        opening = _Opening()
+        full: Failure | None = None
 
         async def note(message: Message) -> None:
-            if message["type"] == "http.response.start" and message["status"] < 400:
-                for name, value in message["headers"]:
-                    if name.lower() == _ID:
-                        self._callers.setdefault(caller, {})[value.decode("latin-1")] = _Session(monotonic())
-            await send(message)
+            nonlocal full
+            ready = opening.hear(message)
+            if opening.greeted and ready and ready[0]["type"] == "http.response.start":
+                try:
+                    await self._make_room(caller, scope)
+                except Failure as failure:
+                    full = failure
+                else:
+                    self._callers.setdefault(caller, {})[opening.session] = _Session(monotonic())
+            if full is None:
+                for one in ready:
+                    await send(one)
 
-        return note
+        await self._handle(scope, receive, note)
+        if opening.session and (full is not None or not opening.greeted):
+            await self._end(opening.session, scope)
+        if full is not None:
+            raise full
 
     def _forgetting(self, caller: str, session_id: str, method: str, send: Send) -> Send:
         """Forget a session that its client ends, or that the SDK does not know any more."""
@@ -96,10 +111,54 @@ class Sessions:
                 )
             _, name = min(idle)
             self._forget(caller, name)
-            headers = [one for one in scope["headers"] if one[0] not in (_ID, b"content-length", b"content-type")]
-            await self._handle(
-                {**scope, "method": "DELETE", "headers": [*headers, (_ID, name.encode())]}, _ended, _mute
-            )
+            await self._end(name, scope)
+
+    async def _end(self, session_id: str, scope: Scope) -> None:
+        headers = [one for one in scope["headers"] if one[0] not in (_ID, b"content-length", b"content-type")]
+        ending = {**scope, "method": "DELETE", "headers": [*headers, (_ID, session_id.encode())]}
+        await self._handle(ending, _ended, _mute)
+
+
+class _Opening:
+    """The answer to a request without a session. Its head is held back until its body shows whether it greets.
+
+    The SDK names a session in the head of every such answer, even of one that refuses the request.
+    """
+
+    def __init__(self) -> None:
+        self.session = ""
+        self.greeted = False
+        self._held: list[Message] = []
+        self._decided = False
+
+    def hear(self, message: Message) -> list[Message]:
+        """The messages that can be sent on by now."""
+        if self._decided:
+            return [message]
+        self._held.append(message)
+        if message["type"] == "http.response.start":
+            named = [value.decode("latin-1") for name, value in message["headers"] if name.lower() == _ID]
+            if named and message["status"] < 400:
+                self.session = named[0]
+                return []
+        else:
+            told = _told(message.get("body", b""))
+            if told is None and message.get("more_body"):
+                return []
+            self.greeted = bool(self.session) and told is not None and "result" in told
+        self._decided = True
+        if not self.greeted:
+            start = self._held[0]
+            self._held[0] = {**start, "headers": [one for one in start["headers"] if one[0].lower() != _ID]}
+        return self._held
+
+
+def _told(body: bytes) -> Json | None:
+    """The message in a piece of an event stream; None where the piece holds none."""
+    for line in body.splitlines():
+        if line.startswith(b"data:") and line[5:].strip():
+            return orjson.loads(line[5:])
+    return None
 
 
 async def _ended() -> Message:

@@ -442,8 +442,8 @@ async def test_when_one_of_several_cannot_be_had_none_is_kept(store: Secrets, ti
     lent: list[Credential] = []
     fetch = store.fetch
 
-    async def watched(name: str) -> Credential:
-        lent.append(await fetch(name))
+    async def watched(name: str, lifetime_s: float | None = None) -> Credential:
+        lent.append(await fetch(name, lifetime_s))
         return lent[-1]
 
     store.fetch = watched

@@ -575,16 +575,23 @@ def running(cli: Cli, *words: str, **streams: Any) -> Generator[subprocess.Popen
             child.kill()
 
 
-def test_a_watcher_hears_of_tickets_and_of_what_becomes_of_them(desk: Cli, cast: Cast) -> None:
-    with running(desk, "approvals", "watch", "--json", stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as watcher:
+@pytest.mark.proves("HITL-06")
+@pytest.mark.parametrize("who", ["the local user", "bob"])
+def test_a_watcher_at_the_console_hears_of_tickets_and_of_what_becomes_of_them(desk: Cli, cast: Cast, who: str) -> None:
+    (desk.home / "settings.toml").write_text('[[channels]]\nname = "console"\nconsole = true\n')
+    watching = holding(desk, cast.bob) if who == "bob" else desk
+    words = ("approvals", "watch", "--json")
+    with running(watching, *words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as watcher:
         assert watcher.stdout is not None
         asked = holding(desk, cast.agent).ask(*MAIL)
         heard = json.loads(watcher.stdout.readline())
         assert (heard["event"], heard["ticket"]["id"]) == ("asked", asked["pending"]["ticketId"])
+        assert "demo.mail_statement" in json.dumps(heard["ticket"])
         assert desk("approvals", "deny", heard["ticket"]["id"]).code == 0
         assert json.loads(watcher.stdout.readline())["event"] == "denied"
         watcher.send_signal(signal.SIGINT)
         assert watcher.wait(30) == 0
+    assert "not delivered" not in desk("doctor").out
 
 
 class Terminal:

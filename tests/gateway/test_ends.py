@@ -131,6 +131,16 @@ async def _ends(lock: Interlock, name: str, arguments: dict[str, Any]) -> str:
     assert closed.keys() >= FIELDS
     said = (closed["operation"], closed["toolId"], closed["version"], closed["mutationClass"], closed["authDecision"])
     assert said == ("invoke", name, "1.0.0", "write_reversible", "ALLOW")
+    # By which rule of which policy it was judged is on record however it ends.
+    intent = orjson.loads(
+        lock.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'intent'", (result.invocation_id,))[0][0]
+    )
+    assert closed["policy"] == intent["policy"]
+    assert closed["policy"]
+    assert closed["rules"] == intent["rules"] == ["reads-and-undoable-writes"]
+    assert closed["decision"].pop("expires_at") > closed["timestamp"]
+    reason = "rule reads-and-undoable-writes"
+    assert closed["decision"] == {"behavior": "allow", "mode": "enforce", "source": "policy", "reason": reason}
     assert (closed["status"], closed["errorCode"] is None) == ("SUCCESS" if result.ok else "ERROR", result.ok)
     assert (closed["traceId"], closed["callerId"]) == (result.trace_id, lock.caller.id)
     assert closed["inputHash"] == digest(arguments)

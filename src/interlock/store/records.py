@@ -123,9 +123,7 @@ def closed(
     record["phases"] = call.phases
     record["errorCode"] = None
     if decision is not None:
-        record["policy"] = decision.policy
-        record["rules"] = decision.rules
-        record["decision"] = decided(decision, looking=call.request.dry_run)
+        record |= _judged(call, decision)
     if call.approval_outcome is not None:
         record["approval"] = call.approval_outcome
     if failure is not None:
@@ -143,6 +141,12 @@ def closed(
     if extra:
         record.update(extra)
     return encode(record)
+
+
+def _judged(call: Call, decision: Decision) -> Json:
+    """What a closing record says about the judgement: under which policy, by which rules, and what was decided."""
+    shown = decided(decision, looking=call.request.dry_run)
+    return {"policy": decision.policy, "rules": decision.rules, "decision": shown}
 
 
 def decided(decision: Decision, *, looking: bool) -> Json:
@@ -167,6 +171,8 @@ def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None, latency
     record |= {"approvalTicketId": call.approval, "latencyMs": latency_ms, "outputSummary": None, "sideEffects": []}
     record |= {"states": [*call.states, "failed"], "errorCode": failure.row.error_code.value}
     record |= {"error_code": failure.code, "error_class": failure.row.error_class.value}
+    if call.decision is not None:
+        record |= _judged(call, call.decision)
     if call.approval_outcome is not None:
         record["approval"] = call.approval_outcome
     if outcome is not None:

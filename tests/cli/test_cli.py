@@ -709,6 +709,7 @@ async def stated(text: Text, mail: Mail = "nobody", tenant_hint: Hint = "none") 
 """
 
 
+@pytest.mark.supports("TEST-09")
 @pytest.mark.proves("CONTRACT-12")
 def test_a_contract_on_the_command_line_states_its_facts_and_hides_internal_fields_from_models(fresh: Cli) -> None:
     added = fresh("tools", "add", write(fresh, "mine.py", STATED))

@@ -70,15 +70,20 @@ CLAIMS: list[Json] = [
 ]
 
 
+FORBID = 'forbid (principal, action, resource) when { context.arguments.to == "x" };\n'
+
+
 @pytest.mark.proves("CONTRACT-09")
+@pytest.mark.parametrize(("rules", "behaviors"), [("", ("ask", "allow")), (FORBID, ("deny", "deny"))])
 async def test_annotations_change_neither_whether_a_tool_runs_alone_nor_who_is_asked_nor_where_it_gets_to(
-    home: Path,
+    home: Path, rules: str, behaviors: tuple[str, str]
 ) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
-        without: dict[str, bool] = {}
+        lock.home.policy.write_text(lock.home.policy.read_text() + rules)
+        without: Json = {}
         for number, facts in enumerate(({}, REVERSIBLE)):
             without = await decided(lock, 500 + number, facts)
-            assert (without["alone"], without["network"]) == (True, False)
+            assert without == {"alone": True, "network": False, "behavior": behaviors[number]}
             for claim, annotations in enumerate(CLAIMS):
                 said = await decided(lock, 600 + 10 * number + claim, {**facts, "annotations": annotations})
                 assert said == without, annotations
@@ -145,8 +150,8 @@ def test_safety_facts_come_from_the_contract_and_the_unsaid_ones_are_unsafe() ->
 REVERSIBLE: Json = {"mutation_class": "write_reversible"}
 FACTS: list[tuple[Json, Json, str | None]] = [
     ({}, {"concurrency_safe": True}, None),  # what cannot be undone never overlaps anything, whatever it says
-    ({}, REVERSIBLE, "asks"),
-    ({}, {"mutation_class": "read_only", "effects": []}, "asks"),
+    ({}, REVERSIBLE, "behavior"),
+    ({}, {"mutation_class": "read_only", "effects": []}, "behavior"),
     ({}, {"network_policy": {"allowed_domains": ["service.example"]}}, "network"),
     ({}, {"external_io": False}, None),
     (REVERSIBLE, {"concurrency_safe": True}, None),  # writes and open-world calls must be isolated besides
@@ -157,8 +162,8 @@ FACTS: list[tuple[Json, Json, str | None]] = [
 ]
 
 
-async def decided(lock: Interlock, number: int, said: Json) -> dict[str, bool]:
-    """What becomes of a tool that says this of itself: does it run alone, is a person asked, where does it get to?"""
+async def decided(lock: Interlock, number: int, said: Json) -> Json:
+    """What becomes of a tool that says this of itself: does it run alone, may it be called, where does it get to?"""
     document = {**sample.send.manifest.document(), "tool_id": f"tool_{number:03d}", **said}
     made = from_manifest(parse_manifest(document), sample.send.function, {})
     await admit(lock, made)
@@ -169,7 +174,7 @@ async def decided(lock: Interlock, number: int, said: Json) -> dict[str, bool]:
     egress = EgressPolicy(agent=everywhere, manifest=contract.manifest.network_policy)
     return {
         "alone": not await Batch(lock.gateway, lock.catalog, BatchPolicy())._safe(request),  # pyright: ignore[reportPrivateUsage]
-        "asks": lock.policy.judge(asked).behavior == "ask",
+        "behavior": lock.policy.judge(asked).behavior,
         "network": egress.objection("service.example", 443) is None,
     }
 
@@ -179,7 +184,7 @@ async def test_a_tool_that_says_nothing_is_governed_as_unsafe_and_each_fact_chan
     home: Path,
 ) -> None:
     async with Interlock.open(home, housekeeping=False) as lock:
-        assert await decided(lock, 0, {}) == {"alone": True, "asks": True, "network": False}
+        assert await decided(lock, 0, {}) == {"alone": True, "behavior": "ask", "network": False}
         for number, (before, fact, changed) in enumerate(FACTS, 1):
             without = await decided(lock, 2 * number, before)
             said = await decided(lock, 2 * number + 1, before | fact)

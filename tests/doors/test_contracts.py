@@ -210,7 +210,8 @@ def test_an_exported_contract_states_its_facts_and_shows_internal_fields_to_the_
         assert {name: document[side][name] for name in facts} == facts
     assert "hint" not in orjson.dumps(document).decode(), "models read it"
     schemas = interface(contract).document()["schemas"]
-    assert "tenant_hint" in schemas["runtime_input_schema"]["properties"]
+    assert schemas["runtime_input_schema"]["properties"]["tenant_hint"]["x-internal"] is True
+    assert document["input_contract"]["internal_only_fields"] == []
     assert "hint" not in orjson.dumps(schemas["model_input_schema"]).decode()
     if made is routed:
         assert "billing_hint" in schemas["runtime_input_schema"]["$defs"]["Options"]["properties"]

@@ -314,6 +314,7 @@ async def sourced(ctx: Context, facts: What) -> str:
     """Change a case, and say what was known of it."""
     ctx.effect("case:7", "UPDATE")
     ctx.provenance(**facts)
+    ctx.cost(external_api=0.75)
     return "changed"
 
 
@@ -327,12 +328,13 @@ async def _(facts: Any) -> None:
 async def test_a_tool_states_the_version_of_its_data_and_its_confidence_at_every_door(home: Path, door: str) -> None:
     async with opened(home) as wires:
         await admit(wires.lock, sourced)
-        for _ in ("run", "replay"):
+        for cost in (0.75, 0):  # of the run, and of its replay
             heard = await wires.call(
                 door, "att.sourced", {"facts": {"data_version": "2026-11", "confidence": 0.5}}, key="k"
             )
             source = heard.about["provenance"]
             assert (source["dataVersion"], source["confidence"]) == ("2026-11", 0.5), heard.text
+            assert heard.about["execution"]["resourceCost"] == cost, heard.text
         half = await wires.call(door, "att.sourced", {"facts": {"confidence": 0}}, key="half")
         source = half.about["provenance"]
         assert (source["dataVersion"], source["confidence"]) == (None, 0.0)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 
 from interlock import BatchPolicy, Caller, Context, Effect, Failure, Field, Interlock, Preview, Request, tool
-from interlock.gateway.batch import Batch
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
 from tests.sample import Number, Text
@@ -295,15 +294,29 @@ async def test_ignore_lets_everybody_finish(batches: Interlock) -> None:
 async def test_an_interrupt_cancels_or_waits_as_declared(
     batches: Interlock, interrupt: Any, codes: list[str | None]
 ) -> None:
-    batch = Batch(batches.gateway, batches.catalog, BatchPolicy(interrupt=interrupt))
-    task = asyncio.create_task(batch.run(requests(batches, ["alone", "alone"])))
+    stop = asyncio.Event()
+    wanted = requests(batches, ["alone", "alone"])
+    task = asyncio.create_task(batches.batch(wanted, BatchPolicy(interrupt=interrupt), interrupt=stop))
     await until(lambda: bool(running))
-    batch.interrupt()
-    gates[0].set()
-    results = await task
+    stop.set()
+    if interrupt == "block":
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert running == {0}, "what runs is left to finish"
+        gates[0].set()
+    results = await asyncio.wait_for(task, 20)
     assert [code(result) for result in results] == codes
+    assert [number for _, number in overlaps] == [0], "the other was never started"
     assert results[1].document()["metadata"]["synthetic"]
     assert results[1].document()["metadata"]["synthetic_cause"] == "user_interruption"
+    # Of a batch that was interrupted beforehand nothing starts.
+    refused = await asyncio.wait_for(batches.batch(requests(batches, ["safe", "alone"]), interrupt=stop), 20)
+    assert [code(result) for result in refused] == ["E3703", "E3703"]
+    assert len(overlaps) == 1
+    # And an event that nobody sets changes nothing.
+    gates[0].set()
+    (quiet,) = await batches.batch(requests(batches, ["safe"]), interrupt=asyncio.Event())
+    assert quiet.unwrap() == 0
 
 
 @pytest.mark.proves("LIFE-17")

@@ -45,7 +45,11 @@ def bound_to(*resources: str) -> Capability:
     return Capability(digest="d".join(resources), issuer="i", links=(link,))
 
 
-@pytest.mark.proves("EXEC-06")
+@pytest.mark.part_of(
+    "EXEC-06",
+    rest="Python tools without `sandbox`, which are trusted code and not confined; for upstreams, an agent that has no "
+    "entry in egress_of reaches each one that an operator has added",
+)
 async def test_only_what_operator_and_manifest_both_list_is_reached(
     tmp_path: Path, upstream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

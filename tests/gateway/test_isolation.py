@@ -100,7 +100,7 @@ async def test_tmp_takes_as_much_as_is_allowed_and_no_more(lock: Interlock, tool
     assert (await lock.call("cell.double", n=1)).ok
 
 
-@pytest.mark.proves("EXEC-04")
+@pytest.mark.part_of("EXEC-04", rest="limits and allowance for Python tools without `sandbox`, which are trusted code")
 async def test_no_call_gets_more_than_its_agent_has_at_all(lock: Interlock) -> None:
     refused = await lock.call("cell.hoard", n=1)
     assert refused.error is not None

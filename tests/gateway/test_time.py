@@ -140,6 +140,26 @@ async def test_a_childs_deadline_never_lies_beyond_its_parents(slow: Interlock) 
     assert code(spent) == "E3402"
 
 
+@pytest.mark.proves("LIFE-10")
+async def test_a_child_has_what_its_parent_has_left_of_the_callers_budget(home: Path) -> None:
+    clock = FakeClock()
+
+    @tool(version="1.0.0", mutation_class="read_only", namespace="slow")
+    async def spends(ctx: Context) -> list[float]:
+        """Call another tool, and once more after a while."""
+        left = [await ctx.call("slow.remaining")]
+        clock.advance(1.25)
+        return [*left, await ctx.call("slow.remaining")]
+
+    async with Interlock.open(home, clock=clock.clock, housekeeping=False) as lock:
+        await admit(lock, spends, remaining)
+        # Of a total of 10 s, 7 s are gone when the caller asks.
+        budget = Deadline(at=clock.monotonic_s + 10)
+        clock.advance(7)
+        left = (await lock.call("slow.spends", deadline=budget)).unwrap()
+        assert left == [pytest.approx(3.0), pytest.approx(1.75)]
+
+
 async def _hangs(seen: Seen) -> None:
     await asyncio.Event().wait()
 

@@ -92,6 +92,27 @@ async def test_list_settings_can_come_from_the_environment(tmp_path: Path, monke
         assert opened.settings.redact_names == ("iban", "passport")
 
 
+@pytest.mark.supports("AUDIT-05")
+@pytest.mark.parametrize("strict", [False, True])
+async def test_the_strict_setting_redacts_what_merely_looks_like_a_number_or_address(
+    tmp_path: Path, strict: bool
+) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="note")
+    async def repeat(text: Annotated[str, Field(description="what to say", examples=["hello"])]) -> str:
+        """Say a text again."""
+        return text
+
+    async with Interlock.open(tmp_path, housekeeping=False, strict_redaction=strict) as lock:
+        await lock.journal.commit(_publish(repeat))
+        lock.catalog.attach(repeat)
+        said = [
+            (await lock.call("note.repeat", {"text": text})).unwrap()
+            for text in ("5551234567", "1234567812345678", "300.1.1.999")
+        ]
+    strictly = ["[PHONE_REDACTED]", "[CREDIT_CARD_REDACTED]", "[IP_ADDRESS_REDACTED]"]
+    assert said == (strictly if strict else ["5551234567", "1234567812345678", "300.1.1.999"])
+
+
 @pytest.mark.proves("AUDIT-05")
 async def test_patterns_and_names_of_the_settings_are_redacted_in_results_and_records(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(

@@ -189,6 +189,7 @@ async def test_one_callers_call_never_runs_with_anothers_token(tmp_path: Path, k
         assert len(server.got) + len(socket.heard) == 10, "without a secret nobody is asked"
 
 
+@pytest.mark.supports("EXEC-06")
 @pytest.mark.proves("EXEC-09")
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 async def test_an_agent_reaches_an_upstream_only_where_its_own_allowance_lists_it(
@@ -253,6 +254,7 @@ async def test_one_callers_call_over_grpc_never_runs_with_anothers_token(tmp_pat
         assert len(server.asked) == 10, "without a secret nobody is asked"
 
 
+@pytest.mark.supports("EXEC-06")
 @pytest.mark.proves("EXEC-09")
 async def test_an_agent_reaches_a_grpc_service_only_where_its_own_allowance_lists_it(tmp_path: Path) -> None:
     async with ShopServer.open(tmp_path) as server:

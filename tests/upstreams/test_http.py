@@ -23,6 +23,7 @@ from interlock import Interlock
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
+from interlock.core.manifest import RetryPolicy
 from interlock.core.schema import Json
 from interlock.resilience.services import Services
 from interlock.store.home import Home
@@ -242,6 +243,26 @@ async def test_a_slow_upstream_is_given_up_at_the_deadline() -> None:
         server.otherwise = lambda _: Answer(hang=True)
         failure = await failure_of(one, left_s=0.2)
     assert failure.code == "E3503"
+
+
+@pytest.mark.supports("IDEM-11")
+@pytest.mark.parametrize(
+    ("status", "named", "sent"), [(501, None, 1), (404, None, 1), (503, None, 2), (501, [501], 2), (503, [501], 1)]
+)
+async def test_a_read_is_sent_again_only_after_a_status_that_its_policy_names(
+    status: int, named: list[int] | None, sent: int
+) -> None:
+    async with HttpServer.open() as server, upstream(server.url, pauses=Pauses()) as one:
+        server.answers = [Answer(status=status), json_answer(5)]
+        said: Json = {} if named is None else {"retry_on_status_codes": named}
+        policy = RetryPolicy.model_validate({"max_attempts": 3, **said})
+        call = remote_call(READ, {"id": 7}, retry=policy)
+        if sent == 2:
+            assert await one.call(call) == 5
+        else:
+            with pytest.raises(Failure):
+                await one.call(call)
+    assert len(server.got) == sent
 
 
 @pytest.mark.supports("IDEM-11")

@@ -392,9 +392,15 @@ class Interlock:
             on_exhausted=exhausted,
         )
 
-    async def batch(self, requests: Sequence[Request], policy: BatchPolicy | None = None) -> list[Result]:
-        """Call several tools; results come in the order of the requests."""
-        return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests)
+    async def batch(
+        self, requests: Sequence[Request], policy: BatchPolicy | None = None, *, interrupt: asyncio.Event | None = None
+    ) -> list[Result]:
+        """Call several tools; results come in the order of the requests.
+
+        Setting `interrupt` ends the batch early: no further call starts, and the policy's `interrupt` says whether
+        those that run are cancelled or finish. Every request still gets its result.
+        """
+        return await Batch(self.gateway, self.catalog, policy or BatchPolicy()).run(requests, interrupt)
 
     def availability(self, row: Row) -> str:
         """AVAILABLE, or UNAVAILABLE for a version of an upstream that did not answer when it was last asked.

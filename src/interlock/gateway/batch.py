@@ -60,10 +60,13 @@ class Batch:
         self._active: set[asyncio.Task[Result]] = set()
         self._interrupted = False
 
-    async def run(self, requests: Sequence[Request]) -> list[Result]:
-        """All results, in the order of the requests."""
+    async def run(self, requests: Sequence[Request], interrupt: asyncio.Event | None = None) -> list[Result]:
+        """All results, in the order of the requests; an event that is set interrupts."""
         self._members = [_Member(i, self._gateway.with_id(request)) for i, request in enumerate(requests)]
+        watch = None if interrupt is None else asyncio.create_task(self._watch(interrupt))
         try:
+            if interrupt is not None and interrupt.is_set():
+                self._interrupt()
             await self._run_all()
         except asyncio.CancelledError:
             for member in self._members:
@@ -72,6 +75,9 @@ class Batch:
             if self._active:
                 await asyncio.wait(self._active)
             raise
+        finally:
+            if watch is not None:
+                watch.cancel()
         return [self._delivered(member) for member in self._members]
 
     async def _run_all(self) -> None:
@@ -89,7 +95,11 @@ class Batch:
         while self._active:
             await asyncio.wait(self._active, return_when=asyncio.FIRST_COMPLETED)
 
-    def interrupt(self) -> None:
+    async def _watch(self, interrupt: asyncio.Event) -> None:
+        await interrupt.wait()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         """The user has had enough: running calls are cancelled or left to finish, as declared; no other starts."""
         self._interrupted = True
         if self._policy.interrupt == "cancel":

@@ -25,6 +25,7 @@ import pydantic_core
 
 from interlock.cli import root as command_line
 from interlock.core.errors import CODES
+from interlock.core.events import KINDS, data_schema
 from interlock.core.manifest import Manifest
 from interlock.core.objects import VERSION, published_schemas
 from interlock.core.states import HISTORY, MOVES, TERMINAL
@@ -52,6 +53,7 @@ def pages(root: Path = ROOT) -> dict[Path, bytes]:
     found[SCHEMAS / "manifest.json"] = _json(
         {"$schema": "https://json-schema.org/draft/2020-12/schema", **Manifest.model_json_schema()}
     )
+    found[SCHEMAS / "events.json"] = _json({kind: data_schema(kind) for kind in KINDS})
     return found
 
 

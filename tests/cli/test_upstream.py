@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from interlock import Interlock
 from tests.cli.conftest import INTERLOCK, Cli
+from tests.doors.test_conditions import RATE, READS
+from tests.upstreams.servers import Answer, HttpServer, json_answer
 
 Json = dict[str, Any]
 SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "upstreams" / "mcp_servers" / "scripted.py"))
@@ -209,3 +213,55 @@ def test_interlock_behind_interlock_loses_no_tool(fresh: Cli, admitted: Path) ->
     served = {one["name"]: (one["state"], one["reason"]) for one in tools if one["name"].startswith("demo")}
     assert len(served) == len(offered)
     assert set(served.values()) == {("admitted", "")}
+
+
+@pytest.mark.proves("REG-11")
+async def test_tools_of_an_upstream_that_does_not_answer_are_listed_and_shown_as_unavailable(fresh: Cli) -> None:
+    async def stands() -> tuple[set[str], str]:
+        """The availability as documents tell it, and the line that a person sees."""
+        (listed,) = (await asyncio.to_thread(fresh.ask, "tools", "list"))["tools"]
+        shown = await asyncio.to_thread(fresh.ask, "tools", "show", "bank.rate")
+        assert "unavailable" not in listed["description"]
+        return {listed["availability"], shown["availability"]}, (await asyncio.to_thread(fresh, "tools", "list")).out
+
+    async with HttpServer.open() as server:
+        async with Interlock.open(fresh.home, housekeeping=False) as lock:
+            config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
+            await lock.upstreams.add("bank", "http", config, by=lock.caller, overlay=READS)
+        availability, line = await stands()
+        assert (availability, "unavailable" in line) == ({"AVAILABLE"}, False)
+        server.otherwise = lambda _: Answer(status=0)  # connections are closed without an answer
+        assert (await asyncio.to_thread(fresh.ask, "upstream", "probe", "bank"))["state"] == "unavailable"
+        availability, line = await stands()
+        assert (availability, "unavailable" in line) == ({"UNAVAILABLE"}, True)
+        asked = len(server.got)
+        failed = await asyncio.to_thread(fresh.call, "bank.rate", {"of": "CHF"})
+        assert failed["error"]["error_class"] == "dependency_unavailable"
+        assert len(server.got) == asked, "the call fails at once; nobody was asked"
+        server.otherwise = lambda _: json_answer({"rate": 1})
+        assert (await asyncio.to_thread(fresh.ask, "upstream", "probe", "bank"))["state"] == "available"
+        availability, line = await stands()
+        assert (availability, "unavailable" in line) == ({"AVAILABLE"}, False)
+        again = await asyncio.to_thread(fresh.call, "bank.rate", {"of": "CHF"})
+        assert again["structured_content"] == {"rate": 1}
+
+
+async def test_the_breakers_of_an_upstream_are_shown(fresh: Cli) -> None:
+    async with HttpServer.open() as server, Interlock.open(fresh.home, housekeeping=False) as lock:
+        config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
+        for name in ("bank", "bank2"):
+            await lock.upstreams.add(name, "http", config, by=lock.caller, overlay=READS)
+        assert (await asyncio.to_thread(fresh.ask, "upstream", "show", "bank"))["services"] == []
+        server.otherwise = lambda _: Answer(status=503)
+        for number in range(6):
+            assert not (await lock.call("bank.rate", {"of": f"C{number}"})).ok
+        await lock.gateway.execution.services.settle()
+        services = (await asyncio.to_thread(fresh.ask, "upstream", "show", "bank"))["services"]
+        assert [(one["service"].partition(" ")[0], one["state"]) for one in services] == [("bank", "open")] * len(
+            services
+        )
+        assert services
+        assert services[0]["retryAfterMs"] > 0
+        shown = (await asyncio.to_thread(fresh, "upstream", "show", "bank")).out
+        assert f"breaker of {services[0]['service']}: open; no call for " in shown
+        assert (await asyncio.to_thread(fresh.ask, "upstream", "show", "bank2"))["services"] == []

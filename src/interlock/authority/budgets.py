@@ -272,12 +272,6 @@ def evict(transaction: Transaction) -> int:
     ).rowcount
 
 
-def call_cost(read: Read, call_id: str) -> Cost | None:
-    """What one call cost; None when nothing was stored of it."""
-    rows = read("SELECT parts FROM cost WHERE call = ?", (call_id,))
-    return Cost(**orjson.loads(rows[0][0])) if rows else None
-
-
 def task_cost(read: Read, task: str, *, tenant: str) -> Cost:
     """What a task has cost: every call made for it, nested ones included, and what was charged to it."""
     rows = read(

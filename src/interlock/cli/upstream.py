@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -316,12 +317,22 @@ def _counts(states: list[str]) -> str:
 @click.argument("name")
 @looking
 async def show(lock: Interlock, out: Output, /, name: str) -> int:
-    """One upstream and each of its tools; of those that changed, what is otherwise than when they were admitted."""
+    """One upstream, its breakers and each of its tools; of those that changed, what differs from when admitted."""
     found, tools = lock.upstreams.get(name), lock.upstreams.offers(name)
     changes = lock.upstreams.changes(name)
+    from interlock.core.words import wait
+
+    services = [
+        one
+        for one in lock.gateway.execution.services.snapshot()
+        if re.split("[ #]", one.service, maxsplit=1)[0] == name
+    ]
 
     def write(page: Page) -> None:
         page.facts([("kind", found.kind), ("state", f"{found.state} {found.reason}".strip())])
+        for one in services:
+            left_ms = max(one.retry_after_ms, one.suspended_ms)
+            page.line(f"breaker of {one.service}: {one.state}" + (f"; no call for {wait(left_ms)}" if left_ms else ""))
         page.table([(one.name, one.state, one.address, one.version or "", one.reason) for one in tools])
         for tool, parts in changes.items():
             page.line("")
@@ -331,7 +342,8 @@ async def show(lock: Interlock, out: Output, /, name: str) -> int:
             page.line(f"{tool}, as admitted and as offered now:")
             page.table([(part, _words(was), "→", _words(now)) for part, (was, now) in parts.items()], indent="  ")
 
-    out.answer(lock.upstreams.document(name), write)
+    health = [one.document() for one in services]
+    out.answer({**lock.upstreams.document(name), "services": health}, write)
     return 0
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -747,6 +748,48 @@ def test_an_envelope_on_the_command_line_names_no_place_of_the_machine(fresh: Cl
     assert "/srv/private" not in ended.out
     missing = fresh("call", "own.nothing", "{}", "--json")
     assert str(fresh.home) not in missing.out
+
+
+def _broken_policy(cli: Cli) -> None:
+    (cli.home / "policy.cedar").write_text("permit (principal,")
+
+
+def _broken_store(cli: Cli) -> None:
+    for name in ("interlock.db", "interlock.db-wal", "interlock.db-shm"):
+        (cli.home / name).unlink(missing_ok=True)
+    (cli.home / "interlock.db").write_bytes(b"sk-live-0123456789abcdef" * 400)
+
+
+def _refusing_store(cli: Cli) -> None:
+    with sqlite3.connect(cli.home / "interlock.db") as store:
+        store.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON journal"
+            " BEGIN SELECT RAISE(ABORT, '/srv/private/disk sk-live-0123456789abcdef'); END"
+        )
+    store.close()
+
+
+@pytest.mark.part_of(
+    "CONTRACT-13",
+    rest="the message about a policy that cannot be parsed quotes the word where parsing ends",
+)
+@pytest.mark.parametrize("broken", [_broken_policy, _broken_store, _refusing_store])
+def test_a_broken_layer_is_told_on_the_command_line_without_a_path_a_secret_or_a_stack_trace(
+    cli: Cli, broken: Callable[[Cli], None]
+) -> None:
+    broken(cli)
+    ended = cli("call", "demo.balance", '{"account": "cash"}', "--json")
+    envelope = ended.json["error"]
+    assert re.fullmatch(r"E\d{4}", envelope["error_code"])
+    assert envelope["humanMessage"]
+    assert envelope["resolution"]
+    for printed in (ended, cli("call", "demo.balance", '{"account": "cash"}')):
+        assert printed.code == 1
+        told = printed.out + printed.err
+        if printed is not ended:  # a person is shown, on a line of its own, which home they chose
+            told = "\n".join(line for line in told.splitlines() if line.split() != ["home", str(cli.home)])
+        for given_away in ("sk-live", "/srv/", str(cli.home), "Traceback", 'File "', ".py"):
+            assert given_away not in told
 
 
 def test_a_tool_that_crashes_is_told_without_its_stack_trace(fresh: Cli) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import httpx2
 import mcp_types as types
+import orjson
 import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry import quarantine
+from interlock.testing import FakeClock
 from tests.doors.test_conditions import RATE, READS
 from tests.doors.test_lifecycle import Place, opened
 from tests.doors.test_parity import Wish
@@ -146,3 +148,35 @@ async def test_sessions_are_told_when_a_tool_is_quarantined_and_when_that_is_lif
             assert await session.after("demo-add") is None
             await lock.journal.commit(quarantine.lift(digest, by=lock.caller, reason="a test"))
             assert (await session.after("demo-add")).name == "demo-add"
+
+
+@pytest.mark.proves("OPS-15")
+async def test_every_wire_labels_a_cached_result_and_tells_its_age(home: Path) -> None:
+    clock = FakeClock()
+    async with opened(home, clock=clock.clock) as place, HttpServer.open() as server:
+        config: Json = {"urls": [server.url], "tools": [RATE], "allow_private": True}
+        overlay = {"tools": {"rate": {**READS["tools"]["rate"], "stale_s": 3600}}}
+        await place.lock.upstreams.add("bank", "http", config, by=place.lock.caller, overlay=overlay)
+        server.otherwise = lambda _: json_answer({"rate": 1})
+        wish = Wish("bank.rate", {"of": "CHF"})
+        assert (await place.ways["rest"](wish)).data == {"rate": 1}
+        server.otherwise = lambda _: Answer(status=503)
+        clock.advance(7)
+        bearer = place._bearer(wish)  # pyright: ignore[reportPrivateUsage]
+        body = {"tool_id": wish.tool, "parameters": wish.arguments}
+        rest: Json = (await place.http.post("/v1/tools/invoke", json=body, headers=bearer)).json()
+        rpc: Json = (await place.rpc("tools.invoke", body))["result"]
+        request = wire.InvokeRequest(tool_id=wish.tool, arguments_json=orjson.dumps(wish.arguments))
+        grpc = await place._stub.Invoke(request, metadata=tuple(bearer.items()))  # pyright: ignore[reportPrivateUsage]
+        labels: dict[str, tuple[Any, Any, Any]] = {
+            "rest": (rest["result"], rest["source"], rest["warnings"]),
+            "jsonrpc": (rpc["structured_content"], rpc["metadata"]["source"], rpc["metadata"]["warnings"]),
+            "grpc": (orjson.loads(grpc.value_json), grpc.source, orjson.loads(grpc.metadata_json)["warnings"]),
+        }
+        for era in ("mcp-modern", "mcp-legacy"):
+            async with place.mcp(era) as client:
+                answer = await client.call_tool("bank-rate", wish.arguments)
+            about = answer.meta["interlock/call"]
+            labels[era] = answer.structured_content, about["source"], about["warnings"]
+        for door, label in labels.items():
+            assert label == ({"rate": 1}, "cache", ["CACHED_RESULT age_s=7.000"]), door

@@ -31,7 +31,22 @@ Json = dict[str, Any]
 Number = Annotated[int, Field(description="a number", examples=[1])]
 ANN, BOB = Caller(id="user:ann", tenant="north"), Caller(id="user:bob", tenant="north")
 EVE = Caller(id="user:eve", tenant="south")
-gate = asyncio.Event()
+
+
+class Gate:
+    """Holds calls back. Each test closes it anew, on its own event loop."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    def close(self) -> None:
+        self.event = asyncio.Event()
+
+    def open(self) -> None:
+        self.event.set()
+
+
+gate = Gate()
 
 
 @tool(version="1.0.0", mutation_class="read_only", namespace="li")
@@ -51,7 +66,7 @@ async def pay(ctx: Context, number: Number) -> int:
 
 async def hold(number: Number) -> int:
     """Wait until the gate is open."""
-    await gate.wait()
+    await gate.event.wait()
     return number
 
 
@@ -124,7 +139,7 @@ async def test_a_span_of_time_is_found_whatever_is_on_record_around_it(lock: Int
 async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate.clear()
+    gate.close()
     tasks = [
         asyncio.create_task(lock.call("demo.hold", number=number, key=f"k{number}", caller=ANN)) for number in range(30)
     ]
@@ -151,19 +166,19 @@ async def test_a_first_page_holds_no_more_than_its_limit_however_many_calls_run(
     monkeypatch.setattr(listing, "LIVE_LOOKED_THROUGH", 4)
     assert await every_page(lock, Wanted(state="running"), None, 7) == every
     assert await every_page(lock, Wanted(), BOB, 7) == []
-    gate.set()
+    gate.open()
     await asyncio.gather(*tasks)
     assert len(await every_page(lock, Wanted(), None, 7)) == 30
 
 
 async def test_what_runs_now_is_told_and_when_it_has_ended_is_told_once(lock: Interlock) -> None:
-    gate.clear()
+    gate.close()
     task = asyncio.create_task(lock.call("demo.hold", number=1, key="k", caller=ANN))
     await until(lambda: lock.journal.read("SELECT 1 FROM reservation WHERE state = 'executing'"))
     (line,) = await every_page(lock, Wanted(state="running"), ANN, 10)
     assert (line["tool"], line["caller"], line["key"]) == ("demo.hold@1.0.0", "user:ann", "k")
     assert await every_page(lock, Wanted(state="running"), BOB, 10) == []
-    gate.set()
+    gate.open()
     result = await task
     assert await every_page(lock, Wanted(state="running"), ANN, 10) == []
     assert [one["invocation_id"] for one in await every_page(lock, Wanted(), ANN, 10)] == [result.invocation_id]
@@ -214,7 +229,7 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
                 await http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
             ).json()
 
-        gate.clear()
+        gate.close()
         tasks = [asyncio.create_task(lock.call("demo.hold", number=one, key=f"k{one}", caller=ANN)) for one in range(5)]
         await until(lambda: lock.journal.read("SELECT count(*) FROM reservation WHERE state = 'executing'") == [(5,)])
         running = [one["invocation_id"] for one in await every_page(lock, Wanted(state="running"), None, 100)]
@@ -238,7 +253,7 @@ async def test_every_door_tells_the_same(lock: Interlock) -> None:
                     break
                 page = await ask({"state": "running", "limit": 2, "before": page["before"]})
             assert found == running, ask.__name__
-        gate.set()
+        gate.open()
         await asyncio.gather(*tasks)
         asked: Json = {"tool": "li.look", "state": "failed", "limit": 5, "since": "2020-01-01T00:00:00Z"}
         rest = (await http.get("/v1/calls", params=asked)).json()

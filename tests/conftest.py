@@ -94,7 +94,7 @@ def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(own_places: tuple[Path, ...], request: pytest.FixtureRequest) -> Iterator[None]:
     """No test leaves a thread, a child process, a file descriptor or a file behind (see tests/leaks.py)."""
-    if leaks.exempt(request.node) or leaks.together(request.node):
+    if leaks.together(request.node):
         yield
     else:
         yield from leaks.check(own_places)
@@ -107,12 +107,11 @@ def module_leaves_nothing_behind(own_places: tuple[Path, ...]) -> Iterator[None]
 
 
 @pytest_asyncio.fixture
-async def leaves_no_task(leaves_nothing_behind: None, request: pytest.FixtureRequest) -> AsyncGenerator[None]:
+async def leaves_no_task(leaves_nothing_behind: None) -> AsyncGenerator[None]:
     """No async test leaves a task behind on its loop. Every async test has it (see the collection hook)."""
     before = asyncio.all_tasks()
     yield
-    if not leaks.exempt(request.node):
-        leaks.fail(await leaks.tasks_left(before))
+    leaks.fail(await leaks.tasks_left(before))
 
 
 # Every unit of every test runs twice: see the contract at the head of store/journal.py.

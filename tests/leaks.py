@@ -44,17 +44,6 @@ LIBRARY_FILES = {
 # Fixtures that check tests together, when the last of them has ended. A home or a sandbox that several tests share
 # keeps processes ready for the next call, and makes new ones while any of these tests runs.
 TOGETHER = frozenset({"module_leaves_nothing_behind", "sandboxes_leave_nothing_behind"})
-_UNTRIED = "not yet run with this check: run it, repair what it shows, and take the line out"
-# Tests that are not held to it yet, by the beginning of their paths, each with the reason. All others are.
-EXEMPT: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "tests/cli", "tests/doors/conformance", "tests/doors/test_m", "tests/doors/test_p",
-            "tests/doors/test_r", "tests/upstreams",
-        ),
-        _UNTRIED,
-    ),
-}  # fmt: skip
 
 
 def _threads() -> dict[str, object]:
@@ -145,11 +134,6 @@ async def tasks_left(before: set[asyncio.Task[object]]) -> list[str]:
     while (found := new()) and time.monotonic() < end:
         await asyncio.wait(found, timeout=end - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
     return sorted(f"task {task.get_name()}: {task.get_coro()}" for task in found)
-
-
-def exempt(item: pytest.Item) -> bool:
-    """Whether a test is not held to it yet. LEAKS=all holds every test to it."""
-    return os.environ.get("LEAKS") != "all" and item.nodeid.startswith(tuple(EXEMPT))
 
 
 def together(item: pytest.Item) -> bool:

@@ -347,11 +347,17 @@ def failure_of(made: PolicyHome) -> Failure:
     ],
 )
 @pytest.mark.proves("AUTH-04")
-def test_a_broken_policy_denies_everything_and_says_where(home: MakeHome, text: str, words: str) -> None:
+def test_a_broken_policy_denies_everything_and_says_where(
+    home: MakeHome, text: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     made = home(ALLOW)
     assert made.says(question()) == "allow"
     made.write(text)
-    assert words in failure_of(made).message
+    line = words.partition(":")[0]
+    assert failure_of(made).message == (
+        f"policy.cedar has a fault in {line}, so nothing is allowed; `interlock doctor` shows it to an operator"
+    )
+    assert words in caplog.text, "the log says what is wrong there"
     assert made.engine.principal("local:alice").scopes, "somebody must be able to mend it"
     made.write(ALLOW)
     assert made.says(question()) == "allow"

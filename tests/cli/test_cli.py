@@ -751,7 +751,11 @@ def test_an_envelope_on_the_command_line_names_no_place_of_the_machine(fresh: Cl
 
 
 def _broken_policy(cli: Cli) -> None:
-    (cli.home / "policy.cedar").write_text("permit (principal,")
+    (cli.home / "policy.cedar").write_text('permit (principal, action, "sk-live-0123456789abcdef");')
+
+
+def _broken_principals(cli: Cli) -> None:
+    (cli.home / "principals.toml").write_text('sk-live-0123456789abcdef = "/srv/private"')
 
 
 def _broken_store(cli: Cli) -> None:
@@ -769,11 +773,8 @@ def _refusing_store(cli: Cli) -> None:
     store.close()
 
 
-@pytest.mark.part_of(
-    "CONTRACT-13",
-    rest="the message about a policy that cannot be parsed quotes the word where parsing ends",
-)
-@pytest.mark.parametrize("broken", [_broken_policy, _broken_store, _refusing_store])
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("broken", [_broken_policy, _broken_principals, _broken_store, _refusing_store])
 def test_a_broken_layer_is_told_on_the_command_line_without_a_path_a_secret_or_a_stack_trace(
     cli: Cli, broken: Callable[[Cli], None]
 ) -> None:

@@ -49,7 +49,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+def served(
+    module_leaves_nothing_behind: None, prepared_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Served]:
     home = Path(shutil.copytree(prepared_home, tmp_path_factory.mktemp("served") / "home"))
     listening = socket.create_server(("127.0.0.1", 0))
     ready = threading.Event()

@@ -233,12 +233,11 @@ def _parse(text: str) -> tuple[Rule, ...]:
         document: Json = orjson.loads(cedarpy.policies_to_json_str(text))
     except ValueError as error:
         line, why = _first_fault(listed, str(error))
-        raise Failure("E3205", f"the policy cannot be used: line {line}: {why}") from None
+        raise Failure("E3205", f"the policy cannot be used: line {line}: {why}", details={"line": line}) from None
     if document["templates"]:
         line = listed[min(map(_position, document["templates"]))].line
-        raise Failure(
-            "E3205", f"the policy cannot be used: line {line}: a template decides nothing; name the principal"
-        )
+        words = f"the policy cannot be used: line {line}: a template decides nothing; name the principal"
+        raise Failure("E3205", words, details={"line": line})
     policies: dict[str, Json] = document["staticPolicies"]
     return tuple(_rule(key, policies[key], listed[_position(key)]) for key in sorted(policies, key=_position))
 

@@ -110,6 +110,8 @@ class Policies:
         self._loaded: _Loaded | None = None
         self._principals: Principals | None = None
         self._broken: Failure | None = None
+        # The same for callers, who do not see what is written in the files.
+        self._told = ""
         self._nobody: dict[str, Caller] = {}
         self.evaluations = 0
 
@@ -240,7 +242,7 @@ class Policies:
         self._refresh()
         if self._loaded is None:
             assert self._broken is not None
-            raise Failure("E3205", self._broken.message)
+            raise Failure("E3205", self._told)
         return self._loaded
 
     def _refresh(self) -> None:
@@ -266,14 +268,22 @@ class Policies:
     def _load(self, *, former: bool) -> None:
         self._loaded = self._principals = self._broken = None
         if former:
-            self._broken = Failure("E3205", "the home has a policy.toml: move its rules to policy.cedar and remove it")
+            self._told = "the home has a policy.toml: move its rules to policy.cedar and remove it"
+            self._broken = Failure("E3205", self._told)
             return
+        # People keep their rights while the rules are broken: somebody must be able to repair them.
+        parsed = ""
         try:
-            # People keep their rights while the rules are broken: somebody must be able to mend them.
-            self._principals = Principals(read_file(self._principals_path))
-            self._loaded = _Loaded(Rules(read_file(self.path)), self._monotonic)
+            text = read_file(self._principals_path)
+            parsed = self._principals_path.name
+            self._principals = Principals(text)
+            parsed = ""
+            text = read_file(self.path)
+            parsed = self.path.name
+            self._loaded = _Loaded(Rules(text), self._monotonic)
         except Failure as failure:
             self._broken = failure
+            self._told = _fault_in(parsed, failure) if parsed else failure.message
 
 
 def _status(path: Path) -> tuple[int, ...] | None:
@@ -295,6 +305,13 @@ def read_file(path: Path) -> str:
         raise Failure("E3205", words) from None
     except (OSError, UnicodeDecodeError):
         raise Failure("E3205", f"{path.name} cannot be read") from None
+
+
+def _fault_in(name: str, failure: Failure) -> str:
+    """What callers are told of a file that cannot be parsed: where its fault is, and nothing that it says."""
+    line = (failure.details or {}).get("line")
+    where = "" if line is None else f" in line {line}"
+    return f"{name} has a fault{where}, so nothing is allowed; `interlock doctor` shows it to an operator"
 
 
 _PUT_BACK = {

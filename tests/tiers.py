@@ -18,6 +18,7 @@ TIER_OF: dict[str, Tier] = {
     "registry": "contract",
     "doors": "contract",
     "docs": "contract",
+    "golden": "contract",
     "test_requirements.py": "contract",
     "approvals": "integration",
     "audit": "integration",

@@ -1,0 +1,37 @@
+"""Answers, records, events and metrics of the corpus are what the golden files say, over every wire."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+from interlock.core.errors import CODES
+from tests.golden.corpus import CASES, RAW
+from tests.golden.record import FILES, WIRES, played
+
+MOST_LINES = 60
+
+
+async def test_every_call_of_the_corpus_goes_as_recorded(tmp_path: Path) -> None:
+    made = await played(tmp_path)
+    known = {path.stem: path.read_text() for path in FILES.glob("*.json")}
+    assert made.keys() == known.keys(), "python -m tests.golden writes the files anew"
+    changed = [name for name in made if made[name] != known[name]]
+    lines = [
+        line[:400]
+        for name in changed
+        for line in difflib.unified_diff(
+            known[name].splitlines(), made[name].splitlines(), f"{name}: recorded", f"{name}: now", n=0, lineterm=""
+        )
+    ]
+    assert not changed, "\n".join([f"{len(changed)} cases changed", *lines[:MOST_LINES]])
+
+
+def test_the_golden_files_hold_every_wire_and_every_error_code() -> None:
+    found = {path.stem: json.loads(path.read_text()) for path in FILES.glob("*.json")}
+    assert found["codes"].keys() == CODES.keys()
+    assert found["raw"]["http"].keys() == RAW.keys()
+    assert found.keys() == {*CASES, "codes", "raw"}
+    for case in (*(found[name] for name in CASES), *found["codes"].values()):
+        assert tuple(case) == WIRES

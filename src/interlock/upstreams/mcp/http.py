@@ -344,7 +344,7 @@ class _Events(httpx2.AsyncByteStream):
                     self._meter.charge(lines, len(piece))
                     charged += lines + len(piece) // 4096
                     held += piece
-                    if (whole := await self._whole(held)) is not None:
+                    if (whole := await self._whole(held, len(piece))) is not None:
                         yield whole
                     if lines > PER_TURN:
                         await asyncio.sleep(0)
@@ -358,10 +358,10 @@ class _Events(httpx2.AsyncByteStream):
             if good and self._instead is not None:
                 self._meter.allowance.give(charged)  # it was the answer to a request
 
-    async def _whole(self, held: bytearray) -> bytes | None:
-        """The events that have arrived whole, checked; what is left stays in `held`."""
+    async def _whole(self, held: bytearray, new: int) -> bytes | None:
+        """The events that have arrived whole, checked; what is left stays in `held`. Its last `new` bytes are new."""
         end = 0
-        for found in _EVENT_END.finditer(held, max(0, len(held) - _PIECE - 4)):
+        for found in _EVENT_END.finditer(held, max(0, len(held) - new - 4)):
             end = found.end()
         if not end:
             if len(held) > self._meter.intake.max_bytes + _FRAMING:

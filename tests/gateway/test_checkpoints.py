@@ -24,6 +24,7 @@ from interlock.core.checkpoints import Checkpoint
 from interlock.core.clock import iso
 from interlock.core.objects import ToolProgress
 from interlock.gateway.checkpoints import _packed  # pyright: ignore[reportPrivateUsage] - the form at rest
+from interlock.store import checkpoints
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.gateway import checkpoint_tools as tools
@@ -71,8 +72,7 @@ async def follow(lock: Interlock, way: str, *script: Any, **options: Any) -> tup
 
 def kept(lock: Interlock, result: Result) -> Any:
     """The state of a call's first checkpoint as it was saved: what the work would be taken up from."""
-    columns = "call, seq, owner, tool, version, type, label, at_ms, size, sha256, redacted, body"
-    rows = lock.journal.read(f"SELECT {columns} FROM checkpoint WHERE call = ?", (result.invocation_id,))
+    rows = checkpoints.of_call(lock.journal.reader, result.invocation_id)
     return lock.gateway.checkpoints._opened(rows[0])  # pyright: ignore[reportPrivateUsage]
 
 

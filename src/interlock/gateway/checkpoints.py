@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -39,7 +39,8 @@ from interlock.core.threads import WALKS
 from interlock.gateway import reconcile
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
-from interlock.store import records
+from interlock.store import checkpoints, ledger, records
+from interlock.store.checkpoints import CheckpointRow
 from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import Box
 from interlock.telemetry.trace import Recording
@@ -47,7 +48,6 @@ from interlock.telemetry.trace import Recording
 # From how many bytes on a state is packed apart, so that other calls need not wait for it.
 _LARGE = 1 << 16
 _GZIP = 31
-_COLUMNS = "call, seq, owner, tool, version, type, label, at_ms, size, sha256, redacted, body"
 
 
 class Checkpoints:
@@ -103,7 +103,7 @@ class Checkpoints:
         owner, gone = _owner(caller), orjson.dumps(redacted).decode()
 
         def unit(transaction: Transaction) -> int:
-            seq = transaction.one("SELECT coalesce(max(seq), 0) + 1 FROM checkpoint WHERE call = ?", (call.id,))[0]
+            seq = checkpoints.next_number(transaction, call.id)
             if seq > most:
                 raise refuse_more(most)
             at_ms = transaction.now_ms
@@ -111,10 +111,7 @@ class Checkpoints:
             body = self._box.seal(packed, purpose="checkpoint", about=_about(facts))
             if first:
                 reconcile.begin(call.id, self._owner, records.started(call, at_ms))(transaction)
-            transaction.execute(
-                f"INSERT INTO checkpoint ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608
-                (*facts, body),
-            )
+            checkpoints.insert(transaction, CheckpointRow(*facts, body))
             said = {"checkpoint": seq, "type": kind, "label": label, "bytes": len(text), "sha256": sha256}
             transaction.append("checkpoint", call.id, records.checkpoint(call, at_ms, **said))
             return seq
@@ -136,49 +133,44 @@ class Checkpoints:
 
     def of(self, call_id: str, *, after: int = 0, limit: int = -1) -> list[Checkpoint]:
         """What a call has saved, oldest first, for whoever may see it. One that is damaged says so (E3904)."""
-        rows = self._journal.read(
-            f"SELECT {_COLUMNS} FROM checkpoint WHERE call = ? AND seq > ? ORDER BY seq LIMIT ?",  # noqa: S608 - constant
-            (call_id, after, limit),
-        )
-        return [self._read(row) for row in rows]
+        return [self._read(row) for row in checkpoints.of_call(self._journal.reader, call_id, after=after, limit=limit)]
 
     def seen_by(self, caller: Caller, call_id: str) -> list[Checkpoint]:
         """The same for the caller that made the call; for others there is no such call (E3702)."""
-        rows = self._journal.read("SELECT DISTINCT owner FROM checkpoint WHERE call = ?", (call_id,))
-        owners = {owner for (owner,) in rows}
-        for (body,) in self._journal.read("SELECT body FROM journal WHERE call = ?", (call_id,)):
+        reader = self._journal.reader
+        owners = checkpoints.owners(reader, call_id)
+        for body in ledger.of_call(reader, call_id):
             record: Json = orjson.loads(body)
             owners.add(f"{record.get('tenant')}/{record.get('callerId')}")
         if _owner(caller) not in owners:
             raise Failure("E3702", f"no call `{call_id}` of yours is on record")
         return self.of(call_id)
 
-    def _read(self, row: tuple[Any, ...]) -> Checkpoint:
-        call, seq, _, tool, version, kind, label, at_ms, size, sha256, redacted, _ = row
+    def _read(self, row: CheckpointRow) -> Checkpoint:
         state, paths, error = None, (), None
         try:
-            state, paths = self._shown(tool, self._opened(row))
+            state, paths = self._shown(row.tool, self._opened(row))
         except Failure as failure:
             error = failure
         return Checkpoint(
-            invocation_id=call,
-            sequence=seq,
-            tool_id=tool,
-            tool_version=version,
-            checkpoint_type=kind,
-            label=label,
-            at_ms=at_ms,
-            size=size,
-            checksum=sha256,
+            invocation_id=row.call,
+            sequence=row.seq,
+            tool_id=row.tool,
+            tool_version=row.version,
+            checkpoint_type=cast("CheckpointType", row.type),
+            label=row.label,
+            at_ms=row.at_ms,
+            size=row.size,
+            checksum=row.sha256,
             state=state,
-            redacted=tuple(dict.fromkeys((*orjson.loads(redacted), *paths))),
+            redacted=tuple(dict.fromkeys((*orjson.loads(row.redacted), *paths))),
             error=error,
         )
 
-    def _opened(self, row: tuple[Any, ...]) -> Any:
+    def _opened(self, row: CheckpointRow) -> Any:
         """The state that was saved, exactly; E3904 if it is not that any more."""
         *facts, body = row
-        seq, label, sha256 = row[1], row[6], row[9]
+        seq, label, sha256 = row.seq, row.label, row.sha256
         try:
             state = decode(zlib.decompress(self._box.open(body, purpose="checkpoint", about=_about(facts)), _GZIP))
         except (Failure, ValueError, zlib.error) as error:

@@ -21,6 +21,7 @@ from typing import IO, Any
 import orjson
 
 from interlock.core.errors import Failure
+from interlock.store.connection import Connection
 
 SCHEMA_HEAD = "0009"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
@@ -93,7 +94,7 @@ class Home:
             return None
         return max(filter(None, map(_head_in, lines)), default=None)
 
-    def open_database(self) -> sqlite3.Connection:
+    def open_database(self) -> Connection:
         """A connection to a database that is ours, whole and at the schema this program knows."""
         self.prepare()
         try:
@@ -221,9 +222,11 @@ def _size(path: Path) -> int:
         return 0
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> Connection:
     """A connection as the journal needs it: WAL, every commit on disk before it counts, no right to rewrite history."""
-    connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection = sqlite3.connect(
+        path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
+    )
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",

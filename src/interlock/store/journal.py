@@ -51,6 +51,7 @@ from interlock.core.threads import DISK
 from interlock.store import lasthead, records
 from interlock.store.home import Home, connect, no_room, store_failure
 from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
+from interlock.store.port import Reader
 from interlock.store.signing import Signer, signed_by
 from interlock.store.timekeeping import StoreTime
 
@@ -106,14 +107,17 @@ class Transaction:
         self._head = head = hashlib.sha256(self._head + seq.to_bytes(8, "big") + body).digest()
         self.rows.append((seq, kind, call, body, head))
 
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> sqlite3.Cursor:
         return self._connection.execute(statement, parameters)
 
-    def one(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+    def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
         return self.execute(statement, parameters).fetchone()
 
-    def all(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+    def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
         return self.execute(statement, parameters).fetchall()
+
+    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
+        return self.execute(statement, parameters)
 
     def has(self, kind: str, call: str) -> bool:
         """Whether the journal holds such a record of a call, or is about to with this transaction."""
@@ -173,6 +177,34 @@ class _Waiting(Generic[T]):
         self.error: BaseException | None = None
 
 
+class _Reader:
+    """The journal's connection for reads. It reads on the thread of its caller, so reads must be short."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, home: Home) -> None:
+        self._connection = connect(home.database)
+
+    def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
+        try:
+            return self._connection.execute(statement, parameters).fetchone()
+        except sqlite3.Error as error:
+            raise store_failure(error) from None
+
+    def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
+        try:
+            return self._connection.execute(statement, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise store_failure(error) from None
+
+    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
+        # Read at once: a statement that is left open would keep the database's log from being cut.
+        return iter(self.all(statement, parameters))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 class Journal:
     """The writer. One per process and home; belongs to the event loop that opened it."""
 
@@ -194,7 +226,9 @@ class Journal:
         # The newest signature that this process knows of: its place, and the store's time when it was made.
         self._anchored_through = self._anchored_ms = 0
         self._take_over()
-        self._reader = connect(home.database)
+        self._reader = _Reader(home)
+        # For repositories that only read. Short reads only: they run where they are called.
+        self.reader: Reader = self._reader
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Waiting[Any]] = []
         self._scheduled = False
@@ -588,10 +622,7 @@ class Journal:
 
     def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Rows of a query, on a connection of its own. Short queries only: it runs where it is called."""
-        try:
-            return self._reader.execute(statement, parameters).fetchall()
-        except sqlite3.Error as error:
-            raise store_failure(error) from None
+        return self._reader.all(statement, parameters)
 
     async def close(self) -> None:
         """Write what is queued, anchor the head, let go of the file. Whoever asks again waits for the same end."""

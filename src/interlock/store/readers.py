@@ -17,6 +17,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from interlock.store.connection import Connection
 from interlock.store.home import store_failure
 
 T = TypeVar("T")
@@ -39,11 +40,11 @@ class Readers:
         """Do some work that takes long on a reading thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, work: Callable[[Connection], T]) -> T:
         """Read in one transaction: all that `work` reads is as it was at one moment."""
         return await self.run(partial(self._at_one_moment, work))
 
-    async def slices(self, work: Callable[[sqlite3.Connection], Generator[T]]) -> AsyncGenerator[T]:
+    async def slices(self, work: Callable[[Connection], Generator[T]]) -> AsyncGenerator[T]:
         """What a generator reads, piece by piece; each piece is read on a reading thread.
 
         There is no transaction around it: one that lasts as long as a slow client would keep the database's log from
@@ -59,7 +60,7 @@ class Readers:
             except RuntimeError:  # the threads have ended
                 pieces.close()
 
-    def _at_one_moment(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _at_one_moment(self, work: Callable[[Connection], T]) -> T:
         try:
             with closing(connect(self._database)) as connection:
                 connection.execute("BEGIN")
@@ -73,10 +74,12 @@ class Readers:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def connect(database: Path) -> sqlite3.Connection:
+def connect(database: Path) -> Connection:
     """A connection that can read and cannot write."""
     address = f"{database.absolute().as_uri()}?mode=ro"
-    connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        address, uri=True, timeout=10, isolation_level=None, check_same_thread=False, factory=Connection
+    )
     connection.execute("PRAGMA trusted_schema=OFF")
     return connection
 
@@ -84,11 +87,11 @@ def connect(database: Path) -> sqlite3.Connection:
 class _Pieces(Generic[T]):
     """A long read that is under way. Its reader can be cancelled while a thread still reads a piece."""
 
-    def __init__(self, database: Path, work: Callable[[sqlite3.Connection], Generator[T]]) -> None:
+    def __init__(self, database: Path, work: Callable[[Connection], Generator[T]]) -> None:
         self._database = database
         self._work = work
         self._lock = threading.Lock()
-        self._open: tuple[sqlite3.Connection, Generator[T]] | None = None
+        self._open: tuple[Connection, Generator[T]] | None = None
 
     def next(self) -> T | None:
         """The next piece; None after the last."""

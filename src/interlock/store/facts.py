@@ -1,0 +1,38 @@
+"""Facts: the table `fact`, which holds small values by name.
+
+A name is a word of its own (`registry_epoch`) or a prefix and what the fact is about (`begun:` and the id of a call).
+A family of facts with the prefix `begun:` is the range of names from `begun:` to before `begun;`.
+"""
+
+from __future__ import annotations
+
+from interlock.store.port import Reader, Transaction
+
+
+def get(reader: Reader, name: str) -> str | None:
+    """The value of a fact; None where there is none."""
+    row = reader.one("SELECT value FROM fact WHERE name = ?", (name,))
+    return None if row is None else row[0]
+
+
+def put(transaction: Transaction, name: str, value: str) -> None:
+    """Set a fact, whether it is there already or not."""
+    transaction.execute(
+        "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        (name, value),
+    )
+
+
+def put_once(transaction: Transaction, name: str, value: str) -> bool:
+    """Set a fact that is not there yet. Returns whether it was set."""
+    statement = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
+    return transaction.execute(statement, (name, value)).rowcount > 0
+
+
+def remove(transaction: Transaction, name: str) -> None:
+    transaction.execute("DELETE FROM fact WHERE name = ?", (name,))
+
+
+def between(reader: Reader, first: str, end: str) -> list[tuple[str, str]]:
+    """The facts whose names are in a range, with `first` and without `end`: name and value."""
+    return reader.all("SELECT name, value FROM fact WHERE name >= ? AND name < ?", (first, end))

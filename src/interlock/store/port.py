@@ -1,0 +1,75 @@
+"""The port of the store: the only way by which repositories reach a database.
+
+A repository is a module of functions beside this one, named for its family of tables. The first argument of each
+function is a `Reader` (it only reads) or a `Transaction` (it reads and writes). SQL is written in repositories and
+nowhere else; the rest of the program passes on the reader or transaction that it was given.
+
+Implementations for SQLite:
+- `journal.Transaction`: a unit of the journal. It reads and writes.
+- `Journal.reader`: short reads on the event loop. It raises a `Failure` when the database cannot be read.
+- `connection.Connection`: every connection that the store opens. It raises the errors of the driver
+  (`connection.StoreError`); `home.store_failure` turns them into a `Failure`.
+
+Rows are tuples. Integers have 64 bits, texts are `str`, binary values are `bytes`. Time comes from the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Reads rows."""
+
+    def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
+        """The first row; None where there is none."""
+        ...
+
+    def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
+        """Every row."""
+        ...
+
+    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
+        """Every row, one after the other, for results that are too large for a list."""
+        ...
+
+
+class Changed(Protocol):
+    """The result of a statement that writes."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows were inserted, updated or deleted."""
+        ...
+
+
+class Transaction(Reader, Protocol):
+    """Reads and writes rows and appends records to the journal, all of it or nothing."""
+
+    @property
+    def now_ms(self) -> int:
+        """The store's time, the same for the whole transaction."""
+        ...
+
+    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Changed:
+        """Run a statement that writes."""
+        ...
+
+    def append(self, kind: str, call: str, body: bytes) -> None:
+        """Add a record to the journal."""
+        ...
+
+    def has(self, kind: str, call: str) -> bool:
+        """Whether the journal holds such a record of a call, or will with this transaction."""
+        ...
+
+    def newest(self, kind: str, call: str) -> Iterator[dict[str, Any]]:
+        """The records of a kind about a call, the newest first."""
+        ...
+
+    def apart(self, work: Callable[..., T], *given: Any) -> T:
+        """Do a piece of work. When it raises, nothing of it is left."""
+        ...

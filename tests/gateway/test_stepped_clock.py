@@ -130,7 +130,7 @@ async def test_a_step_is_alerted_once_by_each_process_and_is_on_record_once(home
             assert (await lock.call("demo.add", a=1)).ok
             await lock.journal.commit(store_time)
             await lock.journal.drain()
-        found = timekeeping.steps(one.journal.read)
+        found = timekeeping.steps(one.journal.reader)
     assert [event.data["alert"] for event in heard] == ["CLOCK_STEPPED"] * 2
     assert {event.data["seconds"] for event in heard} == {3 * DAY}
     assert [after - before for before, after in found] == [3 * DAY * 1000]

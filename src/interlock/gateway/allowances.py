@@ -22,6 +22,7 @@ from interlock.gateway.observe import Observer
 from interlock.resilience import limits
 from interlock.resilience.limits import LoopWatch
 from interlock.settings import Settings
+from interlock.store import grants
 from interlock.store.journal import Journal, Transaction
 
 
@@ -166,11 +167,7 @@ def uses_of(capability: Capability, calls: int = 1) -> list[Callable[[Transactio
 
 def _use(transaction: Transaction, jti: str, most: int, calls: int) -> None:
     # INVARIANT: a grant for n calls is used n times at most, by whatever processes at whatever time.
-    row = transaction.one("SELECT used FROM grant_use WHERE jti = ?", (jti,))
-    if (row[0] if row else 0) + calls > most:
+    if grants.used(transaction, jti) + calls > most:
         gone = "and is used up" if calls == 1 else f"and {calls} are more than it has left"
         raise Failure("E3206", f"the token was good for {most} call{'s' if most > 1 else ''} {gone}")
-    transaction.execute(
-        "INSERT INTO grant_use (jti, used) VALUES (?, ?) ON CONFLICT (jti) DO UPDATE SET used = used + excluded.used",
-        (jti, calls),
-    )
+    grants.add_uses(transaction, jti, calls)

@@ -41,7 +41,7 @@ from interlock.gateway.kept import Kept, PrivateValues, compensation, owner_of, 
 from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
-from interlock.store import records
+from interlock.store import idempotency, records
 from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.sealing import Box
 
@@ -631,8 +631,7 @@ class Closer:
 
         def unit(transaction: Transaction) -> None:
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
-            row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call.id))
-            if row is not None and row[0] in ("unknown", "executing"):
+            if idempotency.state_of_call(transaction, scope, call.id) in ("unknown", "executing"):
                 withheld = self.kept.why_withheld(transaction, caller, bodies) if bodies else ""
                 keys.settle(transaction, scope, call.id, "done", self.kept.sealed_outcome(call.id, outcome))
                 self.kept.store_payloads(transaction, call.id, caller, bodies, withheld)

@@ -14,8 +14,9 @@ import orjson
 
 from interlock.core.phases import REASONS, Reason
 from interlock.gateway.reconcile import BEGUN
+from interlock.store import facts, idempotency, ledger
 from interlock.store.home import Instance
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.journal import Journal, Unit
 
 EVERY_S = 0.05
 TRIES = 100
@@ -31,12 +32,8 @@ class Elsewhere:
 
     def runs(self, call_id: str) -> str | None:
         """The other process that runs a call now, if one does that is alive."""
-        rows = self._journal.read(
-            "SELECT owner FROM reservation WHERE call = ? AND state = 'executing'"
-            " UNION SELECT value FROM fact WHERE name = ?",
-            (call_id, BEGUN + call_id),
-        )
-        others = (owner for (owner,) in rows if owner != self._instance.id and self._instance.alive(owner))
+        runners = idempotency.runners(self._journal.reader, call_id, BEGUN + call_id)
+        others = (owner for owner in runners if owner != self._instance.id and self._instance.alive(owner))
         return next(others, None)
 
     async def ended(self, call_id: str) -> None:
@@ -46,13 +43,13 @@ class Elsewhere:
 
     async def cancel(self, call_id: str, owner: str, reason: Reason = "interruption") -> str:
         """Ask the process that runs a call to end it: what it answers, or `unsupported` where it does not."""
-        answers = "SELECT body FROM journal WHERE call = ? AND kind = 'cancel' ORDER BY seq"
-        before = len(self._journal.read(answers, (call_id,)))
+        reader = self._journal.reader
+        before = len(ledger.of_kind(reader, call_id, "cancel"))
         await self._journal.commit(_wish(call_id, owner, reason))
         for _ in range(TRIES):
-            heard = self._journal.read(answers, (call_id,))[before:]
+            heard = ledger.of_kind(reader, call_id, "cancel")[before:]
             if heard:
-                return str(orjson.loads(heard[0][0])["answer"])
+                return str(orjson.loads(heard[0])["answer"])
             if self.runs(call_id) is None:
                 break
             await asyncio.sleep(EVERY_S)
@@ -62,9 +59,8 @@ class Elsewhere:
     async def heed(self, cancel: Callable[[str, Reason], str]) -> None:
         """Do what others asked of this process."""
         mine = self._instance.id
-        wishes = "SELECT name, value FROM fact WHERE name >= ? AND name < ? AND value IN (?, ?, ?)"
         asked = [_said(mine, reason) for reason in REASONS]
-        for name, said in self._journal.read(wishes, (_WISH, "cancel;", *asked)):
+        for name, said in facts.between_with(self._journal.reader, _WISH, "cancel;", asked):
             call_id = name.removeprefix(_WISH)
             if await self._journal.commit(_take(call_id, mine)):
                 cancel(call_id, list(REASONS)[asked.index(said)])
@@ -76,20 +72,10 @@ def _said(owner: str, reason: Reason) -> str:
 
 
 def _wish(call_id: str, owner: str, reason: Reason) -> Unit[None]:
-    def unit(transaction: Transaction) -> None:
-        said = (_WISH + call_id, _said(owner, reason))
-        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", said)
-
-    return unit
+    return lambda transaction: facts.put(transaction, _WISH + call_id, _said(owner, reason))
 
 
 def _take(call_id: str, owner: str) -> Unit[bool]:
     """A unit that takes a wish up, or back; whether it was still there."""
-
-    def unit(transaction: Transaction) -> bool:
-        said = (_WISH + call_id, *(_said(owner, reason) for reason in REASONS))
-        found = transaction.one("SELECT 1 FROM fact WHERE name = ? AND value IN (?, ?, ?)", said)
-        transaction.execute("DELETE FROM fact WHERE name = ? AND value IN (?, ?, ?)", said)
-        return found is not None
-
-    return unit
+    said = [_said(owner, reason) for reason in REASONS]
+    return lambda transaction: facts.remove_with(transaction, _WISH + call_id, said)

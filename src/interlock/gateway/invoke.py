@@ -55,6 +55,7 @@ from interlock.gateway.straight import Straight
 from interlock.registry.catalog import Catalog, Stranded
 from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
+from interlock.store import idempotency
 from interlock.store.home import Instance
 from interlock.store.journal import Journal
 from interlock.store.sealing import Box
@@ -94,7 +95,7 @@ class Gateway:
         connect: Connect = nowhere,
     ) -> None:
         self._catalog = catalog
-        self._read = journal.read
+        self._reader = journal.reader
         self._most_values = settings.max_values
         self._clock = clock
         seal = object()
@@ -342,7 +343,7 @@ class Gateway:
         if not tool.writes or request.key is None or request.dry_run:
             raise missing
         scope = keys.scope_for(request, tool.contract, call.input_hash)
-        if not keys.is_done(self._read, scope, call.started_ms):
+        if not idempotency.has_outcome(self._reader, scope, call.started_ms):
             raise missing
 
         def refuse(_: Any) -> None:

@@ -24,7 +24,9 @@ from interlock.effects.session import SessionState
 from interlock.gateway import inputs, keys
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
+from interlock.store import ledger, payloads, sessions
 from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.payloads import Payload
 from interlock.store.sealing import VALUE, Box
 
 _DAY_MS = 86_400_000
@@ -43,6 +45,7 @@ class Kept:
 
     def __init__(self, journal: Journal, observer: Observer, settings: Settings, box: Box) -> None:
         self._journal = journal
+        self._reader = journal.reader
         self._observer = observer
         self._settings = settings
         self._box = box
@@ -51,34 +54,31 @@ class Kept:
 
     def session(self, caller: Caller, session: str) -> SessionState:
         """A caller's session as it is now."""
-        rows = self._journal.read("SELECT version, state FROM session WHERE id = ?", (session_id(caller, session),))
-        if not rows:
+        row = sessions.find(self._reader, session_id(caller, session))
+        if row is None:
             return SessionState(0, "{}")
-        version, state = rows[0]
+        version, state = row
         if isinstance(state, bytes):
             state = self._box.open(state, purpose="session", about=session_id(caller, session).hex()).decode()
         return SessionState(version, state)
 
     def store_session(self, transaction: Transaction, row_id: bytes, session: SessionState) -> None:
         """Write a session's state, unless another call has changed it meanwhile (E3410)."""
-        row = transaction.one("SELECT version FROM session WHERE id = ?", (row_id,))
-        if (row[0] if row else 0) != session.version:
+        if sessions.version(transaction, row_id) != session.version:
             raise Failure("E3410", "the session was changed by another call meanwhile", retry_after_ms=10)
         state = self._box.seal(orjson.dumps(session.values_now()), purpose="session", about=row_id.hex())
-        transaction.execute(
-            "INSERT OR REPLACE INTO session (id, version, state) VALUES (?, ?, ?)", (row_id, session.version + 1, state)
-        )
+        sessions.put(transaction, row_id, session.version + 1, state)
 
     # Payloads
 
     async def payload(self, ref: str) -> bytes | None:
         """What is kept under a reference; None once it is not kept any more."""
-        rows = self._journal.read("SELECT body, size FROM payload WHERE ref = ?", (ref,))
-        return await self.opened(ref, *rows[0]) if rows else None
+        row = payloads.content(self._reader, ref)
+        return None if row is None else await self.opened(ref, row.body, row.size)
 
     def has(self, ref: str) -> bool:
         """Whether anything is kept under a reference now."""
-        return bool(self._journal.read("SELECT 1 FROM payload WHERE ref = ? AND body IS NOT NULL", (ref,)))
+        return payloads.has_body(self._reader, ref)
 
     async def opened(self, ref: str, body: bytes | None, size: int) -> bytes | None:
         """The content of a payload, from its row. One in clear text is as long as its row says.
@@ -101,8 +101,7 @@ class Kept:
             f"tenant:{caller.tenant}": ("payload_bytes_per_tenant", settings.payload_bytes_per_tenant),
             "home": ("payload_bytes", settings.payload_bytes),
         }
-        statement = "SELECT scope, bytes FROM payload_use WHERE scope IN (?, ?, ?)"
-        used: dict[str, int] = dict(transaction.all(statement, tuple(quotas)))
+        used = payloads.bytes_used(transaction, quotas)
         for scope, (name, most) in quotas.items():
             if used.get(scope, 0) + size > most:
                 raise Failure(
@@ -157,22 +156,12 @@ class Kept:
 
     def why_gone(self, ref: str) -> str:
         """The reason why nothing is kept under a reference."""
-        rows = self._journal.read("SELECT reason FROM payload WHERE ref = ?", (ref,))
-        reason: str = rows[0][0] if rows else ""
+        reason = payloads.reason(self._reader, ref) or ""
         return reason if reason.startswith(("withheld", "discarded")) else "the payload is no longer kept"
 
     def discard(self, call: str) -> Unit[None]:
         """A unit that lets go of the result and the files of a call. Its rows stay and say so; the undo stays too."""
-
-        def unit(transaction: Transaction) -> None:
-            transaction.execute(
-                "UPDATE payload SET body = NULL, reason = 'discarded by its caller'"
-                " WHERE call = ? AND body IS NOT NULL AND ref NOT LIKE 'undo:%' AND ref NOT LIKE 'inputs:%'"
-                " AND ref NOT LIKE 'value:%'",
-                (call,),
-            )
-
-        return unit
+        return lambda transaction: payloads.discard(transaction, call)
 
     # Private values of changes
 
@@ -188,8 +177,7 @@ class Kept:
         if not is_sealed_value(recorded):
             return recorded
         ref = str(recorded["sealed"])
-        rows = self._journal.read("SELECT body FROM payload WHERE ref = ?", (ref,))
-        body: bytes | None = rows[0][0] if rows else None
+        body = payloads.body(self._reader, ref)
         plain = b"" if body is None else self._box.open(body, purpose=VALUE, about=ref)
         if hashlib.sha256(plain).hexdigest() != recorded["sha256"]:
             raise Failure("E3801", f"`{ref}` is gone, or not what the journal says it was; see interlock audit verify")
@@ -197,12 +185,8 @@ class Kept:
 
     def replayed_session(self, caller: Caller, session: str) -> Json:
         """A session's state, made anew from the journal's records of its changes."""
-        rows = self._journal.read(
-            "SELECT body FROM journal WHERE kind = 'mutation' AND instr(body, CAST('\"sessionState\":' AS BLOB))"
-            " ORDER BY seq", (),
-        )  # fmt: skip
         state: Json = {}
-        for (body,) in rows:
+        for body in ledger.session_changes(self._reader):
             record: Json = orjson.loads(body)
             owner = (record["tenant"], record["callerId"], record.get("session", ""))
             if "sessionState" not in record or owner != (caller.tenant, caller.id, session):
@@ -249,18 +233,18 @@ class Kept:
     def inputs(self, call: str) -> Json | None:
         """What is kept of the inputs of a call."""
         ref = f"inputs:{call}"
-        rows = self._journal.read("SELECT body FROM payload WHERE ref = ? AND body IS NOT NULL", (ref,))
-        return decode(self._box.open(rows[0][0], purpose="inputs", about=ref)) if rows else None
+        body = payloads.body(self._reader, ref)
+        return None if body is None else decode(self._box.open(body, purpose="inputs", about=ref))
 
     # Undoing
 
     def undo(self, call: str, caller: Caller) -> Json:
         """What undoing a call needs, as it was stored when the call succeeded; only for the caller that made it."""
         ref = f"undo:{call}"
-        rows = self._journal.read("SELECT body, owner FROM payload WHERE ref = ?", (ref,))
-        if not rows or rows[0][0] is None or rows[0][1] != owner_of(caller):
+        row = payloads.owned(self._reader, ref)
+        if row is None or row.body is None or row.owner != owner_of(caller):
             raise Failure("E3702", f"nothing is stored that could undo call {call}")
-        return decode(self._box.open(rows[0][0], purpose="undo", about=ref))
+        return decode(self._box.open(row.body, purpose="undo", about=ref))
 
     def store_undo(self, transaction: Transaction, call: str, owner: str, undo: Json, hidden: list[str]) -> None:
         ref = f"undo:{call}"
@@ -338,8 +322,4 @@ def _undo(requested: Requested, arguments: Json) -> Json:
 def _store(
     tx: Transaction, ref: str, call: str, owner: str, body: bytes | None, size: int, days: int, reason: str = ""
 ) -> None:
-    tx.execute(
-        "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (ref, call, owner, body, size, tx.now_ms, tx.now_ms + days * _DAY_MS, reason),
-    )
+    payloads.insert(tx, Payload(ref, call, owner, body, size, tx.now_ms, tx.now_ms + days * _DAY_MS, reason))

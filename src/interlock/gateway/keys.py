@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, cast
 
 import orjson
 
@@ -20,7 +20,8 @@ from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.phases import Call, Request
 from interlock.core.schema import Json
-from interlock.store import records, timekeeping
+from interlock.store import facts, idempotency, ledger, records, timekeeping
+from interlock.store.idempotency import Reservation
 from interlock.store.journal import Transaction, Unit
 
 Settlement = Literal["done", "released", "unknown"]
@@ -86,11 +87,7 @@ def reserve(
     """
 
     def unit(transaction: Transaction) -> Reserved | Replay | Busy:
-        row = transaction.one(
-            "SELECT version, input_hash, state, call, owner, reserved_ms, expires_ms, result FROM reservation"
-            " WHERE scope = ?",
-            (claim.scope,),
-        )
+        row = idempotency.find(transaction, claim.scope)
         if row is not None:
             found = _existing(transaction, claim, row, alive)
             if found is not None:
@@ -100,11 +97,9 @@ def reserve(
         claim_all(transaction, claims)
         tickets.pass_over(transaction, claim.scope, claim.call)
         now = transaction.now_ms
-        transaction.execute(
-            "INSERT OR REPLACE INTO reservation (scope, tool, version, key, caller, input_hash, state, call, owner,"
-            " reserved_ms, expires_ms, result) VALUES (?, ?, ?, ?, ?, ?, 'executing', ?, ?, ?, ?, NULL)",
-            (claim.scope, claim.tool, claim.version, claim.key, claim.caller, claim.input_hash, claim.call, claim.owner,
-             now, now + claim.window_s * 1000),
+        idempotency.reserve(
+            transaction, claim.scope, claim.tool, claim.version, claim.key, claim.caller, claim.input_hash, claim.call,
+            claim.owner, now, now + claim.window_s * 1000,
         )  # fmt: skip
         transaction.append("intent", claim.call, claim.intent)
         return Reserved()
@@ -118,10 +113,10 @@ def claim_all(transaction: Transaction, claims: Sequence[Callable[[Transaction],
         claim(transaction)
 
 
-def _existing(tx: Transaction, claim: Claim, row: Any, alive: Callable[[str], bool]) -> Replay | Busy | None:
+def _existing(tx: Transaction, claim: Claim, row: Reservation, alive: Callable[[str], bool]) -> Replay | Busy | None:
     version, input_hash, state, call, owner, reserved_ms, expires_ms, result = row
     passed = state == "done" and tx.now_ms >= expires_ms
-    if passed and tx.now_ms >= timekeeping.in_doubt_until(timekeeping.steps(tx.all), reserved_ms, expires_ms):
+    if passed and tx.now_ms >= timekeeping.in_doubt_until(timekeeping.steps(tx), reserved_ms, expires_ms):
         return None
     if input_hash != claim.input_hash or version != claim.version:
         raise Failure(
@@ -131,7 +126,7 @@ def _existing(tx: Transaction, claim: Claim, row: Any, alive: Callable[[str], bo
     if passed:
         raise _window_in_doubt(claim.key, call)
     if state == "done":
-        return Replay(call, reserved_ms, result)
+        return Replay(call, reserved_ms, cast("bytes", result))
     if state == "executing" and alive(owner):
         return Busy(call)
     raise unknown_outcome(claim.key, call)
@@ -159,28 +154,17 @@ def unknown_outcome(key: str, call: str) -> Failure:
     )
 
 
-def is_done(read: Callable[[str, tuple[Any, ...]], Sequence[Any]], scope: bytes, now_ms: int) -> bool:
-    """Whether a key has an outcome to replay."""
-    return bool(
-        read("SELECT 1 FROM reservation WHERE scope = ? AND state = 'done' AND expires_ms > ?", (scope, now_ms))
-    )
-
-
 def is_open(transaction: Transaction, scope: bytes, call: str) -> bool:
     """Whether the call still holds its key with nothing decided."""
-    row = transaction.one("SELECT state FROM reservation WHERE scope = ? AND call = ?", (scope, call))
-    return row is not None and row[0] == "executing"
+    return idempotency.state_of_call(transaction, scope, call) == "executing"
 
 
 def settle(transaction: Transaction, scope: bytes, call: str, settlement: Settlement, result: bytes | None) -> None:
     """Finalize a reservation in the write that closes its call. The result is sealed: what a replay answers with."""
     if settlement == "released":
-        transaction.execute("DELETE FROM reservation WHERE scope = ? AND call = ?", (scope, call))
-        return
-    transaction.execute(
-        "UPDATE reservation SET state = ?, result = ? WHERE scope = ? AND call = ?",
-        (settlement, result, scope, call),
-    )
+        idempotency.release(transaction, scope, call)
+    else:
+        idempotency.finish(transaction, scope, call, settlement, result)
 
 
 def given_back(call: Call, claim: Claim, at_ms: int) -> bytes:
@@ -195,17 +179,11 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
     """A unit that closes the calls of dead processes as failed with unknown outcome. Returns their ids and tools."""
 
     def unit(transaction: Transaction) -> list[tuple[str, str]]:
-        rows = transaction.execute(
-            "SELECT scope, call, owner, tool, version, key, caller, input_hash FROM reservation"
-            " WHERE state = 'executing'"
-        ).fetchall()
-        orphans = [row for row in rows if not owner_alive(row[2])]
+        orphans = [row for row in idempotency.executing(transaction) if not owner_alive(row.owner)]
         for scope, call, _owner, tool, version, key, caller, input_hash in orphans:
-            transaction.execute("UPDATE reservation SET state = 'unknown' WHERE scope = ? AND call = ?", (scope, call))
-            intent = transaction.one(
-                "SELECT body FROM journal WHERE call = ? AND kind = 'intent' ORDER BY seq DESC LIMIT 1", (call,)
-            )
-            known: Json = {} if intent is None else orjson.loads(intent[0])
+            idempotency.mark_unknown(transaction, scope, call)
+            intent = ledger.newest_of_kind(transaction, call, "intent")
+            known: Json = {} if intent is None else orjson.loads(intent)
             told = {name: known.get(name) for name in _OF_THE_INTENT if name in known or name in _OF_EVERY_CLOSING}
             body = records.plain(
                 "closed", call, transaction.now_ms, **told, toolId=tool, version=version, callerId=caller,
@@ -214,7 +192,7 @@ def find_orphans(owner_alive: Callable[[str], bool]) -> Unit[list[tuple[str, str
                 error_class="execution_failed", states=["running", "failed"], source="synthetic", outcome="unknown",
             )  # fmt: skip
             transaction.append("closed", call, body)
-        return [(call, f"{tool}@{version}") for _, call, _, tool, version, *_ in orphans]
+        return [(row.call, f"{row.tool}@{row.version}") for row in orphans]
 
     return unit
 
@@ -231,19 +209,13 @@ EVICT_AT_ONCE = 1000
 
 def evict(transaction: Transaction) -> int:
     """Remove outcomes whose window has passed for certain, a bounded number at a time."""
-    now_ms, steps = transaction.now_ms, timekeeping.steps(transaction.all)
+    now_ms, steps = transaction.now_ms, timekeeping.steps(transaction)
     # Of what was reserved before the last step, only what has passed however often the clock was set.
     last_ms = max((step.before_ms for step in steps), default=-1)
     surely_ms = now_ms - sum(step.after_ms - step.before_ms for step in steps)
-    timekeeping.forget(transaction.execute, now_ms)
-    evicted = transaction.execute(
-        "DELETE FROM reservation WHERE scope IN (SELECT scope FROM reservation WHERE state = 'done'"
-        " AND expires_ms <= ? AND (reserved_ms > ? OR expires_ms <= ?) LIMIT ?)",
-        (now_ms, last_ms, surely_ms, EVICT_AT_ONCE),
-    ).rowcount
+    timekeeping.forget(transaction, now_ms)
+    evicted = idempotency.evict(transaction, now_ms, last_ms, surely_ms, EVICT_AT_ONCE)
     if evicted:
         # The verifier must not miss what went by the store's time, which can be ahead of the machine's.
-        transaction.execute(
-            "INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (timekeeping.EVICTED, str(now_ms))
-        )
+        facts.put(transaction, timekeeping.EVICTED, str(now_ms))
     return evicted

@@ -22,6 +22,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.gateway import cover
 from interlock.registry.catalog import Catalog
+from interlock.store import ledger
 from interlock.store.journal import Journal
 
 # A call that was refused for this did nothing and shows nothing, and whoever made it must hear why.
@@ -32,14 +33,13 @@ class Ownership:
     """Tells whose the calls of one home are."""
 
     def __init__(self, journal: Journal, catalog: Catalog, environment: str) -> None:
-        self._journal = journal
+        self._reader = journal.reader
         self._catalog = catalog
         self._environment = environment
 
     def history(self, call_id: str) -> list[Json]:
         """Every record of a call, oldest first."""
-        rows = self._journal.read("SELECT body FROM journal WHERE call = ? ORDER BY seq", (call_id,))
-        return [orjson.loads(body) for (body,) in rows]
+        return [orjson.loads(body) for body in ledger.of_call(self._reader, call_id)]
 
     def has(self, caller: Caller, facts: Json) -> bool:
         """Whether a call that such facts are on record of is a caller's."""

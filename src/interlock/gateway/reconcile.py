@@ -24,7 +24,7 @@ from interlock.core.errors import CODES, Failure
 from interlock.core.phases import Call
 from interlock.core.schema import Json
 from interlock.gateway import keys
-from interlock.store import records
+from interlock.store import facts, idempotency, ledger, records
 from interlock.store.journal import Journal, Transaction, Unit
 
 SCOPE = "calls:reconcile"
@@ -45,19 +45,15 @@ class UnknownCall:
     at_ms: int
 
     def document(self) -> Json:
-        facts = asdict(self)
-        return {"invocation_id": facts.pop("call"), "at": iso(facts.pop("at_ms")), **facts}
+        told = asdict(self)
+        return {"invocation_id": told.pop("call"), "at": iso(told.pop("at_ms")), **told}
 
 
 def unknown_calls(journal: Journal) -> list[UnknownCall]:
     """Every call that waits for a person, oldest first."""
-    rows = journal.read(
-        "SELECT call, tool, version, key, caller, reserved_ms FROM reservation WHERE state = 'unknown'"
-        " ORDER BY reserved_ms, call"
-    )
     return [
         UnknownCall(call=call, tool=tool, version=version, key=key, caller=caller, at_ms=at_ms)
-        for call, tool, version, key, caller, at_ms in rows
+        for call, tool, version, key, caller, at_ms in idempotency.unknown(journal.reader)
     ]
 
 
@@ -68,8 +64,7 @@ def advice(call_id: str) -> str:
 
 async def block_orphans(journal: Journal, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
     """Block the keys of writes that died with their process, and tell of each. Writes nothing while there are none."""
-    owners = journal.read("SELECT DISTINCT owner FROM reservation WHERE state = 'executing'")
-    if all(alive(owner) for (owner,) in owners):
+    if all(map(alive, idempotency.executing_owners(journal.reader))):
         return
     for call_id, tool in await journal.commit(keys.find_orphans(alive)):
         announce("tool.alert", call_id, tool, alert="OUTCOME_UNKNOWN", reason=advice(call_id))
@@ -96,12 +91,9 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
     """A unit that settles one unknown call: with its result, or as never having happened. E3702 if none is open."""
 
     def unit(transaction: Transaction) -> None:
-        row = transaction.one(
-            "SELECT scope, tool, version, key, caller, state, reserved_ms, expires_ms FROM reservation WHERE call = ?",
-            (call_id,),
-        )
+        row = idempotency.of_call(transaction, call_id)
         # Looked at inside the write: the call may have ended after all, or someone else may have settled it.
-        if row is None or row[5] != "unknown":
+        if row is None or row.state != "unknown":
             raise Failure("E3702", f"no call `{call_id}` waits to be settled; see interlock calls reconcile")
         scope, tool, version, key, caller, _, reserved_ms, expires_ms = row
         if happened:
@@ -113,12 +105,9 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
             }
             # INVARIANT: a settled call is replayed for a whole window from now, however late it was settled.
             until_ms = transaction.now_ms + (expires_ms - reserved_ms)
-            transaction.execute(
-                "UPDATE reservation SET state = 'done', result = ?, expires_ms = ? WHERE scope = ? AND call = ?",
-                (seal(call_id, outcome), until_ms, scope, call_id),
-            )
+            idempotency.finish_until(transaction, scope, call_id, seal(call_id, outcome), until_ms)
         else:
-            transaction.execute("DELETE FROM reservation WHERE scope = ? AND call = ?", (scope, call_id))
+            idempotency.release(transaction, scope, call_id)
         actors = {**_actors(transaction, call_id), "callerId": caller}
         body = records.plain(
             "settled", call_id, transaction.now_ms, toolId=tool, version=version, **actors, idempotencyKey=key,
@@ -148,8 +137,8 @@ def note_cancel(call_id: str, call: Call | None, at_ms: int, answer: str, reason
 
 def _actors(transaction: Transaction, call_id: str) -> Json:
     """The caller, agent and tenant that earlier records of the call name; empty for an id that no record has."""
-    row = transaction.one("SELECT body FROM journal WHERE call = ? ORDER BY seq LIMIT 1", (call_id,))
-    known: Json = {} if row is None else orjson.loads(row[0])
+    first = ledger.first_of_call(transaction, call_id)
+    known: Json = {} if first is None else orjson.loads(first)
     return {name: known.get(name) for name in ("callerId", "agentId", "tenant")} if known else {}
 
 
@@ -161,21 +150,21 @@ def begin(call_id: str, owner: str, body: bytes) -> Unit[None]:
 
     def unit(transaction: Transaction) -> None:
         transaction.append("started", call_id, body)
-        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (BEGUN + call_id, owner))
+        facts.put(transaction, BEGUN + call_id, owner)
 
     return unit
 
 
 def end(transaction: Transaction, call_id: str) -> None:
     """Part of the write that closes a call: it is no longer merely begun."""
-    transaction.execute("DELETE FROM fact WHERE name = ?", (BEGUN + call_id,))
+    facts.remove(transaction, BEGUN + call_id)
 
 
 def close_abandoned(alive: Callable[[str], bool]) -> Unit[list[str]]:
     """A unit that closes the reads of dead processes as failed. Returns their ids."""
 
     def unit(transaction: Transaction) -> list[str]:
-        rows = transaction.all("SELECT name, value FROM fact WHERE name >= ? AND name < ?", (BEGUN, "begun;"))
+        rows = facts.between(transaction, BEGUN, "begun;")
         dead = [name.removeprefix(BEGUN) for name, owner in rows if not alive(owner)]
         return [call_id for call_id in dead if _close(transaction, call_id)]
 
@@ -185,11 +174,7 @@ def close_abandoned(alive: Callable[[str], bool]) -> Unit[list[str]]:
 def _close(transaction: Transaction, call_id: str) -> bool:
     """Close one read; False for a call that came to its end, or to a person, after it was noted."""
     end(transaction, call_id)
-    last = transaction.one(
-        "SELECT kind, body FROM journal WHERE call = ? AND kind IN ('started', 'pending', 'closed')"
-        " ORDER BY seq DESC LIMIT 1",
-        (call_id,),
-    )
+    last = ledger.progress(transaction, call_id)
     if last is None or last[0] != "started":
         return False
     body: Json = {

@@ -6,6 +6,8 @@ A family of facts with the prefix `begun:` is the range of names from `begun:` t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from interlock.store.port import Reader, Transaction
 
 
@@ -36,3 +38,19 @@ def remove(transaction: Transaction, name: str) -> None:
 def between(reader: Reader, first: str, end: str) -> list[tuple[str, str]]:
     """The facts whose names are in a range, with `first` and without `end`: name and value."""
     return reader.all("SELECT name, value FROM fact WHERE name >= ? AND name < ?", (first, end))
+
+
+def between_with(reader: Reader, first: str, end: str, values: Sequence[str]) -> list[tuple[str, str]]:
+    """The facts whose names are in a range and whose values are among some: name and value."""
+    statement = f"SELECT name, value FROM fact WHERE name >= ? AND name < ? AND value IN ({_marks(values)})"  # noqa: S608 - marks
+    return reader.all(statement, (first, end, *values))
+
+
+def remove_with(transaction: Transaction, name: str, values: Sequence[str]) -> bool:
+    """Remove a fact whose value is among some. Returns whether it was there."""
+    statement = f"DELETE FROM fact WHERE name = ? AND value IN ({_marks(values)})"  # noqa: S608 - marks
+    return transaction.execute(statement, (name, *values)).rowcount > 0
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from interlock.core.clock import Clock, iso
 from interlock.core.words import span
+from interlock.store.port import Reader, Transaction
 
 _log = logging.getLogger("interlock.journal")
 
@@ -144,9 +145,9 @@ def reached(connection: sqlite3.Connection) -> int:
     return max(0 if sample is None else sample[0], 0 if row is None else int(row[0]))
 
 
-def steps(read: Callable[[str], Iterable[Any]]) -> list[Step]:
+def steps(reader: Reader) -> list[Step]:
     """The steps on record, the oldest first."""
-    rows = read(_STEPS)
+    rows = reader.all(_STEPS)
     return sorted(Step(int(before), int(str(name).removeprefix(_STEP))) for name, before in rows)
 
 
@@ -158,6 +159,6 @@ def in_doubt_until(known: Sequence[Step], from_ms: int, until_ms: int) -> int:
     return until_ms
 
 
-def forget(execute: Callable[[str, Sequence[Any]], Any], now_ms: int) -> None:
+def forget(transaction: Transaction, now_ms: int) -> None:
     """Remove the steps that no window reaches back to any more."""
-    execute("DELETE FROM fact WHERE name > ? AND name < ?", (_STEP, f"{_STEP}{now_ms - KEPT_MS}"))
+    transaction.execute("DELETE FROM fact WHERE name > ? AND name < ?", (_STEP, f"{_STEP}{now_ms - KEPT_MS}"))

@@ -417,10 +417,10 @@ def test_the_cost_of_a_task_is_the_sum_over_its_calls_and_charges(tree: Node, ch
 
     async def play(journal: Journal) -> None:
         await asyncio.gather(*map(journal.commit, units))
-        found = budgets.task_cost(journal.read, "t", tenant="acme")
+        found = budgets.task_cost(journal.reader, "t", tenant="acme")
         assert found.parts == sum(expected, FREE).parts
         assert found.total == sum(one.total for one in expected)
-        assert budgets.task_cost(journal.read, "t", tenant="other").total == 0
+        assert budgets.task_cost(journal.reader, "t", tenant="other").total == 0
         assert sum(spent for spent, _ in books(journal)) == found.total
 
     _with_a_journal(play)

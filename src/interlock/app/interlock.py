@@ -618,7 +618,7 @@ class Interlock:
 
     def cost_of(self, task: str, *, tenant: str = "local") -> Cost:
         """What a task has cost: every call made for it, nested ones included, and what was charged to it."""
-        return budgets.task_cost(self.journal.read, task, tenant=tenant)
+        return budgets.task_cost(self.journal.reader, task, tenant=tenant)
 
     async def charge(self, task: str, *, part: str, amount: float, session: str = "", key: str) -> None:
         """Add what a task used besides calls (llm_inference, retrieval) to its cost. The same key counts once."""

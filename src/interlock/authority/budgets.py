@@ -27,14 +27,14 @@ from interlock.core.context import Caller
 from interlock.core.cost import TASK_PARTS, Cost
 from interlock.core.errors import Failure
 from interlock.core.words import quantity, wait
-from interlock.store import records
+from interlock.store import budgets as table
+from interlock.store import ledger, records
 from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Reader
 
 EVICT_AT_ONCE = 1000
 # How long a budget without a period outlives the last call of its task or session.
 IDLE_MS = 90 * 86_400_000
-
-Read = Callable[[str, Sequence[Any]], list[Any]]
 
 
 class Allowance(NamedTuple):
@@ -119,17 +119,18 @@ def ends_ms(budget: Budget, now_ms: int) -> int | None:
     return None if budget.period_s is None else _period(budget, now_ms)[1]
 
 
-def uses(read: Read, budget: Budget, *, now_ms: int, within: Sequence[str] = (), most: int) -> list[Use]:
+def uses(reader: Reader, budget: Budget, *, now_ms: int, within: Sequence[str] = (), most: int) -> list[Use]:
     """What is used of a budget now, where most is used first; only of those whose names begin with `within`."""
     start_ms, _ = _period(budget, now_ms)
     beginning = orjson.dumps([budget.per, budget.tools, budget.period_s, start_ms]).decode().removesuffix("]")
     first = ",".join((beginning, orjson.dumps(list(within)).decode()[1:-1]))
-    rows = read(
-        "SELECT budget, spent, held FROM spend WHERE budget >= ? AND budget < ?"
-        " ORDER BY spent + held DESC, budget LIMIT ?",
-        (first, f"{first}\U0010ffff", most),
-    )
-    return [Use(tuple(orjson.loads(key)[4:]), spent, held) for key, spent, held in rows]
+    found = table.most_used(reader, first, most)
+    return [Use(tuple(orjson.loads(key)[4:]), spent, held) for key, spent, held in found]
+
+
+def used(reader: Reader, allowance: Allowance) -> int:
+    """How much of a budget is spent or held now."""
+    return 0 if allowance.key is None else sum(table.balance(reader, allowance.key) or ())
 
 
 def check(transaction: Transaction, allowances: Sequence[Allowance], amount: int) -> None:
@@ -138,8 +139,7 @@ def check(transaction: Transaction, allowances: Sequence[Allowance], amount: int
     for allowance in allowances:
         spent, held = 0, 0
         if allowance.key is not None:
-            row = transaction.one("SELECT spent, held FROM spend WHERE budget = ?", (allowance.key,))
-            spent, held = row or (0, 0)
+            spent, held = table.balance(transaction, allowance.key) or (0, 0)
         left = allowance.limit - spent - held
         if amount > left or left <= 0:
             full.append((allowance, spent, held))
@@ -164,16 +164,13 @@ def hold(transaction: Transaction, call_id: str, owner: str, allowances: Sequenc
     for key, _, until_ms, *_ in allowances:
         if key is None:
             continue
-        _book(transaction, key, 0, amount, until_ms)
-        transaction.execute(
-            "INSERT INTO hold (call, budget, amount, owner) VALUES (?, ?, ?, ?)", (call_id, key, amount, owner)
-        )
+        table.add(transaction, key, 0, amount, until_ms)
+        table.insert_hold(transaction, call_id, key, amount, owner)
 
 
 def held_for(transaction: Transaction, call_id: str) -> int:
     """What a call has set aside. It holds the same amount everywhere, so any of its rows tells it."""
-    row = transaction.one("SELECT amount FROM hold WHERE call = ? LIMIT 1", (call_id,))
-    return 0 if row is None else row[0]
+    return table.held_by(transaction, call_id)
 
 
 def settle(
@@ -196,9 +193,9 @@ def settle(
         return Booked()
     held = 0
     if allowances:
-        held = held_for(transaction, call_id)
+        held = table.held_by(transaction, call_id)
         if held:
-            transaction.execute("DELETE FROM hold WHERE call = ?", (call_id,))
+            table.delete_holds(transaction, call_id)
     return _spend(transaction, allowances, total, held)
 
 
@@ -241,64 +238,42 @@ def release_orphans(alive: Callable[[str], bool]) -> Unit[list[str]]:
     """A unit that ends the holds of dead processes: as spent where the call may have run, else as never held."""
 
     def unit(transaction: Transaction) -> list[str]:
-        rows = transaction.execute("SELECT call, budget, amount, owner FROM hold").fetchall()
-        living = {owner: alive(owner) for owner in {row[3] for row in rows}}
-        orphans = [row for row in rows if not living[row[3]]]
-        for call, key, amount, _ in orphans:
-            began = transaction.one("SELECT body FROM journal WHERE call = ? AND kind = 'intent'", (call,))
-            transaction.execute(
-                "UPDATE spend SET spent = spent + ?, held = held - ? WHERE budget = ?",
-                (0 if began is None else amount, amount, key),
-            )
-            if began is not None:
-                row = transaction.one("SELECT spent, until_ms FROM spend WHERE budget = ?", (key,))
+        holds = table.holds(transaction)
+        living = {owner: alive(owner) for owner in {one.owner for one in holds}}
+        orphans = [one for one in holds if not living[one.owner]]
+        for hold in orphans:
+            call, key, amount, _ = hold
+            began = ledger.of_kind(transaction, call, "intent")
+            table.end_hold(transaction, hold, amount if began else 0)
+            if began:
+                row = table.spent(transaction, key)
                 intent = orjson.loads(began[0])
                 actors = {name: intent.get(name) for name in ("callerId", "agentId", "tenant")}
                 body = records.plain(
                     "authority", call, transaction.now_ms, act="hold.spent", by="interlock", millionths=amount, **actors
                 )
-                transaction.append("authority", call, records.with_budgets(body, [(key, *row)] if row else []))
-            transaction.execute("DELETE FROM hold WHERE call = ? AND budget = ?", (call, key))
-        return sorted({row[0] for row in orphans})
+                transaction.append(
+                    "authority", call, records.with_budgets(body, [(key, row.spent, row.until_ms)] if row else [])
+                )
+        return sorted({one.call for one in orphans})
 
     return unit
 
 
 def evict(transaction: Transaction) -> int:
     """Remove budgets whose period is over and in which nothing is held, a bounded number at a time."""
-    return transaction.execute(
-        "DELETE FROM spend WHERE budget IN (SELECT budget FROM spend WHERE until_ms <= ? AND held = 0 LIMIT ?)",
-        (transaction.now_ms, EVICT_AT_ONCE),
-    ).rowcount
+    return table.delete_ended(transaction, transaction.now_ms, EVICT_AT_ONCE)
 
 
-def task_cost(read: Read, task: str, *, tenant: str) -> Cost:
+def task_cost(reader: Reader, task: str, *, tenant: str) -> Cost:
     """What a task has cost: every call made for it, nested ones included, and what was charged to it."""
-    rows = read(
-        "SELECT part.key, SUM(part.value) FROM cost, json_each(cost.parts) AS part"
-        " WHERE cost.task = ? AND cost.tenant = ? GROUP BY part.key",
-        (task, tenant),
-    )
-    return Cost(**dict(rows))
+    return Cost(**table.parts_of_task(reader, task, tenant))
 
 
 def _store(tx: Transaction, call_id: str, cost: Cost, *, task: str, session: str, tenant: str) -> bool:
     """Store a cost under its id; False when there is one already."""
-    return bool(
-        tx.execute(
-            "INSERT INTO cost (call, task, session, tenant, total, parts) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT DO NOTHING",
-            (call_id, task, session, tenant, cost.total, orjson.dumps(cost.parts).decode()),
-        ).rowcount
-    )
-
-
-def _book(tx: Transaction, key: str, spent: int, held: int, until_ms: int | None) -> None:
-    tx.execute(
-        "INSERT INTO spend (budget, spent, held, until_ms) VALUES (?, ?, ?, ?) ON CONFLICT (budget) DO UPDATE SET"
-        " spent = spent + excluded.spent, held = held + excluded.held, until_ms = max(until_ms, excluded.until_ms)",
-        (key, spent, held, until_ms),
-    )
+    parts = orjson.dumps(cost.parts).decode()
+    return table.insert_cost(tx, call_id, task=task, session=session, tenant=tenant, total=cost.total, parts=parts)
 
 
 def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: int) -> Booked:
@@ -310,8 +285,10 @@ def _spend(tx: Transaction, allowances: Sequence[Allowance], amount: int, held: 
     for key, limit, until_ms, name, _ in allowances:
         spent = amount
         if key is not None:
-            _book(tx, key, amount, -held, until_ms)
-            spent, until_ms = tx.one("SELECT spent, until_ms FROM spend WHERE budget = ?", (key,))
+            table.add(tx, key, amount, -held, until_ms)
+            row = table.spent(tx, key)
+            assert row is not None  # it was written just now
+            spent, until_ms = row
             rows.append((key, spent, until_ms))
         if spent > limit:
             overrun.append(Overrun(name, limit, spent))

@@ -73,8 +73,7 @@ class Allowances:
         assert call.tool is not None
         tightest: tuple[int, int] | None = None
         for allowance in self._budgets(call, caller, str(call.tool.contract.id)):
-            rows = self._journal.read("SELECT spent, held FROM spend WHERE budget = ?", (allowance.key,))
-            spent = rows[0][0] + rows[0][1] if rows else 0
+            spent = budgets.used(self._journal.reader, allowance)
             if tightest is None or allowance.limit - spent < tightest[1]:
                 tightest = (spent, allowance.limit - spent)
         return tightest or (0, 0)

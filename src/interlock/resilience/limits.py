@@ -21,6 +21,7 @@ from interlock.core.allowances import LoopLimits, RateLimit
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.words import wait
+from interlock.store import breakers, rates
 from interlock.store.journal import Transaction, Unit
 
 EVICT_AT_ONCE = 10_000
@@ -66,13 +67,9 @@ def check(transaction: Transaction, among: Sequence[Bucket]) -> None:
     wait_ms, reached = 0, None
     for bucket in among:
         began_ms = transaction.now_ms - bucket.window_ms
-        row = transaction.one(
-            "SELECT at_ms FROM rate WHERE bucket = ?1"
-            " AND number = (SELECT max(number) FROM rate WHERE bucket = ?1) - ?2 + 1",
-            (bucket.key, bucket.limit),
-        )
-        if row is not None and row[0] - began_ms > wait_ms:
-            wait_ms, reached = row[0] - began_ms, bucket
+        at_ms = rates.nth_last_ms(transaction, bucket.key, bucket.limit)
+        if at_ms is not None and at_ms - began_ms > wait_ms:
+            wait_ms, reached = at_ms - began_ms, bucket
     if reached is not None:
         raise Failure(
             "E3003",
@@ -86,17 +83,9 @@ def count(transaction: Transaction, among: Sequence[Bucket]) -> None:
     """Enter an admitted call in every log; now and then, drop the entries that decide nothing any more."""
     now_ms = transaction.now_ms
     for key, limit, _, _ in among:
-        transaction.execute(
-            "INSERT INTO rate (bucket, number, at_ms)"
-            " SELECT ?1, coalesce(max(number), 0) + 1, ?2 FROM rate WHERE bucket = ?1",
-            (key, now_ms),
-        )
+        rates.insert(transaction, key, now_ms)
         if now_ms % PRUNE_EVERY == 0:
-            transaction.execute(
-                "DELETE FROM rate WHERE bucket = ?1"
-                " AND number <= (SELECT max(number) FROM rate WHERE bucket = ?1) - ?2",
-                (key, limit),
-            )
+            rates.keep_last(transaction, key, limit)
 
 
 def admit(transaction: Transaction, among: Sequence[Bucket]) -> None:
@@ -109,11 +98,7 @@ def suspend(service: str, until_ms: int) -> Unit[None]:
     """A unit that leaves a service alone until it is ready, for a day at most. Only a later moment replaces another."""
 
     def unit(transaction: Transaction) -> None:
-        transaction.execute(
-            "INSERT INTO suspension (service, until_ms) VALUES (?, ?)"
-            " ON CONFLICT (service) DO UPDATE SET until_ms = max(until_ms, excluded.until_ms)",
-            (service, min(until_ms, transaction.now_ms + MAX_SUSPENSION_MS)),
-        )
+        breakers.suspend(transaction, service, min(until_ms, transaction.now_ms + MAX_SUSPENSION_MS))
 
     return unit
 
@@ -122,9 +107,9 @@ def check_suspended(transaction: Transaction, services: Sequence[str]) -> None:
     """Refuse (E3504) a call that needs a service which asked to be left alone. Writes nothing."""
     wait_ms, waiting = 0, None
     for service in services:
-        row = transaction.one("SELECT until_ms FROM suspension WHERE service = ?", (service,))
-        if row is not None and row[0] - transaction.now_ms > wait_ms:
-            wait_ms, waiting = row[0] - transaction.now_ms, service
+        until_ms = breakers.suspended_until(transaction, service)
+        if until_ms is not None and until_ms - transaction.now_ms > wait_ms:
+            wait_ms, waiting = until_ms - transaction.now_ms, service
     if waiting is not None:
         raise Failure(
             "E3504",
@@ -137,11 +122,8 @@ def check_suspended(transaction: Transaction, services: Sequence[str]) -> None:
 def evict(transaction: Transaction) -> int:
     """Remove what no limit can count any more and suspensions that have passed, a bounded number at a time."""
     now_ms = transaction.now_ms
-    transaction.execute("DELETE FROM suspension WHERE until_ms <= ?", (now_ms,))
-    return transaction.execute(
-        "DELETE FROM rate WHERE (bucket, number) IN (SELECT bucket, number FROM rate WHERE at_ms <= ? LIMIT ?)",
-        (now_ms - _LONGEST_WINDOW_MS, EVICT_AT_ONCE),
-    ).rowcount
+    breakers.delete_suspensions(transaction, now_ms)
+    return rates.delete_until(transaction, now_ms - _LONGEST_WINDOW_MS, EVICT_AT_ONCE)
 
 
 class LoopWatch:

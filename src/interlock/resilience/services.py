@@ -37,7 +37,8 @@ from interlock.core.supervise import Supervisor
 from interlock.core.words import wait
 from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, answered, counts
-from interlock.store import records
+from interlock.store import breakers, records
+from interlock.store.breakers import Row
 from interlock.store.journal import Journal, Transaction, Unit
 
 # What one process finds out, the others go by this much later at most.
@@ -48,19 +49,6 @@ MAX_OPEN_MS: Final = 3_600_000
 MAX_KNOWN: Final = 1000
 
 _log = logging.getLogger("interlock.services")
-
-_LOOK = (
-    "SELECT service, state, since_ms, until_ms FROM breaker"
-    " UNION ALL SELECT service, 'suspended', 0, until_ms FROM suspension"
-)
-
-
-class Row(NamedTuple):
-    """A breaker that is not closed, as the table has it."""
-
-    state: str
-    since_ms: int
-    until_ms: int
 
 
 class Health(NamedTuple):
@@ -203,8 +191,8 @@ class Services:
         """Look what others have found out."""
         self._looked = self._monotonic()
         rows: dict[str, Row] = {}
-        for service, state, since_ms, until_ms in self._journal.read(_LOOK):
-            if state == "suspended":
+        for service, state, since_ms, until_ms in breakers.impaired(self._journal.reader):
+            if state == breakers.SUSPENDED:
                 # Only a later moment replaces another, so what is only known here yet is not lost.
                 self._suspended[service] = max(until_ms, self._suspended.get(service, 0))
             else:
@@ -336,16 +324,12 @@ def _exchange(service: str, known: Row | None, move: _Move) -> Unit[bool]:
     """A unit that writes a change if the row is still as it was known; whether it did."""
 
     def unit(transaction: Transaction) -> bool:
-        found = transaction.one("SELECT state, since_ms, until_ms FROM breaker WHERE service = ?", (service,))
-        if (None if found is None else Row(*found)) != known:
+        if breakers.find(transaction, service) != known:
             return False
         if move.row is None:
-            transaction.execute("DELETE FROM breaker WHERE service = ?", (service,))
+            breakers.delete(transaction, service)
         else:
-            transaction.execute(
-                "INSERT OR REPLACE INTO breaker (service, state, since_ms, until_ms, reason) VALUES (?, ?, ?, ?, ?)",
-                (service, *move.row, move.reason),
-            )
+            breakers.put(transaction, service, move.row, move.reason)
         facts: dict[str, Any] = {"service": service, "from": move.old, "to": move.new, "reason": move.reason}
         if move.row is not None:
             facts["until"] = iso(move.row.until_ms)
@@ -358,10 +342,7 @@ def _exchange(service: str, known: Row | None, move: _Move) -> Unit[bool]:
 
 def _hasten(service: str, known: Row) -> Unit[None]:
     def unit(transaction: Transaction) -> None:
-        transaction.execute(
-            "UPDATE breaker SET until_ms = ? WHERE service = ? AND state = 'open' AND since_ms = ?",
-            (transaction.now_ms, service, known.since_ms),
-        )
+        breakers.end_open(transaction, service, known.since_ms, transaction.now_ms)
 
     return unit
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Use
@@ -16,7 +15,9 @@ from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.schema import Json
 from interlock.service.audit import Audit
+from interlock.store.connection import StoreError
 from interlock.store.home import connect, store_failure
+from interlock.store.port import Reader
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -67,15 +68,12 @@ def overview(lock: Interlock, within: Within) -> list[Json]:
     try:
         with closing(connect(lock.home.database)) as connection:
             return [_shown(connection, budget, within(budget), now_ms) for budget in lock.settings.budgets]
-    except sqlite3.Error as error:
+    except StoreError as error:
         raise store_failure(error) from None
 
 
-def _shown(connection: sqlite3.Connection, budget: Budget, within: tuple[str, ...] | None, now_ms: int) -> Json:
-    def read(statement: str, parameters: Sequence[Any]) -> list[Any]:
-        return connection.execute(statement, parameters).fetchall()
-
-    found = [] if within is None else budgets.uses(read, budget, now_ms=now_ms, within=within, most=MOST)
+def _shown(reader: Reader, budget: Budget, within: tuple[str, ...] | None, now_ms: int) -> Json:
+    found = [] if within is None else budgets.uses(reader, budget, now_ms=now_ms, within=within, most=MOST)
     ends_ms = budgets.ends_ms(budget, now_ms)
     return {
         "budget": budget.name,

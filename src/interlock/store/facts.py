@@ -31,6 +31,15 @@ def put_once(transaction: Transaction, name: str, value: str) -> bool:
     return transaction.execute(statement, (name, value)).rowcount > 0
 
 
+def increase(transaction: Transaction, name: str) -> None:
+    """Raise a fact that counts, such as an epoch, by one. The first value is 1."""
+    transaction.execute(
+        "INSERT INTO fact (name, value) VALUES (?, '1')"
+        " ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1",
+        (name,),
+    )
+
+
 def remove(transaction: Transaction, name: str) -> None:
     transaction.execute("DELETE FROM fact WHERE name = ?", (name,))
 

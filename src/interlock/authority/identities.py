@@ -12,25 +12,21 @@ that was delegated through it. Every change raises `identity_epoch`, so that eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import orjson
 
 from interlock.core.capability import is_did, scope_fault
 from interlock.core.context import CallerKind
 from interlock.core.errors import Failure
-from interlock.store import records
+from interlock.store import facts, records, tokens
+from interlock.store import identities as table
 from interlock.store.journal import Journal, Transaction
 
 KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
 
-_COLUMNS = "did, kind, name, tenant, trust, groups, state"
-_BUMP = (
-    "INSERT INTO fact (name, value) VALUES ('identity_epoch', '1')"
-    " ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
-)
+_EPOCH = "identity_epoch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,42 +55,33 @@ class LocalIdentities:
         self._journal = journal
 
     async def look_up(self, did: str) -> Identity | None:
-        rows = self._journal.read(f"SELECT {_COLUMNS} FROM identity WHERE did = ?", (did,))  # noqa: S608 - a constant
-        return _identity(rows[0]) if rows else None
+        row = table.find(self._journal.reader, did)
+        return None if row is None else _identity(row)
 
     def find(self, name_or_did: str, tenant: str = "local") -> Identity | None:
         """An identity by its DID, whose tenant may be any, or the tenant's active one of this name.
 
         E3004 where several bear it.
         """
-        rows = self._journal.read(
-            f"SELECT {_COLUMNS} FROM identity WHERE did = ? OR (name = ? AND tenant = ? AND state = 'active')",  # noqa: S608 - a constant
-            (name_or_did, name_or_did, tenant),
-        )
+        rows = table.search(self._journal.reader, name_or_did, tenant)
         if len(rows) > 1:
             raise Failure("E3004", f"several identities are named `{name_or_did}`; say which by its DID")
         return _identity(rows[0]) if rows else None
 
     def all(self) -> list[Identity]:
         """Everybody, in the order of registration."""
-        return [
-            _identity(row)
-            for row in self._journal.read(f"SELECT {_COLUMNS} FROM identity ORDER BY registered_ms, did")  # noqa: S608 - a constant
-        ]
+        return [_identity(row) for row in table.all_identities(self._journal.reader)]
 
     async def register(self, identity: Identity, *, by: str) -> Identity:
         """Make somebody known; E3004 for what cannot be an identity, E3103 if the DID is known already."""
         _check(identity)
 
         def unit(transaction: Transaction) -> Identity:
-            if transaction.one("SELECT 1 FROM identity WHERE did = ?", (identity.did,)) is not None:
+            if table.state(transaction, identity.did) is not None:
                 words = f"`{identity.did}` is registered already, or was and is revoked"
                 advice = "use it as it is; in place of a revoked one, register another DID"
                 raise Failure("E3103", words, resolution=advice)
-            transaction.execute(
-                f"INSERT INTO identity ({_COLUMNS}, registered_ms) VALUES (?, ?, ?, ?, ?, ?, 'active', ?)",  # noqa: S608 - a constant
-                (*_row(identity), transaction.now_ms),
-            )
+            table.insert(transaction, _row(identity)._replace(state="active"), transaction.now_ms)
             _note(transaction, "identity.registered", identity, by)
             return identity
 
@@ -106,10 +93,7 @@ class LocalIdentities:
 
         def unit(transaction: Transaction) -> Identity:
             _active(transaction, identity.did)
-            transaction.execute(
-                "UPDATE identity SET kind = ?, name = ?, tenant = ?, trust = ?, groups = ? WHERE did = ?",
-                (*_row(identity)[1:], identity.did),
-            )
+            table.update(transaction, _row(identity))
             _note(transaction, "identity.updated", identity, by)
             return identity
 
@@ -127,8 +111,8 @@ class LocalIdentities:
 
 def void_identity(transaction: Transaction, did: str, *, reason: str, by: str) -> None:
     """Void whatever a DID holds or passed on; the identity too, if it is one of this home."""
-    transaction.execute("UPDATE identity SET state = 'revoked' WHERE did = ?", (did,))
-    transaction.execute(_BUMP)
+    table.revoke(transaction, did)
+    facts.increase(transaction, _EPOCH)
     void(transaction, "did", did, reason=reason, by=by)
     body = records.plain("authority", did, transaction.now_ms, act="identity.revoked", by=by, reason=reason)
     transaction.append("authority", did, body)
@@ -136,10 +120,7 @@ def void_identity(transaction: Transaction, did: str, *, reason: str, by: str) -
 
 def void(transaction: Transaction, kind: Literal["jti", "did", "key"], ref: str, *, reason: str, by: str) -> None:
     """Add a row to what is void. The first reason given is the one that stays."""
-    transaction.execute(
-        'INSERT OR IGNORE INTO revocation (kind, ref, at_ms, "by", reason) VALUES (?, ?, ?, ?, ?)',
-        (kind, ref, transaction.now_ms, by, reason),
-    )
+    tokens.revoke(transaction, kind, ref, at_ms=transaction.now_ms, by=by, reason=reason)
 
 
 def _check(identity: Identity) -> None:
@@ -157,13 +138,13 @@ def _check(identity: Identity) -> None:
 
 
 def _active(transaction: Transaction, did: str) -> None:
-    row = transaction.one("SELECT state FROM identity WHERE did = ?", (did,))
-    if row != ("active",):
-        raise Failure("E3207", f"`{did}` is not registered" if row is None else f"`{did}` is revoked")
+    state = table.state(transaction, did)
+    if state != "active":
+        raise Failure("E3207", f"`{did}` is not registered" if state is None else f"`{did}` is revoked")
 
 
 def _note(transaction: Transaction, act: str, identity: Identity, by: str) -> None:
-    transaction.execute(_BUMP)
+    facts.increase(transaction, _EPOCH)
     body = records.plain(
         "authority",
         identity.did,
@@ -179,12 +160,14 @@ def _note(transaction: Transaction, act: str, identity: Identity, by: str) -> No
     transaction.append("authority", identity.did, body)
 
 
-def _row(identity: Identity) -> tuple[Any, ...]:
+def _row(identity: Identity) -> table.Row:
     groups = orjson.dumps(sorted(identity.groups)).decode()
-    return identity.did, identity.kind, identity.name, identity.tenant, identity.trust, groups
+    return table.Row(
+        identity.did, identity.kind, identity.name, identity.tenant, identity.trust, groups, identity.state
+    )
 
 
-def _identity(row: Iterable[Any]) -> Identity:
+def _identity(row: table.Row) -> Identity:
     did, kind, name, tenant, trust, groups, state = row
     return Identity(
         did=did, kind=kind, name=name, tenant=tenant, trust=trust, groups=frozenset(orjson.loads(groups)), state=state

@@ -28,6 +28,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.store import records
+from interlock.store import secrets as table
 from interlock.store.journal import Journal, Transaction
 from interlock.store.sealing import LASTING, Box, key_id_of, keys_in_use, seal_again
 from interlock.telemetry.logs import withhold
@@ -247,7 +248,10 @@ class Secrets:
             if expires_ms is not None and expires_ms <= now_ms:
                 raise Failure("E3004", f"the credential `{name}` would have expired before it is stored")
             sealed = self._box.seal(plain, purpose="secret", about=_place(name, slot, now_ms, expires_ms))
-            transaction.execute(_SET, (name, slot, key_id_of(sealed), sealed, now_ms, expires_ms))
+            table.put(
+                transaction, name, slot, key_id=key_id_of(sealed), sealed=sealed, created_ms=now_ms,
+                expires_ms=expires_ms,
+            )  # fmt: skip
             _note(transaction, "secret.set", by, name=name, slot=slot, expires_ms=expires_ms)
 
         await self._journal.commit(unit)
@@ -256,14 +260,13 @@ class Secrets:
         """Forget a credential, or one slot of it; returns how many slots went. E3602 when there is none."""
 
         def unit(transaction: Transaction) -> int:
-            rows = transaction.execute("SELECT slot FROM secret WHERE name = ?", (name,)).fetchall()
-            gone = [found for (found,) in rows if slot is None or found == slot]
+            gone = [found for found in table.slot_names(transaction, name) if slot is None or found == slot]
             if not gone:
                 which = f"`{name}`" if slot is None else f"`{name}` [{slot}]"
                 words = "see which there are: interlock secrets list"
                 raise Failure("E3602", f"there is no credential {which} to forget", resolution=words)
             for found in gone:
-                transaction.execute("DELETE FROM secret WHERE name = ? AND slot = ?", (name, found))
+                table.delete(transaction, name, found)
                 _note(transaction, "secret.removed", by, name=name, slot=found)
             return len(gone)
 
@@ -271,21 +274,19 @@ class Secrets:
 
     def names(self) -> list[Kept]:
         """Every stored credential, without its value."""
-        rows = self._journal.read(
-            "SELECT name, slot, created_ms, expires_ms, resting_until_ms FROM secret ORDER BY name, slot"
-        )
-        return [Kept(*row) for row in rows]
+        return [Kept._make(entry) for entry in table.entries(self._journal.reader)]
 
     async def fetch(self, name: str, lifetime_s: float | None = None) -> Credential:
         """The first slot that neither rests nor has expired."""
         try:
-            rows = self._journal.read(_FETCH, (name,))
+            pool = table.slots(self._journal.reader, name)
         except Failure as failure:
             raise Failure("E3601", f"the store of credentials cannot be read: {failure.message}") from None
-        if not rows:
+        if not pool:
             raise Failure("E3602", f"there is no credential `{name}`; store it with `interlock secrets set {name}`")
-        slot = first_ready(name, [Slot(row[0], row[3], row[4]) for row in rows], self._clock.now_ms())
-        sealed, created_ms, expires_ms = next(row[1:4] for row in rows if row[0] == slot)
+        choice = [Slot(one.slot, one.expires_ms, one.resting_until_ms) for one in pool]
+        slot = first_ready(name, choice, self._clock.now_ms())
+        _, sealed, created_ms, expires_ms, _ = next(one for one in pool if one.slot == slot)
         try:
             value = self._box.open(sealed, purpose="secret", about=_place(name, slot, created_ms, expires_ms))
         except Failure as failure:
@@ -299,10 +300,7 @@ class Secrets:
 
         def unit(transaction: Transaction) -> None:
             until_ms = transaction.now_ms + min(ms, LONGEST_REST_MS)
-            transaction.execute(
-                "UPDATE secret SET resting_until_ms = ? WHERE name = ? AND slot = ? AND resting_until_ms < ?",
-                (until_ms, name, slot, until_ms),
-            )
+            table.rest(transaction, name, slot, until_ms)
             _note(transaction, "secret.resting", "interlock", name=name, slot=slot, until_ms=until_ms)
 
         await self._journal.commit(unit)
@@ -341,30 +339,21 @@ class Secrets:
 
         def unit(transaction: Transaction) -> list[Kept]:
             left: list[Kept] = []
-            sealed_anew: list[tuple[str, bytes, str, str]] = []
-            for name, slot, sealed, created_ms, expires_ms, resting in transaction.execute(_OUTDATED, (current,)):
+            sealed_anew: list[tuple[str, str, bytes]] = []
+            for name, slot, sealed, created_ms, expires_ms, resting in table.sealed_by_others(transaction, current):
                 place = _place(name, slot, created_ms, expires_ms)
                 try:
                     value = self._box.open(sealed, purpose="secret", about=place)
                 except Failure:
                     left.append(Kept(name, slot, created_ms, expires_ms, resting))
                     continue
-                anew = self._box.seal(value, purpose="secret", about=place)
-                sealed_anew.append((key_id_of(anew), anew, name, slot))
-            for row in sealed_anew:
-                transaction.execute("UPDATE secret SET key_id = ?, sealed = ? WHERE name = ? AND slot = ?", row)
+                sealed_anew.append((name, slot, self._box.seal(value, purpose="secret", about=place)))
+            for name, slot, anew in sealed_anew:
+                table.reseal(transaction, name, slot, key_id=key_id_of(anew), sealed=anew)
             _note(transaction, "secret.key_rotated", by, key_id=current, sealed=len(sealed_anew), left=len(left))
             return left
 
         return await self._journal.commit(unit)
-
-
-_SET = (
-    "INSERT OR REPLACE INTO secret (name, slot, key_id, sealed, created_ms, expires_ms, resting_until_ms)"
-    " VALUES (?, ?, ?, ?, ?, ?, 0)"
-)
-_FETCH = "SELECT slot, sealed, created_ms, expires_ms, resting_until_ms FROM secret WHERE name = ? ORDER BY slot"
-_OUTDATED = "SELECT name, slot, sealed, created_ms, expires_ms, resting_until_ms FROM secret WHERE key_id <> ?"
 
 
 class Slot(NamedTuple):

@@ -66,7 +66,8 @@ from interlock.core.capability import (
 from interlock.core.clock import Clock, iso, new_id
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.store import records
+from interlock.store import facts, ledger, records
+from interlock.store import tokens as table
 from interlock.store.journal import Journal, Transaction
 
 MAX_TTL_S = 86_400
@@ -81,12 +82,11 @@ _OF_ISSUERS = frozenset({"via"})
 _OF_HOLDERS = frozenset({"proof"})
 
 # Which key signed last, beside the keys themselves, so that their loss is noticed.
-SIGNED_BY = "SELECT value FROM fact WHERE name = 'issuer_key'"
+SIGNED_BY = "issuer_key"
 _KEEP_IT = (
     "keep the token and send the request again later; the operator restores keys/issuer from a backup or moves the home"
     " back, and sees what is wrong with: interlock doctor"
 )
-_SIGNS = "INSERT OR REPLACE INTO fact (name, value) VALUES ('issuer_key', ?)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,15 +225,10 @@ class Tokens:
     def _look(self) -> None:
         """See whether anything changed, here or in another process. A store that cannot be read raises."""
         now = self._clock.monotonic()
-        rows = self._journal.read(
-            "SELECT (SELECT max(seq) FROM revocation), (SELECT value FROM fact WHERE name = 'identity_epoch')"
-        )
-        seen = (*rows[0], self._keys.names())
+        seen = (*table.epochs(self._journal.reader), self._keys.names())
         if seen != self._seen:
             sets = {"jti": self._void_links, "did": self._void_subjects, "key": self._void_keys}
-            for seq, kind, ref in self._journal.read(
-                "SELECT seq, kind, ref FROM revocation WHERE seq > ? ORDER BY seq", (self._through,)
-            ):
+            for seq, kind, ref in table.revocations_after(self._journal.reader, self._through):
                 sets[kind].add(ref)
                 self._through = seq
             self._remembered.clear()
@@ -336,12 +331,12 @@ class Tokens:
 
     def _has_signed(self, kid: str, jti: Any) -> bool:
         """Whether it is on record that a key was the issuer's: it signs now, was made here, or signed this token."""
-        if (kid,) in self._journal.read(SIGNED_BY):
+        reader = self._journal.reader
+        if facts.get(reader, SIGNED_BY) == kid:
             return True
         about = [kid, jti] if isinstance(jti, str) else [kid]
         for ref in about:
-            query = "SELECT body FROM journal WHERE call = ? AND kind = 'authority'"
-            for (body,) in self._journal.read(query, (ref[:200],)):
+            for body in ledger.of_kind(reader, ref[:200], "authority"):
                 record = orjson.loads(body)
                 if record.get("key") == kid or (ref == kid and record.get("act") == "key.made"):
                     return True
@@ -490,16 +485,16 @@ class Tokens:
                 key=key.kid,
             )
             transaction.append("authority", leaf.jti, body)
-            transaction.execute(_SIGNS, (key.kid,))
+            facts.put(transaction, SIGNED_BY, key.kid)
 
         await self._journal.commit(unit)
         return token
 
     def check_signer(self) -> None:
         """Refuse (E3804) where the key that has signed until now is lost: another is made only by who means it."""
-        rows = self._journal.read(SIGNED_BY)
+        signed_by = facts.get(self._journal.reader, SIGNED_BY)
         self._look()
-        self._keys.check(rows[0][0] if rows else None, self._void_keys)
+        self._keys.check(signed_by, self._void_keys)
 
     def _new_id(self) -> str:
         return new_id(self._clock.now_ms(), self._clock.random_bytes(8))
@@ -552,18 +547,12 @@ class Tokens:
         """The id of a link that was given out here, or passed on below one that was; or the only one beginning so."""
         part = ref.strip().rstrip("….")
         root = part.partition("/")[0]
-        given = self._journal.read(
-            "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? AND kind = 'authority'"
-            " AND (instr(body, ?) OR instr(body, ?))",
-            (root, f"{root}\U0010ffff", *_GIVEN),
-        )
-        found: set[str] = {call for (call,) in given}
+        reader = self._journal.reader
+        found = table.given_out(reader, root, *_GIVEN)
         if not found and len(part) >= _SHORTEST:
             # Links above the last one of a chain are on record within the record of the last.
-            rows = self._journal.read(
-                "SELECT body FROM journal WHERE kind = 'authority' AND instr(body, ?)", (f'"jti":"{part}'.encode(),)
-            )
-            chains: list[list[dict[str, str]]] = [orjson.loads(body).get("chain", []) for (body,) in rows]
+            bodies = table.authority_bodies_with(reader, f'"jti":"{part}'.encode())
+            chains: list[list[dict[str, str]]] = [orjson.loads(body).get("chain", []) for body in bodies]
             found = {link["jti"] for chain in chains for link in chain if link["jti"].startswith(part)}
         if part in found or (root in found and is_jti(part)):
             return part
@@ -594,7 +583,7 @@ class Tokens:
                 "authority", key.kid, transaction.now_ms, act="key.made", by=by.id, algorithm=key.algorithm
             )
             transaction.append("authority", key.kid, body)
-            transaction.execute(_SIGNS, (key.kid,))
+            facts.put(transaction, SIGNED_BY, key.kid)
 
         await self._journal.commit(unit)
         self._look()

@@ -539,7 +539,8 @@ def _check_issuer(home: Home) -> Iterator[Finding]:
     signed_by, retired = None, set[str]()
     with _if_usable(home) as connection:
         if connection is not None and _at_head(connection):
-            signed_by = next((str(kid) for (kid,) in connection.execute(SIGNED_BY)), None)
+            named = connection.execute("SELECT value FROM fact WHERE name = ?", (SIGNED_BY,))
+            signed_by = next((str(kid) for (kid,) in named), None)
             retired = {kid for (kid,) in connection.execute("SELECT ref FROM revocation WHERE kind = 'key'")}
     try:
         issuer.check(signed_by, retired)

@@ -1,0 +1,62 @@
+"""Table `revocation`, and the records of the journal about tokens.
+
+A row of `revocation` is a link of a delegation chain, a signing key or an identity that is void. Rows are only added.
+Tokens themselves are not stored: the journal has a record of kind `authority` for each that was given out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from interlock.store.port import Reader, Transaction
+
+
+class Revocation(NamedTuple):
+    """Something void. `kind` is jti, did or key."""
+
+    seq: int
+    kind: str
+    ref: str
+
+
+class Epochs(NamedTuple):
+    """The number of the newest revocation and the epoch of the identities; None where there is none yet."""
+
+    revocation: int | None
+    identities: str | None
+
+
+def revoke(transaction: Transaction, kind: str, ref: str, *, at_ms: int, by: str, reason: str) -> None:
+    """Add a revocation. Where there is one of the same thing, that one stays as it is."""
+    transaction.execute(
+        'INSERT INTO revocation (kind, ref, at_ms, "by", reason) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING',
+        (kind, ref, at_ms, by, reason),
+    )
+
+
+def epochs(reader: Reader) -> Epochs:
+    """The epochs by which a process notices that an identity or a revocation was added or changed."""
+    row = reader.one("SELECT (SELECT max(seq) FROM revocation), (SELECT value FROM fact WHERE name = 'identity_epoch')")
+    return Epochs._make(row)
+
+
+def revocations_after(reader: Reader, seq: int) -> list[Revocation]:
+    """The revocations with a higher number, in order."""
+    rows = reader.all("SELECT seq, kind, ref FROM revocation WHERE seq > ? ORDER BY seq", (seq,))
+    return [Revocation._make(row) for row in rows]
+
+
+def given_out(reader: Reader, prefix: str, one: bytes, other: bytes) -> set[str]:
+    """The ids that begin with a prefix, of links with an `authority` record that contains one of two texts."""
+    rows = reader.all(
+        "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? AND kind = 'authority'"
+        " AND (instr(body, ?) OR instr(body, ?))",
+        (prefix, f"{prefix}\U0010ffff", one, other),
+    )
+    return {call for (call,) in rows}
+
+
+def authority_bodies_with(reader: Reader, text: bytes) -> list[bytes]:
+    """The `authority` records that contain a text."""
+    rows = reader.all("SELECT body FROM journal WHERE kind = 'authority' AND instr(body, ?)", (text,))
+    return [body for (body,) in rows]

@@ -23,12 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
-from interlock.audit import layout
 from interlock.audit.chain import MAX_FAULTS, Verdict, verify
 from interlock.audit.retention import purge
 from interlock.core.canonical import digest
 from interlock.core.clock import Clock
 from interlock.settings import Settings
+from interlock.store import layout
+from interlock.store.connection import Connection
 from interlock.store.home import Home
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
@@ -572,7 +573,7 @@ def index_as(db: sqlite3.Connection, what: str) -> None:
 
 
 def test_the_ledger_is_known_to_the_letter_and_nothing_else_acts_by_itself(original: Home) -> None:
-    with closing(sqlite3.connect(original.database)) as db:
+    with closing(sqlite3.connect(original.database, factory=Connection)) as db:
         assert list(layout.departures(db)) == []
         acting = db.execute("SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')").fetchall()
     assert len(acting) == 11  # eight guard the ledger, three keep the sums of payload bytes

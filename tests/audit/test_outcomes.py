@@ -28,6 +28,7 @@ from interlock.gateway import reconcile
 from interlock.settings import Settings
 from interlock.store import migrations
 from interlock.store.backup import copied
+from interlock.store.connection import Connection
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests.audit.test_chain import unguarded
@@ -310,7 +311,7 @@ def test_an_empty_home_of_any_earlier_schema_agrees(tmp_path: Path, revision: st
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
     engine.dispose()
-    with closing(sqlite3.connect(tmp_path / "old.db")) as db:
+    with closing(sqlite3.connect(tmp_path / "old.db", factory=Connection)) as db:
         db.text_factory = bytearray
         assert list(outcomes.disagreements(db, 0, 0)) == []
 

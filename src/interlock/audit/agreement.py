@@ -10,7 +10,6 @@ them says is checked.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,17 +18,15 @@ import orjson
 
 from interlock.core.clock import iso
 from interlock.core.schema import Json
+from interlock.store import verify_reads
+from interlock.store.connection import StoreError
+from interlock.store.port import Reader
 
-_RECORDS = (
-    "SELECT seq, kind, call, body FROM journal NOT INDEXED"
-    " WHERE kind IN ('authority', 'approval', 'pending', 'purge') ORDER BY seq"
-)
 _VOIDS = {"token.revoked": "jti", "key.revoked": "key", "identity.revoked": "did"}
 _MOVES = {
     "approved": "APPROVED", "denied": "DENIED", "used": "USED", "voided": "VOID", "withdrawn": "VOID",
     "auto_denied": "AUTO_DENIED", "lapsed": "LAPSED",
 }  # fmt: skip
-TABLES = ("identity", "revocation", "ticket", "standing")
 
 
 @dataclass(slots=True)
@@ -104,23 +101,23 @@ class _Ledger:
             said.facts["revoked"] = True
 
 
-def disagreements(connection: sqlite3.Connection, purged_through: int) -> Iterator[tuple[int, str]]:
-    """Where tables and records part: the place of the newest record about it, or 0, and what it is."""
+def disagreements(reader: Reader, purged_through: int) -> Iterator[tuple[int, str]]:
+    """Differences between tables and records: the place of the newest record about it, or 0, and what it is."""
     ledger = _Ledger()
-    for seq, kind, call, body in connection.execute(_RECORDS):
+    for seq, kind, call, body in verify_reads.records_of_authority(reader):
         if isinstance(record := parsed(body), dict):
-            ledger.play(seq, str(plain(kind)), str(plain(call)), cast("Json", record))
+            ledger.play(seq, str(kind), str(call), cast("Json", record))
     complete = purged_through == 0
     for ticket, seq in ledger.unapproved.items():
         if complete or ledger.tickets[ticket].whole:
             yield seq, f"ticket `{ticket}` was used, and no approval of it is on record"
     try:
-        yield from _compare("identity", ledger.identities, _identities(connection), complete)
-        yield from _compare("ticket", ledger.tickets, _tickets(connection), complete)
-        yield from _compare("standing approval", ledger.standings, _standings(connection), complete)
-        yield from _compare_revocations(ledger, connection, complete)
-        yield from _compare_segments(ledger, connection)
-    except sqlite3.Error as error:
+        yield from _compare("identity", ledger.identities, _identities(reader), complete)
+        yield from _compare("ticket", ledger.tickets, _tickets(reader), complete)
+        yield from _compare("standing approval", ledger.standings, _standings(reader), complete)
+        yield from _compare_revocations(ledger, reader, complete)
+        yield from _compare_segments(ledger, reader)
+    except StoreError as error:
         yield 0, f"the tables that authority is read from cannot be read: {error}"
 
 
@@ -146,9 +143,9 @@ def _compare(
             yield recorded[ref].seq, f"the {what} `{ref}` is missing in the tables"
 
 
-def _compare_revocations(ledger: _Ledger, connection: sqlite3.Connection, complete: bool) -> Iterator[tuple[int, str]]:
+def _compare_revocations(ledger: _Ledger, reader: Reader, complete: bool) -> Iterator[tuple[int, str]]:
     present: set[tuple[Any, Any]] = set()
-    for seq, kind, ref in rows(connection, "revocation", "seq, kind, ref"):
+    for seq, kind, ref in verify_reads.revocations(reader):
         # The program reads on from the last number it saw, so one that has none is never read.
         if type(seq) is int and seq > 0:
             present.add((kind, ref))
@@ -158,10 +155,10 @@ def _compare_revocations(ledger: _Ledger, connection: sqlite3.Connection, comple
         yield ledger.revocations[kind, ref], f"the revocation of {kind} `{ref}` is missing in the tables"
 
 
-def _compare_segments(ledger: _Ledger, connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
-    segments = rows(connection, "segment", "first_seq, last_seq, hash")
+def _compare_segments(ledger: _Ledger, reader: Reader) -> Iterator[tuple[int, str]]:
     present = {
-        (f"{first} to {last}", hash_.hex() if isinstance(hash_, bytes) else "") for first, last, hash_ in segments
+        (f"{first} to {last}", hash_.hex() if isinstance(hash_, bytes) else "")
+        for first, last, hash_ in verify_reads.segment_places(reader)
     }
     for purge in sorted(ledger.purges.keys() - present):
         yield ledger.purges[purge], f"the segment that stands for records {purge[0]} is missing or another"
@@ -170,48 +167,27 @@ def _compare_segments(ledger: _Ledger, connection: sqlite3.Connection) -> Iterat
 # Rows
 
 
-def _identities(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
-    for did, kind, name, tenant, trust, groups, state in rows(
-        connection, "identity", "did, kind, name, tenant, trust, groups, state"
-    ):
-        facts = {"kind": kind, "name": name, "tenant": tenant, "trust": trust, "state": state}
-        yield did, {**facts, "groups": parsed(groups)}
+def _identities(reader: Reader) -> Iterator[tuple[Any, Json]]:
+    for row in verify_reads.identities(reader):
+        facts = {"kind": row.kind, "name": row.name, "tenant": row.tenant, "trust": row.trust, "state": row.state}
+        yield row.did, {**facts, "groups": parsed(row.groups)}
 
 
-def _tickets(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
-    for ref, state, digest, resolved_by in rows(connection, "ticket", "id, state, digest, resolved_by"):
-        yield ref, {"state": state, "digest": digest, "resolved_by": resolved_by}
+def _tickets(reader: Reader) -> Iterator[tuple[Any, Json]]:
+    for row in verify_reads.tickets(reader):
+        yield row.id, {"state": row.state, "digest": row.digest, "resolved_by": row.resolved_by}
 
 
-def _standings(connection: sqlite3.Connection) -> Iterator[tuple[Any, Json]]:
-    columns = "id, tool, versions, caller, uses, used, expires_ms, granted_by, revoked_ms"
-    for ref, tool, versions, caller, uses, used, expires_ms, granted_by, revoked_ms in rows(
-        connection, "standing", columns
-    ):
-        facts = {"tool": tool, "versions": versions, "caller": caller, "uses": uses, "used": used}
-        expires = iso(expires_ms) if type(expires_ms) is int else None
-        yield ref, {**facts, "expiresAt": expires, "grantedBy": granted_by, "revoked": revoked_ms is not None}
-
-
-def rows(connection: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
-    """All rows of a table, by the table itself; none where an older schema has no such table."""
-    if not there(connection, table):
-        return
-    for row in connection.execute(f"SELECT {columns} FROM {table} NOT INDEXED"):  # noqa: S608 - constants
-        yield tuple(map(plain, row))
-
-
-def there(connection: sqlite3.Connection, table: str) -> bool:
-    """Whether this schema has a table."""
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
-
-
-def plain(value: Any) -> Any:
-    """A text as a text; it comes as bytearray, which tells it from a blob."""
-    return value.decode("utf-8", "replace") if type(value) is bytearray else value
+def _standings(reader: Reader) -> Iterator[tuple[Any, Json]]:
+    for row in verify_reads.standings(reader):
+        facts = {"tool": row.tool, "versions": row.versions, "caller": row.caller, "uses": row.uses, "used": row.used}
+        expires = iso(row.expires_ms) if type(row.expires_ms) is int else None
+        revoked = row.revoked_ms is not None
+        yield row.id, {**facts, "expiresAt": expires, "grantedBy": row.granted_by, "revoked": revoked}
 
 
 def parsed(value: Any) -> Any:
+    """A stored JSON text as a value; None when it is none."""
     try:
         return orjson.loads(value)
     except (orjson.JSONDecodeError, TypeError):

@@ -10,45 +10,34 @@ version, and are left alone.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from typing import Any, cast
 
 from interlock.audit import agreement
 from interlock.core.allowances import millionths
 from interlock.core.schema import Json
-
-TABLES = ("spend", "hold", "cost")
-_RECORDS = (
-    "SELECT seq, kind, call, body FROM journal NOT INDEXED WHERE kind IN ('closed', 'late', 'authority')"
-    " AND (instr(body, CAST('\"cost\":' AS BLOB)) OR instr(body, CAST('\"budgets\":' AS BLOB))"
-    " OR instr(body, CAST('\"cost.charged\"' AS BLOB))) ORDER BY seq"
-)
-_UNRECORDED = (
-    "SELECT call FROM cost WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.call = cost.call"
-    " AND kind IN ('closed', 'late', 'authority'))"
-)
-_COST = "SELECT total, parts FROM cost WHERE call = ?"
+from interlock.store import verify_reads
+from interlock.store.port import Reader
 
 
-def disagreements(connection: sqlite3.Connection, purged_through: int, now_ms: int) -> Iterator[tuple[int, str]]:
+def disagreements(reader: Reader, purged_through: int, now_ms: int) -> Iterator[tuple[int, str]]:
     """Differences between these tables and the records: the seq of the newest record concerned, or 0, and a text."""
     spent: dict[str, tuple[int, Any, Any]] = {}
-    has_costs = agreement.there(connection, "cost")
-    for seq, *names, body in connection.execute(_RECORDS):
+    has_costs = verify_reads.has_costs(reader)
+    for seq, kind, call, body in verify_reads.records_of_costs(reader):
         record = agreement.parsed(body)
         if not isinstance(record, dict):
             continue
-        known, (kind, call) = cast("Json", record), map(agreement.plain, names)
+        known = cast("Json", record)
         for budget, amount, until_ms in known.get("budgets") or ():
             spent[budget] = (seq, amount, until_ms)
         wanted = _recorded(kind, known)
         if wanted and has_costs:
-            yield from _compare_cost(connection, seq, call, wanted)
+            yield from _compare_cost(reader, seq, call, wanted)
     if has_costs and purged_through == 0:
-        for (call,) in connection.execute(_UNRECORDED):
-            yield 0, f"the cost of call {agreement.plain(call)} is in the tables and on no record"
-    yield from _compare_budgets(connection, spent, now_ms)
+        for call in verify_reads.unrecorded_costs(reader):
+            yield 0, f"the cost of call {call} is in the tables and on no record"
+    yield from _compare_budgets(reader, spent, now_ms)
 
 
 def _recorded(kind: str, record: Json) -> dict[str, int]:
@@ -62,10 +51,8 @@ def _recorded(kind: str, record: Json) -> dict[str, int]:
     return {part: millionths(amount) for part, amount in parts.items() if part != "total" and amount}
 
 
-def _compare_cost(
-    connection: sqlite3.Connection, seq: int, call: str, wanted: dict[str, int]
-) -> Iterator[tuple[int, str]]:
-    row = connection.execute(_COST, (call,)).fetchone()
+def _compare_cost(reader: Reader, seq: int, call: str, wanted: dict[str, int]) -> Iterator[tuple[int, str]]:
+    row = verify_reads.cost(reader, call)
     if row is None:
         yield (
             seq,
@@ -78,12 +65,12 @@ def _compare_cost(
 
 
 def _compare_budgets(
-    connection: sqlite3.Connection, recorded: dict[str, tuple[int, Any, Any]], now_ms: int
+    reader: Reader, recorded: dict[str, tuple[int, Any, Any]], now_ms: int
 ) -> Iterator[tuple[int, str]]:
     held: dict[str, Any] = {}
-    for budget, amount in agreement.rows(connection, "hold", "budget, amount"):
+    for budget, amount in verify_reads.holds(reader):
         held[budget] = held.get(budget, 0) + amount
-    for budget, spent, amount in agreement.rows(connection, "spend", "budget, spent, held"):
+    for budget, spent, amount in verify_reads.spends(reader):
         wanted = held.pop(budget, 0)
         if amount != wanted:
             yield 0, f"the budget {budget} sets {amount!r} millionths aside, and calls hold {wanted!r}"

@@ -6,9 +6,9 @@ the signed heads show: anchors in the database, the same anchors in a file besid
 away earlier. What retention removed is stood for by signed segments, and the chain goes on from the last of them.
 
 Three things besides: that the ledger is laid out as it was made, so that everybody reads the rows that were followed
-here (`layout`); that the tables beside it, which authority is read from and which calls leave behind, say what is on
-record (`agreement`, `outcomes`); and that the anchors file is where it belongs. An auditor who was given the database
-alone says so, and the verdict repeats it.
+here (`store.layout`); that the tables beside it, which authority is read from and which calls leave behind, say what is
+on record (`agreement`, `outcomes`); and that the anchors file is where it belongs. An auditor who was given the
+database alone says so, and the verdict repeats it.
 
 The file is opened for reading only and read in one transaction, so a copy will do, and so will the file of a running
 program. Nothing stored is believed: a row may hold any type, any bytes, any number.
@@ -20,43 +20,33 @@ that begins; a journal that was closed properly is anchored to its end.
 from __future__ import annotations
 
 import hashlib
-import os
-import sqlite3
 import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 
-from interlock.audit import agreement, amounts, layout, outcomes
+from interlock.audit import agreement, outcomes
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.store import lasthead
-from interlock.store.home import APPLICATION_ID, Home, no_room
+from interlock.store import lasthead, layout, verify_reads
+from interlock.store.home import Home
 from interlock.store.lasthead import GENESIS, SignedHead, anchor_line
+from interlock.store.port import Reader
 from interlock.store.sealing import Box, is_sealed, key_id_of
 from interlock.store.signing import signed_by
 
 MAX_FAULTS = 20
-# Few rows at a time stay in the processor's cache.
-_AT_A_TIME = 32
-_PROGRESS_EVERY = _AT_A_TIME * 500
+_PROGRESS_EVERY = verify_reads.AT_A_TIME * 500
 # Anchors that a crash kept from the file were made within moments of it.
 _LOST_AT_ONCE_MS = 600_000
 # Times are below this, some thousand years from now: what is beyond, no clock has told and no calendar can show.
 END_MS = 10**14
-# All rows, however numbered, and by the table itself.
-_RECORDS = "SELECT seq, kind, call, body, hash FROM journal NOT INDEXED ORDER BY seq"
-_ANCHORS = "SELECT seq, hash, at_ms, key_id, signature FROM anchor ORDER BY seq"
-_SEGMENTS = "SELECT last_seq, hash, at_ms, key_id, signature, first_seq FROM segment ORDER BY last_seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +114,7 @@ def verify(
     last = None if database_only else _LastHead.of(home)
     open_sealed = None if database_only else _opener(home)
     examine = partial(_examine, home, witness, last, public_key, known_head, progress, open_sealed)
-    before = _stamp(home.database)
+    before = verify_reads.stamp(home.database)
     if before.beside:
         found = examine(immutable=False)
     else:
@@ -133,10 +123,10 @@ def verify(
         try:
             found = examine(immutable=True)
         except Failure:
-            if _stamp(home.database) == before:
+            if verify_reads.stamp(home.database) == before:
                 raise
             found = None
-        if found is None or _stamp(home.database) != before:
+        if found is None or verify_reads.stamp(home.database) != before:
             found = examine(immutable=False)
     return found.verdict(time.monotonic() - began)
 
@@ -191,22 +181,6 @@ class Found:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Stamp:
-    """By what a write to the database shows from outside."""
-
-    beside: bool
-    size: int
-    modified_ns: int
-
-
-def _stamp(database: Path) -> _Stamp:
-    status = database.stat()
-    # A log that others would apply or roll back before they read belongs to what they read.
-    beside = any(database.with_name(database.name + suffix).exists() for suffix in ("-wal", "-journal"))
-    return _Stamp(beside, status.st_size, status.st_mtime_ns)
-
-
 def _examine(
     home: Home,
     witness: _Witness | None,
@@ -220,32 +194,25 @@ def _examine(
 ) -> Found:
     found = Found(anchors_file=witness is not None)
     note = found.elsewhere.note
-    try:
-        with closing(_open(home.database, immutable=immutable)) as connection:
-            connection.execute("BEGIN")
-            _refuse_foreign(connection)
-            signatures = Signatures(public_key, partial(_key_of, home, found.elsewhere))
-            for what in layout.departures(connection):
-                note(0, what)
-            _check_segments(connection, signatures, found)
-            _check_records(connection, found, progress)
-            _check_anchors(connection, signatures, witness, found)
-            _check_last_head(connection, signatures, last, found)
-            if public_key is not None or (home.keys / "journal.pub").exists():
-                _check_unsigned(connection, last, found)
-            if known_head is not None:
-                _check_known_head(connection, known_head, found)
-            tables = (*layout.LEDGER, *agreement.TABLES, *outcomes.TABLES, *amounts.TABLES)
-            for what in layout.contradictions(connection, tables):
-                note(0, what)
-            for seq, what in agreement.disagreements(connection, found.purged_through):
-                note(seq, what)
-            now_ms = time.time_ns() // 1_000_000
-            for seq, what in outcomes.disagreements(connection, found.purged_through, now_ms, open_sealed):
-                note(seq, what)
-    except _UNREADABLE as error:
-        full = no_room(error) if isinstance(error, sqlite3.Error) else None
-        raise full or Failure("E3804", f"the database in this home cannot be read: {_said(error)}") from None
+    with verify_reads.opened(home.database, immutable=immutable) as reader:
+        signatures = Signatures(public_key, partial(_key_of, home, found.elsewhere))
+        for what in layout.departures(reader):
+            note(0, what)
+        _check_segments(reader, signatures, found)
+        _check_records(reader, found, progress)
+        _check_anchors(reader, signatures, witness, found)
+        _check_last_head(reader, signatures, last, found)
+        if public_key is not None or (home.keys / "journal.pub").exists():
+            _check_unsigned(reader, last, found)
+        if known_head is not None:
+            _check_known_head(reader, known_head, found)
+        for what in layout.contradictions(reader, (*layout.LEDGER, *verify_reads.COMPARED)):
+            note(0, what)
+        for seq, what in agreement.disagreements(reader, found.purged_through):
+            note(seq, what)
+        now_ms = time.time_ns() // 1_000_000
+        for seq, what in outcomes.disagreements(reader, found.purged_through, now_ms, open_sealed):
+            note(seq, what)
     return found
 
 
@@ -264,48 +231,21 @@ def _opener(home: Home) -> outcomes.Open | None:
     return open_sealed if ids else None
 
 
-# A damaged schema can make the driver stumble over its own message.
-_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, sqlite3.Error) else "its schema is damaged"
-
-
-def _open(database: Path, *, immutable: bool) -> sqlite3.Connection:
-    how = "mode=ro&immutable=1" if immutable else "mode=ro"
-    address = f"file:{quote(os.path.abspath(database))}?{how}"
-    connection = sqlite3.connect(address, uri=True, timeout=10, isolation_level=None)
-    # Text comes as bytearray: no bytes can make it fail, and it is told from a blob.
-    connection.text_factory = bytearray
-    connection.execute("PRAGMA trusted_schema=OFF")
-    return connection
-
-
-def _refuse_foreign(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise Failure("E3804", "the database in this home was not made by Interlock")
-    query = "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%' AND name IN (?, ?, ?)"
-    if connection.execute(query, ("journal", "anchor", "segment")).fetchone()[0] != 3:
-        raise Failure("E3804", "the database in this home has no ledger")
-
-
 # Records
 
 
-def _check_records(connection: sqlite3.Connection, found: Found, progress: Callable[[int], None] | None) -> None:
+def _check_records(reader: Reader, found: Found, progress: Callable[[int], None] | None) -> None:
     """Follow the chain from the last purged record to the end."""
-    faults = found.in_records
-    records = connection.execute(_RECORDS)
     check = Follower(found)
     try:
-        while rows := records.fetchmany(_AT_A_TIME):
+        for rows in verify_reads.records(reader):
             check.follow(rows)
             found.records += len(rows)
             if progress is not None and found.records % _PROGRESS_EVERY == 0:
                 progress(found.records)
-    except _UNREADABLE as error:
-        faults.note(found.seq + 1, f"the database cannot be read from here on: {_said(error)}")
+    except verify_reads.UNREADABLE as error:
+        what = f"the database cannot be read from here on: {verify_reads.reason(error)}"
+        found.in_records.note(found.seq + 1, what)
     if progress is not None:
         progress(found.records)
 
@@ -435,9 +375,9 @@ def _signed_head(seq: Any, hash_: Any, at_ms: Any, key_id: Any, signature: Any) 
     return SignedHead(seq, hash_, at_ms, key_id.decode("utf-8", "replace"), signature)
 
 
-def _check_segments(connection: sqlite3.Connection, signatures: Signatures, found: Found) -> None:
+def _check_segments(reader: Reader, signatures: Signatures, found: Found) -> None:
     """What retention removed: signed heads, each beginning where the one before ended."""
-    for *row, first_seq in connection.execute(_SEGMENTS):
+    for *row, first_seq in verify_reads.segments(reader):
         head, last_seq = _signed_head(*row), row[0]
         if head is None or last_seq <= found.seq:
             found.in_segments.note(max(found.seq, 1), f"the purged segment ending at `{last_seq}` is damaged")
@@ -451,13 +391,11 @@ def _check_segments(connection: sqlite3.Connection, signatures: Signatures, foun
     found.purged_through = found.seq
 
 
-def _check_anchors(
-    connection: sqlite3.Connection, signatures: Signatures, witness: _Witness | None, found: Found
-) -> None:
+def _check_anchors(reader: Reader, signatures: Signatures, witness: _Witness | None, found: Found) -> None:
     """Every anchor, in the database and in the file: signed, and in agreement with the record it names."""
     stored: dict[int, SignedHead] = {}
     heads: list[SignedHead] = []
-    for row in connection.execute(_ANCHORS):
+    for row in verify_reads.anchors(reader):
         head = _signed_head(*row)
         if head is None:
             found.in_anchors.note(row[0] if type(row[0]) is int else 0, "the anchor is damaged")
@@ -489,31 +427,30 @@ def _check_anchors(
             continue  # the cut is told once, below
         if head.seq in lost:
             found.in_anchors.note(head.seq, "an anchor in the file is missing in the database")
-        if (hash_ := _hash_at(connection, head.seq, found)) is not None and hash_ != head.hash:
+        if (hash_ := _hash_at(reader, head.seq, found)) is not None and hash_ != head.hash:
             found.in_anchors.note(head.seq, "the record is not the one that was anchored")
     if found.newest is not None and found.newest.seq > found.seq:
         gone = records_words(found.seq + 1, found.newest.seq)
         found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: a signed anchor names the last"))
 
 
-def _check_known_head(connection: sqlite3.Connection, known: tuple[int, bytes], found: Found) -> None:
+def _check_known_head(reader: Reader, known: tuple[int, bytes], found: Found) -> None:
     """The head an auditor took away earlier; what has been purged since is vouched for by its signed segment."""
     seq, known_hash = known
     if seq > found.seq:
         gone = records_words(found.seq + 1, seq)
         found.in_anchors.found.insert(0, ChainFault(found.seq + 1, f"{gone} missing: the known head names the last"))
-    elif (hash_ := _hash_at(connection, seq, found)) is not None and hash_ != known_hash:
+    elif (hash_ := _hash_at(reader, seq, found)) is not None and hash_ != known_hash:
         found.in_anchors.found.insert(0, ChainFault(seq, "the record is not the one of the known head"))
 
 
-def _hash_at(connection: sqlite3.Connection, seq: int, found: Found) -> bytes | None:
+def _hash_at(reader: Reader, seq: int, found: Found) -> bytes | None:
     """The hash a record must have; None when it was purged (or is missing, which the chain itself shows)."""
     if seq in found.segment_heads:
         return found.segment_heads[seq]
     if seq <= found.purged_through:
         return GENESIS if seq == 0 else None
-    row = connection.execute("SELECT hash FROM journal WHERE seq = ?", (seq,)).fetchone()
-    return None if row is None else row[0]
+    return verify_reads.hash_of(reader, seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,15 +468,13 @@ class _LastHead:
             return cls(fault=failure.message)
 
 
-def _check_last_head(
-    connection: sqlite3.Connection, signatures: Signatures, kept: _LastHead | None, found: Found
-) -> None:
+def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | None, found: Found) -> None:
     """The journal goes through the head that is kept beside the keys, and an anchor in the database names it too."""
     last = None if kept is None else kept.head
     note = found.elsewhere.note
     if kept is not None and kept.fault is not None:
         note(0, kept.fault)
-    elif kept is not None and last is None and found.records and lasthead.expected(connection):
+    elif kept is not None and last is None and found.records and lasthead.expected(reader):
         note(0, "keys/journal.head is missing, though this home had one")
     if last is not None and (wrong := signatures.fault("head", last)) is not None:
         note(0, f"keys/journal.head: {wrong}")
@@ -547,16 +482,16 @@ def _check_last_head(
         gone = records_words(found.seq + 1, last.seq)
         found.in_anchors.note(found.seq + 1, f"{gone} missing: keys/journal.head names the last")
     elif last is not None:
-        if (hash_ := _hash_at(connection, last.seq, found)) is not None and hash_ != last.hash:
+        if (hash_ := _hash_at(reader, last.seq, found)) is not None and hash_ != last.hash:
             found.in_anchors.note(last.seq, "the record is not the one that keys/journal.head names")
-        if last.seq and connection.execute("SELECT 1 FROM anchor WHERE seq = ?", (last.seq,)).fetchone() is None:
+        if last.seq and not verify_reads.has_anchor(reader, last.seq):
             found.in_anchors.note(last.seq, "its anchor was removed from the database: keys/journal.head names it")
 
 
-def _check_unsigned(connection: sqlite3.Connection, kept: _LastHead | None, found: Found) -> None:
+def _check_unsigned(reader: Reader, kept: _LastHead | None, found: Found) -> None:
     """The records behind the newest signature: no more than a process leaves that is killed."""
     ends = lasthead.Ends((found.seq, found.head), found.newest, None if kept is None else kept.head)
-    if (what := lasthead.unsigned_fault(connection, ends)) is not None:
+    if (what := lasthead.unsigned_fault(reader, ends)) is not None:
         found.elsewhere.note(0, what)
 
 

@@ -12,7 +12,6 @@ closing is not on record yet, which lets nothing run.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,28 +23,15 @@ from interlock.audit import agreement, amounts
 from interlock.core.canonical import decode, digest, key_scope, sealed_digest
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.store import timekeeping
+from interlock.store import timekeeping, verify_reads
+from interlock.store.connection import StoreError
+from interlock.store.port import Reader
+from interlock.store.verify_reads import KeyRow
 
-TABLES = ("reservation", "session")
 # Opens what was sealed for a purpose and a place. None where its key is not here; a Failure where it was changed.
 Open = Callable[[bytes, str, str], bytes | None]
 # Clocks of processes differ by moments, and a record is dated a moment before it is written.
 _MOMENTS_MS = 120_000
-_OF_A_CALL = (
-    "SELECT seq, kind, body FROM journal WHERE call = ? AND kind IN ('intent', 'closed', 'late', 'settled')"
-    " ORDER BY seq"
-)
-# Records of calls whose key must be there, whatever the time; and those that say which state a session has.
-_MARKED = (
-    "SELECT seq, kind, call, body FROM journal NOT INDEXED WHERE kind IN ('intent', 'settled')"
-    " OR (kind = 'closed' AND (instr(body, CAST('\"outcome\":\"unknown\"' AS BLOB))"
-    " OR instr(body, CAST('\"sessionVersion\":' AS BLOB)))) ORDER BY seq"
-)
-# Calls that began and of whose end nothing is on record: their keys must be there, however old they are.
-_OPEN = (
-    "SELECT seq, call FROM journal AS begun WHERE kind = 'intent' AND NOT EXISTS (SELECT 1 FROM journal"
-    " WHERE journal.call = begun.call AND kind IN ('closed', 'late', 'settled')) ORDER BY seq"
-)
 _FACTS = {
     "tool": "toolId",
     "version": "version",
@@ -109,7 +95,7 @@ class _Key:
 
 
 def disagreements(
-    connection: sqlite3.Connection, purged_through: int, now_ms: int, open_sealed: Open | None = None
+    reader: Reader, purged_through: int, now_ms: int, open_sealed: Open | None = None
 ) -> Iterator[tuple[int, str]]:
     """Differences between these tables and the records: the seq of the newest record concerned, or 0, and a text.
 
@@ -118,39 +104,34 @@ def disagreements(
     """
     try:
         there: set[Any] = set()
-        columns = "scope, call, state, expires_ms, tool, version, key, caller, input_hash, result"
-        for *row, result in agreement.rows(connection, "reservation", columns):
-            there.add(row[1])
-            said = _said(connection, row[1]) if isinstance(row[1], str) else _Key()
+        for row in verify_reads.keys(reader):
+            there.add(row.call)
+            said = _said(reader, row.call) if isinstance(row.call, str) else _Key()
             yield from _compare(said, row, complete=purged_through == 0)
-            if said.state == row[2] == "done":
-                yield from _compare_result(connection, said, row[1], result, open_sealed)
-        now_ms = max(now_ms, timekeeping.reached(connection), _newest(connection)) + _MOMENTS_MS
-        wanted, sessions = _marked(connection, now_ms)
+            if said.state == row.state == "done":
+                yield from _compare_result(reader, said, row.call, row.result, open_sealed)
+        now_ms = max(now_ms, timekeeping.reached(reader), _newest(reader)) + _MOMENTS_MS
+        wanted, sessions = _marked(reader, now_ms)
         for call in sorted(wanted - there):
-            said = _said(connection, call)
+            said = _said(reader, call)
             if said.state == "unknown" or (said.state == "done" and (said.until_ms or 0) > now_ms):
                 yield said.seq, f"the key of call {call} is missing in the tables, on record it is {said.state!r}"
-        for seq, call in connection.execute(_OPEN):
-            if agreement.plain(call) not in there:
-                yield (
-                    seq,
-                    f"the key of call {agreement.plain(call)} is missing in the tables, on record it is 'executing'",
-                )
-        yield from _compare_sessions(connection, sessions, open_sealed)
-        yield from amounts.disagreements(connection, purged_through, now_ms)
-    except (sqlite3.Error, TypeError, ValueError) as error:
+        for seq, call in verify_reads.open_calls(reader):
+            if call not in there:
+                yield seq, f"the key of call {call} is missing in the tables, on record it is 'executing'"
+        yield from _compare_sessions(reader, sessions, open_sealed)
+        yield from amounts.disagreements(reader, purged_through, now_ms)
+    except (StoreError, TypeError, ValueError) as error:
         yield 0, f"the tables that calls leave behind cannot be read: {error}"
 
 
-def _newest(connection: sqlite3.Connection) -> int:
-    row = connection.execute("SELECT body FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
-    record = None if row is None else agreement.parsed(row[0])
+def _newest(reader: Reader) -> int:
+    record = agreement.parsed(verify_reads.newest_body(reader))
     return _ms(cast("Json", record).get("timestamp")) or 0 if isinstance(record, dict) else 0
 
 
-def _compare(said: _Key, row: list[Any], *, complete: bool) -> Iterator[tuple[int, str]]:
-    scope, call, state, expires_ms, tool, version, key, caller, input_hash = row
+def _compare(said: _Key, row: KeyRow, *, complete: bool) -> Iterator[tuple[int, str]]:
+    scope, call, state, expires_ms, tool, version, key, caller, input_hash, _ = row
     if said.state is None:
         if not said.seq and (complete or not isinstance(call, str)):
             yield 0, f"the key of call {call} is in the tables and on no record"
@@ -171,12 +152,12 @@ def _compare(said: _Key, row: list[Any], *, complete: bool) -> Iterator[tuple[in
         yield said.seq, f"the key of call {call} ends in the tables before its window does"
 
 
-def _said(connection: sqlite3.Connection, call: str) -> _Key:
+def _said(reader: Reader, call: str) -> _Key:
     said = _Key()
-    for seq, kind, body in connection.execute(_OF_A_CALL, (call,)):
+    for seq, kind, body in verify_reads.records_of_call(reader, call):
         record = agreement.parsed(body)
         if isinstance(record, dict):
-            said.play(seq, agreement.plain(kind), cast("Json", record))
+            said.play(seq, kind, cast("Json", record))
     return said
 
 
@@ -189,15 +170,15 @@ class _Session:
     digest: str | None
 
 
-def _marked(connection: sqlite3.Connection, now_ms: int) -> tuple[set[str], dict[bytes, _Session]]:
+def _marked(reader: Reader, now_ms: int) -> tuple[set[str], dict[bytes, _Session]]:
     """Calls whose key may have to be there, and each session as its last record has it."""
     wanted: set[str] = set()
     sessions: dict[bytes, _Session] = {}
-    for seq, *names, body in connection.execute(_MARKED):
+    for seq, kind, call, body in verify_reads.records_of_keys_and_sessions(reader):
         record = agreement.parsed(body)
         if not isinstance(record, dict):
             continue
-        known, (kind, call) = cast("Json", record), map(agreement.plain, names)
+        known = cast("Json", record)
         version, made, window_s = known.get("sessionVersion"), _ms(known.get("timestamp")), known.get("keyWindowS")
         if kind != "intent" or (made is not None and isinstance(window_s, int) and made + window_s * 1000 > now_ms):
             wanted.add(call)
@@ -208,17 +189,15 @@ def _marked(connection: sqlite3.Connection, now_ms: int) -> tuple[set[str], dict
 
 
 def _compare_sessions(
-    connection: sqlite3.Connection, recorded: dict[bytes, _Session], open_sealed: Open | None
+    reader: Reader, recorded: dict[bytes, _Session], open_sealed: Open | None
 ) -> Iterator[tuple[int, str]]:
-    there = agreement.there(connection, "session")
+    there = verify_reads.has_sessions(reader)
     for row_id, said in recorded.items():
-        # One at a time: a state may be large, and there may be any number of them.
-        query = "SELECT version, state FROM session WHERE id = ?"
-        row = connection.execute(query, (row_id,)).fetchone() if there else None
+        row = verify_reads.session(reader, row_id) if there else None
         if row is None:
             yield said.seq, f"the state of a session is missing in the tables, on record it has version {said.version}"
             continue
-        version, state = map(agreement.plain, row)
+        version, state = row
         if version != said.version:
             yield said.seq, f"the state of a session has version {version!r} in the tables, on record {said.version}"
         elif said.digest is not None:
@@ -238,13 +217,13 @@ def _compare_state(said: _Session, state: Any, about: str, open_sealed: Open | N
 
 
 def _compare_result(
-    connection: sqlite3.Connection, said: _Key, call: str, kept: Any, open_sealed: Open | None
+    reader: Reader, said: _Key, call: str, kept: Any, open_sealed: Open | None
 ) -> Iterator[tuple[int, str]]:
     """Hold what a replay would answer against the digest of the result, or the code of the failure, on record."""
     if said.result is None and said.error is None:
         return
     try:
-        outcome = _outcome(connection, call, kept, open_sealed)
+        outcome = _outcome(reader, call, kept, open_sealed)
     except Failure as failure:
         yield said.seq, f"the result that the key of call {call} keeps cannot be opened: {failure.message}"
         return
@@ -258,9 +237,7 @@ def _compare_result(
 _GONE = object()
 
 
-def _outcome(
-    connection: sqlite3.Connection, call: str, kept: Any, open_sealed: Open | None
-) -> tuple[str | None, Any] | None:
+def _outcome(reader: Reader, call: str, kept: Any, open_sealed: Open | None) -> tuple[str | None, Any] | None:
     """The failure's code or the result that a key keeps, `_GONE` for one that is not kept any more; None: not known."""
     text = kept if isinstance(kept, bytes) and kept.startswith(b"{") else _opened(kept, "outcome", call, open_sealed)
     if text is None:
@@ -271,7 +248,7 @@ def _outcome(
     ref = outcome["persistence"][1]
     if ref is None:
         return None, outcome["value"]
-    row = connection.execute("SELECT body, size FROM payload WHERE ref = ?", (ref,)).fetchone()
+    row = verify_reads.payload(reader, ref)
     if row is None or row[0] is None:
         return None, _GONE
     body = row[0] if len(row[0]) == row[1] else _opened(row[0], "payload", ref, open_sealed)

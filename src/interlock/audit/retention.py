@@ -12,10 +12,8 @@ its own; even there a trigger lets nothing go that no segment accounts for.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -24,10 +22,13 @@ import orjson
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.settings import Settings
-from interlock.store import records
-from interlock.store.home import Home, store_failure
+from interlock.store import administration, payloads, records
+from interlock.store.administration import administered, anchor_head, give_back
+from interlock.store.connection import Connection
+from interlock.store.home import Home
 from interlock.store.journal import Journal, Transaction, Unit
-from interlock.store.lasthead import anchor_line, note_anchor
+from interlock.store.lasthead import SignedHead, note_anchor
+from interlock.store.port import Reader
 from interlock.store.signing import Signer
 
 MIN_YEARS, MAX_YEARS = 1, 7
@@ -35,12 +36,7 @@ MIN_YEARS, MAX_YEARS = 1, 7
 SEGMENT_RECORDS = 2_000
 PAYLOADS_AT_ONCE = 100
 PAYLOAD_BYTES_AT_ONCE = 4 * 2**20
-PAGES_AT_ONCE = 256
 PAUSE_S = 0.02
-# A file that has more than this share of empty pages, and more than so many, gives them back to the disk.
-SPARE = 0.05
-SPARE_PAGES = 256
-_LOCK_PATIENCE_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +74,11 @@ def due(
     home: Home, settings: Settings, *, now_ms: int, through: int | None = None, before_ms: int | None = None
 ) -> tuple[Segment, ...]:
     """The segments that a purge would remove, without removing them. Arguments as for `purge`. Blocks."""
-    try:
-        with closing(administer(home)) as connection:
-            purged = connection.execute("SELECT COALESCE(MAX(last_seq), 0) FROM segment").fetchone()[0]
-            limit = through or connection.execute("SELECT COALESCE(MAX(seq), 0) FROM journal").fetchone()[0]
-            cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
-            return tuple(_due(connection, cutoffs, purged, limit))
-    except sqlite3.Error as error:
-        raise store_failure(error) from None
+    with administered(home) as connection:
+        purged = administration.purged_through(connection)
+        limit = through or administration.last_record(connection)
+        cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
+        return tuple(_due(connection, cutoffs, purged, limit))
 
 
 def purge(
@@ -111,22 +104,19 @@ def purge(
         fault = verdict.faults[0]
         where = f"the chain is broken at record {fault.seq}: " if fault.seq else ""
         raise Failure("E3804", f"nothing was purged: {where}{fault.what}")
-    try:
-        with closing(administer(home)) as connection:
-            limit = verdict.head[0] if through is None else through
-            cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
-            segments = list(_due(connection, cutoffs, verdict.purged_through, limit))
-            last = segments[-1].last_seq if segments else verdict.purged_through
-            if through is not None and last < through:
-                raise Failure("E3411", f"nothing was purged: record {last + 1} is still in its term or does not exist")
-            signer = Signer(home.keys)
-            for segment in segments:
-                _remove(connection, home, signer, segment, now_ms=now_ms, by=by)
-                if progress is not None:
-                    progress(segment.last_seq - verdict.purged_through)
-                time.sleep(PAUSE_S)
-    except sqlite3.Error as error:
-        raise store_failure(error) from None
+    with administered(home) as connection:
+        limit = verdict.head[0] if through is None else through
+        cutoffs = _Cutoffs.at(Terms.of(settings), now_ms).before(before_ms)
+        segments = list(_due(connection, cutoffs, verdict.purged_through, limit))
+        last = segments[-1].last_seq if segments else verdict.purged_through
+        if through is not None and last < through:
+            raise Failure("E3411", f"nothing was purged: record {last + 1} is still in its term or does not exist")
+        signer = Signer(home.keys)
+        for segment in segments:
+            _remove(connection, home, signer, segment, now_ms=now_ms, by=by)
+            if progress is not None:
+                progress(segment.last_seq - verdict.purged_through)
+            time.sleep(PAUSE_S)
     return tuple(segments)
 
 
@@ -137,38 +127,15 @@ def shrink(home: Home, *, rewrite: bool = False) -> int:
     that once, which holds up every writer: only with `rewrite`, for when no other process runs on the home. Otherwise
     it stays as large as it is, and its empty pages are used again.
     """
-    try:
-        before = home.database.stat().st_size
-        with closing(administer(home)) as connection:
-            if connection.execute("PRAGMA auto_vacuum").fetchone()[0] != _INCREMENTAL:
-                if rewrite:
-                    connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
-                    connection.execute("VACUUM")
-            else:
-                while _give_back(connection):
-                    time.sleep(PAUSE_S)
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        return max(before - home.database.stat().st_size, 0)
-    except sqlite3.Error as error:
-        raise store_failure(error) from None
-
-
-_INCREMENTAL = 2
-
-
-def give_back(transaction: Transaction) -> bool:
-    """Give a few empty pages back to the disk, where there are many; whether there are more to give."""
-    return _give_back(transaction)
-
-
-def _give_back(database: Transaction | sqlite3.Connection) -> bool:
-    (empty,) = database.execute("PRAGMA freelist_count").fetchone()
-    (pages,) = database.execute("PRAGMA page_count").fetchone()
-    if empty <= max(SPARE_PAGES, SPARE * pages):
-        return False
-    database.execute(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})").fetchall()
-    # A database of an earlier version gives nothing back; asking again would change nothing.
-    return database.execute("PRAGMA freelist_count").fetchone()[0] < empty
+    before = home.database.stat().st_size
+    with administered(home) as connection:
+        if administration.can_give_back(connection):
+            while give_back(connection):
+                time.sleep(PAUSE_S)
+        elif rewrite:
+            administration.rewrite(connection)
+        administration.apply_log(connection)
+    return max(before - home.database.stat().st_size, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +154,11 @@ def expire_slice(after: tuple[int, str] = (-1, "")) -> Unit[Expired | None]:
     """
 
     def unit(transaction: Transaction) -> Expired | None:
-        # Over the index on expiry, and the table only for its small columns: bodies are not read.
-        rows = transaction.execute(
-            "SELECT ref, size, expires_ms FROM payload WHERE expires_ms <= ? AND (expires_ms, ref) > (?, ?)"
-            " AND body IS NOT NULL ORDER BY expires_ms, ref LIMIT ?",
-            (transaction.now_ms, *after, PAYLOADS_AT_ONCE),
-        ).fetchall()
         taken, place, size = 0, after, 0
-        for ref, its_size, expires_ms in rows:
+        for ref, its_size, expires_ms in payloads.expiring(transaction, transaction.now_ms, after, PAYLOADS_AT_ONCE):
             if taken and size + its_size > PAYLOAD_BYTES_AT_ONCE:
                 break
-            transaction.execute("UPDATE payload SET body = NULL, reason = 'expired' WHERE ref = ?", (ref,))
+            payloads.expire(transaction, ref)
             taken, place, size = taken + 1, (expires_ms, ref), size + its_size
         return Expired(taken, place) if taken else None
 
@@ -250,19 +211,10 @@ def _years_before(now_ms: int, years: int) -> str:
     return iso(now_ms - round((now - then).total_seconds() * 1000))
 
 
-def administer(home: Home) -> sqlite3.Connection:
-    """A connection that may delete, within what the triggers allow. What it deletes is overwritten."""
-    connection = sqlite3.connect(home.database, timeout=_LOCK_PATIENCE_S, isolation_level=None)
-    for pragma in ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "secure_delete=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-    return connection
-
-
-def _due(connection: sqlite3.Connection, cutoffs: _Cutoffs, purged_through: int, limit: int) -> Iterator[Segment]:
+def _due(reader: Reader, cutoffs: _Cutoffs, purged_through: int, limit: int) -> Iterator[Segment]:
     """The segments that may go: as far as every record is past its term, and no further than the limit."""
-    query = "SELECT seq, body, hash FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq"
     first, last, head = purged_through + 1, purged_through, b""
-    for seq, body, hash_ in connection.execute(query, (purged_through, limit)):
+    for seq, body, hash_ in administration.records_between(reader, purged_through, limit):
         # INVARIANT: nothing inside its term goes, and nothing goes before what lies in front of it.
         if not cutoffs.passed(body):
             break
@@ -274,49 +226,21 @@ def _due(connection: sqlite3.Connection, cutoffs: _Cutoffs, purged_through: int,
         yield Segment(first, last, head)
 
 
-def _remove(
-    connection: sqlite3.Connection, home: Home, signer: Signer, segment: Segment, *, now_ms: int, by: str
-) -> None:
+def _remove(connection: Connection, home: Home, signer: Signer, segment: Segment, *, now_ms: int, by: str) -> None:
     """Put a signed segment in the place of its records, and record and anchor that this was done."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        _refuse_if_changed(connection, segment)
+    with administration.writing(connection, now_ms) as transaction:
+        _refuse_if_changed(transaction, segment)
         signature = signer.sign("segment", segment.last_seq, segment.hash, now_ms)
-        connection.execute(
-            "INSERT INTO segment (last_seq, first_seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?, ?)",
-            (segment.last_seq, segment.first_seq, segment.hash, now_ms, signer.key_id, signature),
-        )
-        head = connection.execute("SELECT seq, hash FROM journal ORDER BY seq DESC LIMIT 1").fetchone()
-        connection.execute("DELETE FROM journal WHERE seq <= ?", (segment.last_seq,))
-        transaction = Transaction(connection, head[0], head[1], now_ms)
+        last = SignedHead(segment.last_seq, segment.hash, now_ms, signer.key_id, signature)
+        administration.replace_by_segment(transaction, segment.first_seq, last)
         call = f"purge:{segment.last_seq}"
         facts = {"firstSeq": segment.first_seq, "lastSeq": segment.last_seq, "hash": segment.hash.hex(), "by": by}
         transaction.append("purge", call, records.plain("purge", call, now_ms, **facts))
-        connection.executemany(
-            "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows
-        )
         anchor = anchor_head(transaction, signer)
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
     note_anchor(home, anchor)
 
 
-def _refuse_if_changed(connection: sqlite3.Connection, segment: Segment) -> None:
-    newest = connection.execute("SELECT MAX(last_seq) FROM segment").fetchone()[0] or 0
-    row = connection.execute("SELECT hash FROM journal WHERE seq = ?", (segment.last_seq,)).fetchone()
-    if newest != segment.first_seq - 1 or row is None or row[0] != segment.hash:
+def _refuse_if_changed(reader: Reader, segment: Segment) -> None:
+    newest, hash_ = administration.purged_through(reader), administration.hash_of(reader, segment.last_seq)
+    if newest != segment.first_seq - 1 or hash_ != segment.hash:
         raise Failure("E3410", "another purge ran meanwhile; what it removed is on record", retry_after_ms=100)
-
-
-def anchor_head(transaction: Transaction, signer: Signer) -> bytes:
-    """Sign the head; returns the line that the anchors file gets once this is on disk."""
-    seq, head = transaction.head
-    signature = signer.sign("head", seq, head, transaction.now_ms)
-    transaction.execute(
-        "INSERT INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
-        (seq, head, transaction.now_ms, signer.key_id, signature),
-    )
-    return anchor_line(seq, head, transaction.now_ms, signer.key_id, signature)

@@ -8,20 +8,18 @@ signed in the same transaction. Only the tail can be accepted: a journal with an
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass
 
 import orjson
 
 from interlock.audit.chain import verify
-from interlock.audit.retention import administer, anchor_head
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.store import lasthead, records
-from interlock.store.home import Home, store_failure
-from interlock.store.journal import Transaction
+from interlock.store import lasthead, ledger, records
+from interlock.store.administration import administered, anchor_head, writing
+from interlock.store.home import Home
+from interlock.store.port import Reader
 from interlock.store.signing import Signer
 
 
@@ -57,11 +55,8 @@ class Tail:
 def unsigned_tail(home: Home) -> Tail:
     """The tail that could be accepted. E3804 where the journal has another fault: that cannot be accepted. Blocks."""
     verdict = verify(home)
-    try:
-        with closing(administer(home)) as connection:
-            tail = _tail(connection, lasthead.ends(connection, lasthead.read(home)))
-    except sqlite3.Error as error:
-        raise store_failure(error) from None
+    with administered(home) as connection:
+        tail = _tail(connection, lasthead.ends(connection, lasthead.read(home)))
     others = [fault for fault in verdict.faults if fault.what != tail.fault]
     if others:
         where = f"record {others[0].seq}: " if others[0].seq else ""
@@ -75,41 +70,32 @@ def accept(home: Home, tail: Tail, *, reason: str, by: str, now_ms: int) -> int:
 
     E3804 without the home's own signing key, E3410 when the journal has changed since the tail was looked at. Blocks.
     """
-    try:
-        with closing(administer(home)) as connection:
-            signer = _signer(home, connection)
-            connection.execute("BEGIN IMMEDIATE")
-            head = lasthead.ends(connection, lasthead.read(home)).head
-            if head != (tail.last, tail.hash):
+    with administered(home) as connection:
+        signer = _signer(home, connection)
+        with writing(connection, now_ms) as transaction:
+            if transaction.head != (tail.last, tail.hash):
                 raise Failure("E3410", "the journal has changed meanwhile; look at the tail again", retry_after_ms=100)
-            transaction = Transaction(connection, *head, now_ms)
             facts = {"act": "tail.accepted", "by": by, "reason": reason, **tail.document()}
             transaction.append("signing", "journal", records.plain("signing", "journal", now_ms, **facts))
-            connection.execute(
-                "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows[0]
-            )
             line = anchor_head(transaction, signer)
-            connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        raise store_failure(error) from None
     lasthead.note_anchor(home, line)
     return tail.last + 1
 
 
-def _signer(home: Home, connection: sqlite3.Connection) -> Signer:
+def _signer(home: Home, reader: Reader) -> Signer:
     """The home's signing key; E3804 where it is missing, or is not the one that has signed until now."""
-    signer, signed = Signer(home.keys), lasthead.ends(connection, lasthead.read(home)).signed
+    signer, signed = Signer(home.keys), lasthead.ends(reader, lasthead.read(home)).signed
     if not (home.keys / "journal.ed25519").exists():
         raise Failure("E3804", "the tail can be accepted only with the home's signing key, keys/journal.ed25519")
     signer.check(None if signed is None else signed.key_id)
     return signer
 
 
-def _tail(connection: sqlite3.Connection, ends: lasthead.Ends) -> Tail:
+def _tail(reader: Reader, ends: lasthead.Ends) -> Tail:
     first, last = ends.head[0] - ends.unsigned + 1, ends.head[0]
     kinds: Counter[str] = Counter()
     times: list[str] = []
-    for kind, body in connection.execute("SELECT kind, body FROM journal WHERE seq >= ? ORDER BY seq", (first,)):
+    for kind, body in ledger.from_place(reader, first):
         kinds[str(kind)] += 1
         try:
             made = orjson.loads(body)["timestamp"]
@@ -124,5 +110,5 @@ def _tail(connection: sqlite3.Connection, ends: lasthead.Ends) -> Tail:
         kinds=dict(sorted(kinds.items())),
         earliest=min(times, default=None),
         latest=max(times, default=None),
-        fault=lasthead.unsigned_fault(connection, ends),
+        fault=lasthead.unsigned_fault(reader, ends),
     )

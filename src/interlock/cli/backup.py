@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,13 +100,9 @@ def _copy(out: Output, source: Home, target: Path) -> tuple[Copy, Verdict]:
 def _open_calls(home: Home) -> tuple[int, int]:
     """How many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
     from interlock.core.clock import Clock
+    from interlock.store.inspection import open_calls
 
-    query = (
-        "SELECT (SELECT COUNT(*) FROM reservation WHERE state = 'executing'),"
-        " (SELECT COUNT(*) FROM ticket WHERE state = 'APPROVED' AND expires_ms > ?)"
-    )
-    with closing(sqlite3.connect(home.database)) as connection:
-        return connection.execute(query, (Clock().now_ms(),)).fetchone()
+    return open_calls(home, Clock().now_ms())
 
 
 def _document(copy: Copy, verdict: Verdict) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import sqlite3
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from interlock.core.contract import Contract
     from interlock.store.home import Home
     from interlock.store.lasthead import SignedHead
+    from interlock.store.port import Reader
 
 Status = Literal["good", "attention", "broken"]
 LITTLE_DISK = 100 * 2**20
@@ -91,6 +91,7 @@ def examine(home: Home, *, machine: bool = True) -> list[Finding]:
 
 def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
+    from interlock.store.connection import StoreError
     from interlock.store.home import no_room
 
     name = check.__name__.removeprefix("_check_").replace("_", " ")
@@ -98,7 +99,7 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
         yield from check(home)
     except Failure as failure:
         yield Finding(name, "broken", f"{failure.code} {failure.in_full}", failure.resolution)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, StoreError) as error:
         if (full := no_room(error)) is not None:
             yield Finding(name, "broken", f"{full.code} {full.in_full}", full.resolution)
             return
@@ -116,9 +117,10 @@ def _check_python(_: Home) -> Iterator[Finding]:
 
 
 def _check_sqlite(_: Home) -> Iterator[Finding]:
-    fits = sqlite3.sqlite_version_info >= (3, 35)
-    advice = "" if fits else "use a Python built with SQLite 3.35 or newer"
-    yield Finding("sqlite", "good" if fits else "broken", sqlite3.sqlite_version, advice)
+    from interlock.store.inspection import DRIVER_FITS, DRIVER_VERSION
+
+    advice = "" if DRIVER_FITS else "use a Python built with SQLite 3.35 or newer"
+    yield Finding("sqlite", "good" if DRIVER_FITS else "broken", DRIVER_VERSION, advice)
 
 
 def _check_home(home: Home) -> Iterator[Finding]:
@@ -148,90 +150,53 @@ def _check_disk(home: Home) -> Iterator[Finding]:
 
 
 @contextlib.contextmanager
-def _opened(home: Home) -> Generator[sqlite3.Connection]:
-    """The database in one read transaction, for reading only; refuses what is not ours or cannot be read.
-
-    INVARIANT: all that is read from it is as it was at one moment. Others write meanwhile, and two counts of a table at
-    two moments differ.
-    """
-    from interlock.core.errors import Failure
-    from interlock.store.home import APPLICATION_ID, no_room
-
-    try:
-        address = f"{home.database.absolute().as_uri()}?mode=ro"
-        connection = sqlite3.connect(address, uri=True, timeout=5, isolation_level=None)
-    except sqlite3.Error as error:
-        raise Failure("E3801", f"the database cannot be opened: {error}") from None
-    try:
-        connection.execute("BEGIN")
-        if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-            raise Failure("E3804", "the database in this home was not made by Interlock")
-        yield connection
-    except sqlite3.DatabaseError as error:
-        if "not a database" in str(error) or "malformed" in str(error):
-            raise Failure("E3804", "the database in this home is damaged or not a database") from None
-        if (full := no_room(error)) is not None:
-            raise full from None
-        raise
-    finally:
-        connection.close()
-
-
-@contextlib.contextmanager
-def _if_usable(home: Home) -> Generator[sqlite3.Connection | None]:
+def _if_usable(home: Home) -> Generator[Reader | None]:
     """The database, or None where there is none or it cannot be used: that is told once, with the journal."""
     from interlock.core.errors import Failure
+    from interlock.store.inspection import opened
 
     with contextlib.ExitStack() as stack:
         try:
-            connection = None if home.new else stack.enter_context(_opened(home))
+            reader = None if home.new else stack.enter_context(opened(home))
         except Failure:
-            connection = None
-        yield connection
-
-
-def _at_head(connection: sqlite3.Connection) -> bool:
-    """Whether the database has the tables that this program knows."""
-    from interlock.store.home import SCHEMA_HEAD
-
-    return connection.execute("SELECT version_num FROM alembic_version").fetchone() == (SCHEMA_HEAD,)
+            reader = None
+        yield reader
 
 
 def _check_journal(home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
-    from interlock.store import lasthead
+    from interlock.store import inspection, lasthead
     from interlock.store.home import SCHEMA_HEAD, refuse_behind
 
     if home.new:
         yield Finding("journal", "good", "none yet, made at first use")
         return
     anchored, last = home.last_anchor(), lasthead.read(home)
-    with _opened(home) as connection:
-        schema = str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+    with inspection.opened(home) as reader:
+        schema = str(inspection.schema(reader))
         if schema > SCHEMA_HEAD:
             raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
         yield _schema(home, schema)
-        rows = connection.execute("SELECT COUNT(*) FROM journal NOT INDEXED").fetchone()[0]
-        tools = connection.execute("SELECT COUNT(DISTINCT address) FROM tool_version").fetchone()[0]
-        refuse_behind(connection, anchored)
+        rows, tools = inspection.record_count(reader), inspection.tool_count(reader)
+        refuse_behind(reader, anchored)
         yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
-        yield from _rewritten(connection, last)
-        yield from _layout(connection, rows)
-        yield from _unsigned(home, connection)
-        yield _clock(connection)
-        yield from _open_calls(connection)
+        yield from _rewritten(reader, last)
+        yield from _layout(reader, rows)
+        yield from _unsigned(home, reader)
+        yield _clock(reader)
+        yield from _open_calls(reader)
         if schema == SCHEMA_HEAD:
-            yield from _tickets(connection)
-            yield from _alone(connection)
+            yield from _tickets(reader)
+            yield from _alone(reader)
 
 
-def _rewritten(connection: sqlite3.Connection, last: SignedHead | None) -> Iterator[Finding]:
+def _rewritten(reader: Reader, last: SignedHead | None) -> Iterator[Finding]:
     """Whether a process would open this journal, as far as its last signed head and its unsigned end are concerned."""
     from interlock.core.errors import Failure
     from interlock.store import lasthead
 
     try:
-        lasthead.refuse_rewritten(connection, lasthead.ends(connection, last))
+        lasthead.refuse_rewritten(reader, lasthead.ends(reader, last))
     except Failure as failure:
         yield Finding("journal", "broken", f"{failure.code} {failure.in_full}", failure.resolution)
 
@@ -248,48 +213,49 @@ def _schema(home: Home, found: str) -> Finding:
     return Finding("schema", "attention", f"{what}; running on this home now: {alive}", advice)
 
 
-def _layout(connection: sqlite3.Connection, rows: int) -> Iterator[Finding]:
+def _layout(reader: Reader, rows: int) -> Iterator[Finding]:
     """What of the ledger is not laid out as it was made. Whether its records are whole, `audit verify` tells."""
-    from interlock.audit.layout import departures
+    from interlock.store.layout import count_by_call, departures
 
-    wrong = list(departures(connection))
-    if not wrong and connection.execute("SELECT COUNT(*) FROM journal INDEXED BY journal_call").fetchone()[0] != rows:
+    wrong = list(departures(reader))
+    if not wrong and count_by_call(reader) != rows:
         wrong = ["the index `journal_call` does not list every record"]
     for what in wrong:
         yield Finding("journal", "broken", what, "keep a copy as evidence, then see more: interlock audit verify")
 
 
-def _unsigned(home: Home, connection: sqlite3.Connection) -> Iterator[Finding]:
+def _unsigned(home: Home, reader: Reader) -> Iterator[Finding]:
     """The end of the journal that nobody has signed, where that is not because it was written just now."""
     import orjson
 
     from interlock.core.clock import Clock, iso
+    from interlock.store import inspection
 
-    through = connection.execute("SELECT COALESCE(MAX(seq), 0) FROM anchor").fetchone()[0]
+    through = inspection.anchored_through(reader)
     if through and not home.anchors.exists():
         advice = "restore it from a backup: without it, a journal that was cut back does not show"
         yield Finding("journal", "broken", "anchors.jsonl is missing, the second witness of its signed heads", advice)
-    count, first = connection.execute("SELECT COUNT(*), MIN(seq) FROM journal WHERE seq > ?", (through,)).fetchone()
-    if not count:
+    count, first = inspection.records_behind(reader, through)
+    if first is None:
         return
-    body = connection.execute("SELECT body FROM journal WHERE seq = ?", (first,)).fetchone()[0]
+    body = inspection.record(reader, first)
     if str(orjson.loads(body).get("timestamp", "")) < iso(Clock().now_ms() - UNSIGNED_MS):
         advice = "the next process signs what is there: run interlock tools list, then interlock audit verify"
         yield Finding("journal", "attention", f"not signed from record {first} on, {count:,} in all", advice)
 
 
-def _clock(connection: sqlite3.Connection) -> Finding:
+def _clock(reader: Reader) -> Finding:
     """Whether this machine's time is behind what was written. Which of the two was wrong, nobody can tell."""
     from interlock.audit.chain import END_MS
     from interlock.core.clock import Clock, iso
     from interlock.core.words import span
+    from interlock.store import inspection
     from interlock.store.timekeeping import steps
 
     now = Clock().now_ms()
-    (signed,) = connection.execute("SELECT MAX(at_ms) FROM anchor WHERE at_ms < ?", (END_MS,)).fetchone()
-    (body,) = connection.execute("SELECT body FROM journal ORDER BY seq DESC LIMIT 1").fetchone() or (b"",)
-    newest, what = max((signed or 0, "signed head"), (_made_ms(body), "record"))
-    stepped = [step for step in steps(connection.execute) if step.after_ms > now - STEPS_SHOWN_MS]
+    signed, body = inspection.signed_ms(reader, END_MS), inspection.newest_record(reader)
+    newest, what = max((signed or 0, "signed head"), (_made_ms(body or b""), "record"))
+    stepped = [step for step in steps(reader) if step.after_ms > now - STEPS_SHOWN_MS]
     if newest - now <= BEHIND_MS and not stepped:
         return Finding("clock", "good", iso(now))
     if newest - now <= BEHIND_MS:
@@ -319,43 +285,40 @@ def _made_ms(body: bytes) -> int:
         return 0
 
 
-def _open_calls(connection: sqlite3.Connection) -> Iterator[Finding]:
-    counts = dict(connection.execute("SELECT state, COUNT(*) FROM reservation GROUP BY state").fetchall())
+def _open_calls(reader: Reader) -> Iterator[Finding]:
+    from interlock.store.inspection import key_states
+
+    counts = key_states(reader)
     running, unknown = counts.get("executing", 0), counts.get("unknown", 0)
     advice = "look whether they took effect, then settle them: interlock calls reconcile" if unknown else ""
     status: Status = "attention" if unknown else "good"
     yield Finding("calls", status, f"{running} open, {unknown} with unknown outcome", advice)
 
 
-def _alone(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _alone(reader: Reader) -> Iterator[Finding]:
     """Tell who decides on their own calls, by their own statement."""
     import orjson
 
-    rows = connection.execute(
-        "SELECT body, max(seq) FROM journal WHERE call >= 'alone:' AND call < 'alone;' AND kind = 'authority'"
-        " GROUP BY call"
-    )
-    for body, _ in rows:
+    from interlock.store.inspection import statements_of_lone_deciders
+
+    for body in statements_of_lone_deciders(reader):
         said = orjson.loads(body)
         if said.get("act") == "alone.stated":
             what = f"{said['by']} may decide on their own calls: stated {said['timestamp']}"
             yield Finding("approvals", "good", what, "to end it: interlock approvals alone --end")
 
 
-def _tickets(connection: sqlite3.Connection) -> Iterator[Finding]:
-    counts = dict(connection.execute("SELECT state, COUNT(*) FROM ticket GROUP BY state").fetchall())
+def _tickets(reader: Reader) -> Iterator[Finding]:
+    from interlock.store import inspection
+
+    counts = inspection.ticket_states(reader)
     waiting, approved = counts.get("PENDING", 0), counts.get("APPROVED", 0)
     advice = "see what they would do: interlock approvals list" if waiting else ""
     if approved:
         advice = "; ".join(filter(None, (advice, "go on with what was approved: interlock calls resume")))
     status: Status = "attention" if waiting or approved else "good"
     yield Finding("approvals", status, f"{waiting} wait for a person, {approved} approved and not run yet", advice)
-    troubles = connection.execute(
-        "SELECT n.channel, COUNT(*), MAX(n.error) FROM notification n JOIN ticket t ON t.id = n.ticket"
-        " WHERE n.error IS NOT NULL AND n.state IN ('retry', 'sending', 'failed') AND t.state = 'PENDING'"
-        " GROUP BY n.channel ORDER BY 1"
-    ).fetchall()
-    for channel, count, error in troubles:
+    for channel, count, error in inspection.undelivered(reader):
         advice = "correct the channel in settings.toml, and inform the approvers another way meanwhile"
         yield Finding("notify", "attention", f"{count} not delivered by `{channel}`: {error}", advice)
 
@@ -406,13 +369,11 @@ def _applied(home: Home, text: str) -> Iterator[Finding]:
 
     import orjson
 
-    query = (
-        "SELECT body FROM journal WHERE kind = 'authority'"
-        " AND json_extract(CAST(body AS TEXT), '$.act') = 'policy.applied' ORDER BY seq DESC LIMIT 1"
-    )
-    with _if_usable(home) as connection:
-        row = None if connection is None else connection.execute(query).fetchone()
-    applied = None if row is None else orjson.loads(row[0])
+    from interlock.store.inspection import policy_applied
+
+    with _if_usable(home) as reader:
+        body = None if reader is None else policy_applied(reader)
+    applied = None if body is None else orjson.loads(body)
     if applied is not None and applied["after"] != hashlib.sha256(text.encode()).hexdigest():
         what = f"not what {applied['by']} applied at {applied['timestamp']}: the file was changed by hand"
         advice = "see what it says: interlock policy show; put one in force by name: interlock policy apply FILE"
@@ -425,19 +386,17 @@ def _rules_speak_of(home: Home, text: str) -> tuple[list[Contract], set[str], fr
 
     from interlock.authority.cedar import concerned
     from interlock.core.contract import parse_contract
+    from interlock.store import inspection
 
     contracts, known, matters = list["Contract"](), set[str](), concerned(text)
-    with _if_usable(home) as connection:
-        if connection is None:
+    with _if_usable(home) as reader:
+        if reader is None:
             return contracts, known, frozenset()
-        for address, manifest in connection.execute(
-            "SELECT address, manifest FROM tool_version WHERE state NOT IN ('sunset', 'removed')"
-        ):
+        for address, manifest in inspection.manifests(reader):
             known.add(address)
             if matters(address, manifest):
                 contracts.append(parse_contract(orjson.loads(manifest)))
-        groups = connection.execute("SELECT DISTINCT g.value FROM identity, json_each(identity.groups) g").fetchall()
-    return contracts, known, frozenset(group for (group,) in groups)
+        return contracts, known, inspection.groups(reader)
 
 
 def _rule_words(rule: Rule) -> str:
@@ -464,16 +423,14 @@ def _check_tools(home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
     from interlock.registry.catalog import contract_digest
     from interlock.registry.source import reload
+    from interlock.store.inspection import origins
 
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    with _if_usable(home) as connection:
-        if connection is None:
+    with _if_usable(home) as reader:
+        if reader is None:
             return
-        rows = connection.execute(
-            "SELECT address, version, origin, digest FROM tool_version WHERE state NOT IN ('sunset', 'removed')"
-            " AND origin NOT LIKE 'library:%' AND origin NOT LIKE 'upstream:%' ORDER BY address, version"
-        ).fetchall()
+        rows = origins(reader)
     found: dict[str, dict[str, Tool[..., object]] | Failure] = {}
     good = 0
     for address, version, origin, digest in rows:
@@ -501,13 +458,13 @@ def _check_latency(home: Home) -> Iterator[Finding]:
 
     from interlock.core.manifest import parse_manifest
     from interlock.registry.latency import differs, measure
+    from interlock.store.inspection import active_manifests
 
-    with _if_usable(home) as connection:
-        if connection is None:
+    with _if_usable(home) as reader:
+        if reader is None:
             return
-        found = measure(connection)
-        rows = connection.execute("SELECT address, version, manifest FROM tool_version WHERE state = 'active'")
-        for address, version, text in rows if found else ():
+        found = measure(reader)
+        for address, version, text in active_manifests(reader) if found else ():
             timing = found.get(f"{address}@{version}")
             manifest = None if timing is None else parse_manifest(orjson.loads(text))
             wanted = None if timing is None or manifest is None else differs(manifest, timing)
@@ -518,12 +475,12 @@ def _check_latency(home: Home) -> Iterator[Finding]:
 
 
 def _check_key(home: Home) -> Iterator[Finding]:
+    from interlock.store.inspection import signing_key
     from interlock.store.signing import Signer
 
-    key, query = home.keys / "journal.ed25519", "SELECT key_id FROM anchor ORDER BY seq DESC LIMIT 1"
-    with _if_usable(home) as connection:
-        row = None if connection is None else connection.execute(query).fetchone()
-    signed_by = None if row is None else str(row[0])
+    with _if_usable(home) as reader:
+        signed_by = None if reader is None else signing_key(reader)
+    key = home.keys / "journal.ed25519"
     yield from _key("signing key", key, lambda: Signer(home.keys).check(signed_by), "none yet, made at first use")
 
 
@@ -532,16 +489,17 @@ def _check_issuer(home: Home) -> Iterator[Finding]:
     from interlock.authority.tokens import SIGNED_BY
     from interlock.core.clock import Clock
     from interlock.core.errors import Failure
+    from interlock.store import facts
+    from interlock.store.inspection import at_head, revoked_keys
 
     issuer = IssuerKeys(home.keys / "issuer", clock=Clock())
     names = issuer.names()
     paths = sorted((home.keys / "issuer").glob("*.pem"))
     signed_by, retired = None, set[str]()
-    with _if_usable(home) as connection:
-        if connection is not None and _at_head(connection):
-            named = connection.execute("SELECT value FROM fact WHERE name = ?", (SIGNED_BY,))
-            signed_by = next((str(kid) for (kid,) in named), None)
-            retired = {kid for (kid,) in connection.execute("SELECT ref FROM revocation WHERE kind = 'key'")}
+    with _if_usable(home) as reader:
+        if reader is not None and at_head(reader):
+            signed_by = facts.get(reader, SIGNED_BY)
+            retired = revoked_keys(reader)
     try:
         issuer.check(signed_by, retired)
         if not paths:
@@ -554,14 +512,15 @@ def _check_issuer(home: Home) -> Iterator[Finding]:
 
 def _check_secrets(home: Home) -> Iterator[Finding]:
     from interlock.settings import load_settings
+    from interlock.store.inspection import at_head
     from interlock.store.sealing import Box, keys_in_use
 
     where = load_settings(home.settings).secrets_key
     key = home.keys / f"secrets.{'key' if where == 'file' else 'keyring'}"
     in_use = set[str]()
-    with _if_usable(home) as connection:
-        if connection is not None and _at_head(connection):
-            in_use = keys_in_use(connection)
+    with _if_usable(home) as reader:
+        if reader is not None and at_head(reader):
+            in_use = keys_in_use(reader)
 
     def check() -> None:
         from interlock.core.errors import Failure

@@ -9,7 +9,6 @@ those of the contract in any case: a promise to callers does not change by itsel
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Iterable, Mapping
 
 import orjson
@@ -18,6 +17,7 @@ from interlock.core.contract import Contract, class_for_latency, infer_class
 from interlock.core.manifest import Manifest, TimeoutClass
 from interlock.core.record import record
 from interlock.core.schema import Json
+from interlock.store.port import Reader
 
 # How many of the latest closing records are looked at, and how many calls of a version make a measurement.
 MOST_RECORDS = 20_000
@@ -34,9 +34,9 @@ class Measured:
     p99_s: float
 
 
-def measure(connection: sqlite3.Connection) -> dict[str, Measured]:
+def measure(reader: Reader) -> dict[str, Measured]:
     """The latency of every version that was called often enough lately, by its ref."""
-    return measured(body for (body,) in connection.execute(_LATEST, (MOST_RECORDS,)))
+    return measured(body for (body,) in reader.each(_LATEST, (MOST_RECORDS,)))
 
 
 def measured(bodies: Iterable[bytes]) -> dict[str, Measured]:

@@ -103,7 +103,7 @@ class Audit:
 
         Returns its place.
         """
-        from interlock.audit.retention import anchor_head
+        from interlock.store.administration import anchor_head
 
         note, signer = self._noting("export", {}, by=by, door=door, everything=True), Signer(self._lock.home.keys)
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlock.core.errors import Failure
+from interlock.store.connection import Connection
 from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, refuse_newer, store_failure
 from interlock.store.lasthead import path_of
 from interlock.store.sealing import Box, keys_in_use
@@ -115,13 +116,15 @@ def _others(source: Home) -> Iterator[Path]:
             yield path
 
 
-def _open(database: Path) -> sqlite3.Connection:
+def _open(database: Path) -> Connection:
     """The database of a home. It rests where nothing can be written beside it and nothing is: on read-only media."""
     log = database.with_name(f"{database.name}-wal")
     how = "mode=ro" if log.exists() else "mode=ro&immutable=1"
     if os.access(database.parent, os.W_OK):
         how = "mode=rw"
-    return sqlite3.connect(f"{database.absolute().as_uri()}?{how}", uri=True, timeout=10, isolation_level=None)
+    return sqlite3.connect(
+        f"{database.absolute().as_uri()}?{how}", uri=True, timeout=10, isolation_level=None, factory=Connection
+    )
 
 
 def _copy_database(live: sqlite3.Connection, target: Path, progress: Progress | None) -> None:

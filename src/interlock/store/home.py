@@ -22,6 +22,7 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.store.connection import Connection
+from interlock.store.port import Reader
 
 SCHEMA_HEAD = "0009"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
@@ -184,14 +185,14 @@ def refuse_newer(found: str) -> None:
         raise Failure("E3805", f"the store has schema {found}; this program knows up to {SCHEMA_HEAD}")
 
 
-def refuse_behind(connection: sqlite3.Connection, anchored: tuple[int, bytes] | None) -> None:
+def refuse_behind(reader: Reader, anchored: tuple[int, bytes] | None) -> None:
     """Refuse (E3804) a database that does not hold the record which an anchor names, and did not purge it either."""
     if anchored is None:
         return
     seq, digest = anchored
-    row = connection.execute("SELECT hash FROM journal WHERE seq = ?", (seq,)).fetchone()
+    row = reader.one("SELECT hash FROM journal WHERE seq = ?", (seq,))
     if row is None:
-        row = connection.execute(_PURGED, (seq, digest)).fetchone()
+        row = reader.one(_PURGED, (seq, digest))
     if row is None or row[0] != digest:
         what = "is missing" if row is None else "is another one"
         words = f"the database is not as this home left it: record {seq}, which anchors.jsonl names, {what}"

@@ -17,7 +17,6 @@ then on a missing file is a fault; the fact `last_head` in the database says whi
 from __future__ import annotations
 
 import os
-import sqlite3
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +27,7 @@ import orjson
 
 from interlock.core.errors import Failure
 from interlock.store.home import RESTORE, Home
+from interlock.store.port import Reader
 
 GENESIS = bytes(32)
 ANCHOR_EVERY = 1000
@@ -119,9 +119,9 @@ def note_anchor(home: Home, line: bytes) -> None:
         write(home, line)
 
 
-def expected(connection: sqlite3.Connection) -> bool:
+def expected(reader: Reader) -> bool:
     """Whether this database says that its home keeps a last signed head."""
-    return connection.execute("SELECT 1 FROM fact WHERE name = ?", (FACT,)).fetchone() is not None
+    return reader.one("SELECT 1 FROM fact WHERE name = ?", (FACT,)) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +142,20 @@ class Ends:
         return max(self.head[0] - (0 if self.signed is None else self.signed.seq), 0)
 
 
-def ends(connection: sqlite3.Connection, last: SignedHead | None) -> Ends:
+def ends(reader: Reader, last: SignedHead | None) -> Ends:
     """The ends of a journal. The head is read first: others may write on, and what they sign is no less signed."""
-    head = connection.execute(_HEAD).fetchone() or connection.execute(_PURGED).fetchone() or (0, GENESIS)
-    row = connection.execute(_NEWEST).fetchone()
+    head = reader.one(_HEAD) or reader.one(_PURGED) or (0, GENESIS)
+    row = reader.one(_NEWEST)
     return Ends(head, None if row is None else SignedHead(*row), last)
 
 
-def refuse_rewritten(connection: sqlite3.Connection, found: Ends) -> None:
+def refuse_rewritten(reader: Reader, found: Ends) -> None:
     """Refuse (E3804) a journal that does not go through its signed heads, or has more unsigned than a crash leaves.
 
     The signatures themselves are for the caller to check.
     """
     for one, where in ((found.last, "keys/journal.head"), (found.anchor, "the newest anchor")):
-        if one is None or (digest := hash_at(connection, one.seq)) in (one.hash, PURGED):
+        if one is None or (digest := hash_at(reader, one.seq)) in (one.hash, PURGED):
             continue
         what = "is missing" if digest is None else "is another one"
         words = f"the journal was rewritten or cut back: record {one.seq}, which {where} names, {what}"
@@ -163,9 +163,9 @@ def refuse_rewritten(connection: sqlite3.Connection, found: Ends) -> None:
     if found.last is not None and found.last.seq and (found.anchor is None or found.anchor.seq < found.last.seq):
         words = f"signed heads were removed: keys/journal.head names record {found.last.seq}, and no anchor does"
         raise Failure("E3804", words, resolution=EVIDENCE)
-    if found.last is None and found.head[0] and expected(connection):
+    if found.last is None and found.head[0] and expected(reader):
         raise Failure("E3804", "keys/journal.head is missing, though this home had one", resolution=RESTORE)
-    if (what := unsigned_fault(connection, found)) is not None:
+    if (what := unsigned_fault(reader, found)) is not None:
         raise Failure("E3804", what, resolution=ACCEPT)
 
 
@@ -178,16 +178,16 @@ ACCEPT = (
 PURGED = b"purged"
 
 
-def hash_at(connection: sqlite3.Connection, seq: int) -> bytes | None:
+def hash_at(reader: Reader, seq: int) -> bytes | None:
     """The hash of a record; PURGED for one inside a purged segment, None for one that is missing."""
     if seq == 0:
         return GENESIS
-    row = connection.execute("SELECT hash FROM journal WHERE seq = ?", (seq,)).fetchone()
-    row = row or connection.execute(_IN_SEGMENT, (seq, PURGED)).fetchone()
+    row = reader.one("SELECT hash FROM journal WHERE seq = ?", (seq,))
+    row = row or reader.one(_IN_SEGMENT, (seq, PURGED))
     return None if row is None else bytes(row[0])
 
 
-def unsigned_fault(connection: sqlite3.Connection, found: Ends) -> str | None:
+def unsigned_fault(reader: Reader, found: Ends) -> str | None:
     """The reason why the unsigned end of a journal cannot be what a process left that was killed; None if it can."""
     if not found.unsigned:
         return None
@@ -199,7 +199,7 @@ def unsigned_fault(connection: sqlite3.Connection, found: Ends) -> str | None:
         )
     # Where no last head is kept, an earlier version wrote this, which signed a second after it was opened.
     base = None if found.last is None else cast("SignedHead", found.signed).at_ms
-    for seq, body in connection.execute(_UNSIGNED, (since, found.head[0])):
+    for seq, body in reader.each(_UNSIGNED, (since, found.head[0])):
         made = _made_ms(body)
         if made is None:
             continue

@@ -6,6 +6,8 @@ Only the journal itself writes to this table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from interlock.store.port import Reader
 
 
@@ -54,3 +56,8 @@ def session_changes(reader: Reader) -> list[bytes]:
         " ORDER BY seq"
     )
     return [body for (body,) in rows]
+
+
+def from_place(reader: Reader, seq: int) -> Iterator[tuple[str, bytes]]:
+    """Kind and record of everything from a place on, in order."""
+    return reader.each("SELECT kind, body FROM journal WHERE seq >= ? ORDER BY seq", (seq,))

@@ -85,6 +85,28 @@ def discard(transaction: Transaction, call: str) -> None:
     )
 
 
+class Expiring(NamedTuple):
+    ref: str
+    size: int
+    expires_ms: int
+
+
+def expiring(reader: Reader, now_ms: int, after: tuple[int, str], most: int) -> list[Expiring]:
+    """Payloads with a body whose time is over, in order of expiry and reference, behind a place in that order."""
+    # Over the index on expiry, and the table only for its small columns: bodies are not read.
+    rows = reader.all(
+        "SELECT ref, size, expires_ms FROM payload WHERE expires_ms <= ? AND (expires_ms, ref) > (?, ?)"
+        " AND body IS NOT NULL ORDER BY expires_ms, ref LIMIT ?",
+        (now_ms, *after, most),
+    )
+    return list(map(Expiring._make, rows))
+
+
+def expire(transaction: Transaction, ref: str) -> None:
+    """Remove the body of a payload whose time is over. The row stays."""
+    transaction.execute("UPDATE payload SET body = NULL, reason = 'expired' WHERE ref = ?", (ref,))
+
+
 def bytes_used(reader: Reader, scopes: Collection[str]) -> dict[str, int]:
     """How many bytes are kept for scopes (`home`, `tenant:…`, `caller:…`). Those without any are left out."""
     marks = ", ".join("?" * len(scopes))

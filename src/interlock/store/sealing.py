@@ -22,7 +22,6 @@ import asyncio
 import fcntl
 import hashlib
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Collection, Generator
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from interlock.core.errors import Failure
 from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Reader
 from interlock.store.signing import own_secret
 
 if TYPE_CHECKING:
@@ -202,9 +202,9 @@ def key_id_of(sealed: bytes) -> str:
     return sealed[len(_VERSION) : _HEADER].hex()
 
 
-def keys_in_use(database: Transaction | sqlite3.Connection) -> set[str]:
+def keys_in_use(reader: Reader) -> set[str]:
     """The ids of all keys that something in the database is sealed under."""
-    return {key_id for (key_id,) in database.execute(_IN_USE)}
+    return {key_id for (key_id,) in reader.each(_IN_USE)}
 
 
 def seal_again(box: Box, place: Place, after: int = -1) -> Unit[int | None]:

@@ -20,7 +20,6 @@ INVARIANT: what `read` returns never decreases, whatever the wall clock does and
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -60,11 +59,11 @@ class Step(NamedTuple):
 class StoreTime:
     """The time of one process on a home. Not safe for threads: the journal's lock protects it."""
 
-    def __init__(self, clock: Clock, connection: sqlite3.Connection) -> None:
+    def __init__(self, clock: Clock, reader: Reader) -> None:
         self._clock = clock
         self._up = clock.uptime()
         self._last = self._ms = clock.now_ms()
-        sample = _sampled(connection, clock.boot)
+        sample = _sampled(reader, clock.boot)
         if sample is not None:
             ms, up = sample
             # Of another start of the machine: nothing was measured between, and only that time never goes back is sure.
@@ -99,9 +98,9 @@ class StoreTime:
         self._up = up
         return self._last
 
-    def write(self, execute: Callable[[str, Sequence[Any]], Any], connection: sqlite3.Connection) -> None:
+    def write(self, execute: Callable[[str, Sequence[Any]], Any], reader: Reader) -> None:
         """Write the sample down, and the steps that no other process has written yet. Part of a transaction."""
-        sample = _sampled(connection, self._clock.boot)
+        sample = _sampled(reader, self._clock.boot)
         for step in self._steps:
             known = sample is not None and sample[1] is not None and abs(self._offset(*sample) - self._now()) <= STEP_MS
             if not known:
@@ -129,19 +128,19 @@ class StoreTime:
             self.on_step(facts)
 
 
-def _sampled(connection: sqlite3.Connection, boot: str) -> tuple[int, float | None] | None:
+def _sampled(reader: Reader, boot: str) -> tuple[int, float | None] | None:
     """The last sample: the store's time and the uptime; no uptime when it is of another start of the machine."""
-    row = connection.execute("SELECT value FROM fact WHERE name = ?", (_SAMPLE,)).fetchone()
+    row = reader.one("SELECT value FROM fact WHERE name = ?", (_SAMPLE,))
     if row is None:
         return None
     value: dict[str, Any] = orjson.loads(row[0])
     return int(value["ms"]), float(value["up"]) if boot and value["boot"] == boot else None
 
 
-def reached(connection: sqlite3.Connection) -> int:
+def reached(reader: Reader) -> int:
     """How far the store's time has come, as far as that is written down."""
-    sample = _sampled(connection, "")
-    row = connection.execute("SELECT value FROM fact WHERE name = ?", (EVICTED,)).fetchone()
+    sample = _sampled(reader, "")
+    row = reader.one("SELECT value FROM fact WHERE name = ?", (EVICTED,))
     return max(0 if sample is None else sample[0], 0 if row is None else int(row[0]))
 
 

@@ -1,16 +1,19 @@
-"""Whether the ledger is laid out as it was made, so that whoever reads it meets the rows that were verified.
+"""Checks of the physical layout: the ledger's tables, indexes and triggers are those that the migrations make.
 
-A chain proves the rows it is followed through, not that everybody reads those rows. A table without its primary key
-holds rows that no order reaches, an index that leaves some out hides them from whoever looks by call, a view or a
-trigger answers or acts in a table's place. So the definitions must be, word for word, those the migrations make, and
-SQLite's own check must find each index to hold exactly what its table holds.
+A chain proves the rows that it is followed through, not that everybody reads those rows. A table without its primary
+key holds rows that no order reaches, an incomplete index hides rows from those who look by call, a view or a trigger
+answers or acts in a table's place. So the definitions must equal, word for word, those of the migrations, and SQLite's
+own check must find that each index holds exactly what its table holds.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
+
+from interlock.store.port import Reader
 
 # Everything that belongs to the ledger; white space aside, as the migrations make it. A test holds the two equal.
 _MADE = """
@@ -96,11 +99,11 @@ _OPTIONAL = (
 )
 
 
-def departures(connection: sqlite3.Connection) -> Iterator[str]:
-    """What is defined otherwise than the migrations define it: the ledger, and whatever acts or answers by itself."""
+def departures(reader: Reader) -> Iterator[str]:
+    """Differences from the migrations' definitions: in the ledger, and in everything that acts or answers by itself."""
     found = [
         each
-        for row in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master")
+        for row in reader.each("SELECT type, name, tbl_name, sql FROM sqlite_master")
         if _concerns_us(each := _Object(*map(_text, row)))
     ]
     for each in _EXPECTED:
@@ -121,17 +124,33 @@ def _concerns_us(each: _Object) -> bool:
     return each.name.lower() in LEDGER or each.table.lower() in LEDGER
 
 
+def count_by_call(reader: Reader) -> int:
+    """The number of records that the index by call lists."""
+    return reader.one("SELECT COUNT(*) FROM journal INDEXED BY journal_call")[0]
+
+
+def has_table(reader: Reader, name: str) -> bool:
+    """Whether this schema has a table."""
+    return reader.one("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)) is not None
+
+
+def has_ledger(reader: Reader) -> bool:
+    """Whether the three tables of the ledger are tables, and not something else under their names."""
+    query = "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%' AND name IN (?, ?, ?)"
+    return reader.one(query, LEDGER)[0] == len(LEDGER)
+
+
 def _text(value: Any) -> str:
     """A text of the schema in one form of white space, as SQLite knows it: nothing beyond ASCII is white to it."""
     raw = b"" if value is None else value.encode() if isinstance(value, str) else bytes(value)
     return b" ".join(raw.split()).decode("utf-8", "replace")
 
 
-def contradictions(connection: sqlite3.Connection, tables: Iterable[str] = LEDGER) -> Iterator[str]:
-    """Where SQLite finds that pages and indexes do not hold what their table holds."""
+def contradictions(reader: Reader, tables: Iterable[str] = LEDGER) -> Iterator[str]:
+    """Places where SQLite finds that pages and indexes do not hold what their table holds."""
     for table in tables:
         try:
-            rows = connection.execute(f'PRAGMA integrity_check("{table}")').fetchmany(_MOST)
+            rows = list(islice(reader.each(f'PRAGMA integrity_check("{table}")'), _MOST))
         except (sqlite3.Error, UnicodeDecodeError):
             yield f"the table `{table}` cannot be checked: the file is damaged"
             continue

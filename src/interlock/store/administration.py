@@ -1,0 +1,138 @@
+"""Administrative acts on the database: removing old records, accepting unsigned ones, giving pages back to the disk.
+
+The running program has no right to delete from the ledger (journal, anchor, segment). These acts open a connection of
+their own that may; triggers of the database still let no record go that no segment accounts for.
+
+A segment stands for records that were removed: the first and the last of them, the hash that the last one had, and a
+signature over it. Segments begin at record 1 and follow each other without a gap.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+
+from interlock.store.connection import Connection
+from interlock.store.home import Home, store_failure
+from interlock.store.journal import Transaction
+from interlock.store.lasthead import SignedHead, anchor_line, ends
+from interlock.store.port import Reader
+from interlock.store.signing import Signer
+
+PAGES_AT_ONCE = 256
+# A file that has more than this share of empty pages, and more than so many, gives them back to the disk.
+SPARE = 0.05
+SPARE_PAGES = 256
+_LOCK_PATIENCE_S = 10
+_INCREMENTAL = 2
+
+
+@contextmanager
+def administered(home: Home) -> Generator[Connection]:
+    """A connection that may delete, within what the triggers allow. What it deletes is overwritten.
+
+    Errors of the database are raised as failures, as of any other access.
+    """
+    try:
+        with closing(_connect(home)) as connection:
+            yield connection
+    except sqlite3.Error as error:
+        raise store_failure(error) from None
+
+
+def _connect(home: Home) -> Connection:
+    connection = sqlite3.connect(home.database, timeout=_LOCK_PATIENCE_S, isolation_level=None, factory=Connection)
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "secure_delete=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+@contextmanager
+def writing(connection: Connection, now_ms: int) -> Generator[Transaction]:
+    """A transaction at the end of the chain. It is committed with the records that were appended, or rolled back."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        transaction = Transaction(connection, *ends(connection, None).head, now_ms)
+        yield transaction
+        connection.executemany(
+            "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def anchor_head(transaction: Transaction, signer: Signer) -> bytes:
+    """Sign the head; returns the line that the anchors file gets once this is on disk."""
+    seq, head = transaction.head
+    signature = signer.sign("head", seq, head, transaction.now_ms)
+    transaction.execute(
+        "INSERT INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
+        (seq, head, transaction.now_ms, signer.key_id, signature),
+    )
+    return anchor_line(seq, head, transaction.now_ms, signer.key_id, signature)
+
+
+# Removed records
+
+
+def purged_through(reader: Reader) -> int:
+    """The last record that was removed; 0 when none was."""
+    return reader.one("SELECT COALESCE(MAX(last_seq), 0) FROM segment")[0]
+
+
+def last_record(reader: Reader) -> int:
+    """The last record that is there; 0 when none is."""
+    return reader.one("SELECT COALESCE(MAX(seq), 0) FROM journal")[0]
+
+
+def hash_of(reader: Reader, seq: int) -> bytes | None:
+    row = reader.one("SELECT hash FROM journal WHERE seq = ?", (seq,))
+    return None if row is None else row[0]
+
+
+def records_between(reader: Reader, after: int, through: int) -> Iterator[tuple[int, bytes, bytes]]:
+    """Seq, body and hash of the records behind one, up to another with that."""
+    return reader.each("SELECT seq, body, hash FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq", (after, through))
+
+
+def replace_by_segment(transaction: Transaction, first_seq: int, last: SignedHead) -> None:
+    """Put a signed segment in the place of the records up to one."""
+    transaction.execute(
+        "INSERT INTO segment (last_seq, first_seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?, ?)",
+        (last.seq, first_seq, last.hash, last.at_ms, last.key_id, last.signature),
+    )
+    transaction.execute("DELETE FROM journal WHERE seq <= ?", (last.seq,))
+
+
+# Empty pages
+
+
+def can_give_back(connection: Connection) -> bool:
+    """Whether this database can give pages back a few at a time. One of an earlier version cannot before `rewrite`."""
+    return connection.one("PRAGMA auto_vacuum")[0] == _INCREMENTAL
+
+
+def rewrite(connection: Connection) -> None:
+    """Write the whole file anew without its empty pages. Holds up every writer."""
+    connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
+    connection.execute("VACUUM")
+
+
+def give_back(database: Transaction | Connection) -> bool:
+    """Give a few empty pages back to the disk, where there are many; whether there are more to give."""
+    (empty,) = database.one("PRAGMA freelist_count")
+    (pages,) = database.one("PRAGMA page_count")
+    if empty <= max(SPARE_PAGES, SPARE * pages):
+        return False
+    database.all(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")
+    # A database of an earlier version gives nothing back; asking again would change nothing.
+    return database.one("PRAGMA freelist_count")[0] < empty
+
+
+def apply_log(connection: Connection) -> None:
+    """Move what the log holds to the database file, as far as no reader needs it."""
+    connection.all("PRAGMA wal_checkpoint(PASSIVE)")

@@ -1,0 +1,198 @@
+"""Reads of `interlock doctor` and of backups: a home that nobody has opened, looked at without changing it.
+
+The database may be of an earlier schema, damaged, or not ours. All that is read through one `opened` is as it was at
+one moment: others write meanwhile, and two counts of a table at two moments differ.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import NamedTuple
+
+from interlock.core.errors import Failure
+from interlock.store.connection import Connection
+from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, no_room
+from interlock.store.port import Reader
+
+DRIVER_VERSION = sqlite3.sqlite_version
+DRIVER_FITS = sqlite3.sqlite_version_info >= (3, 35)
+# Versions that can be called, or could be if they were put back.
+_IN_USE = "state NOT IN ('sunset', 'removed')"
+
+
+@contextmanager
+def opened(home: Home) -> Generator[Reader]:
+    """The database in one read transaction, for reading only; refuses what is not ours or cannot be read."""
+    try:
+        address = f"{home.database.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(address, uri=True, timeout=5, isolation_level=None, factory=Connection)
+    except sqlite3.Error as error:
+        raise Failure("E3801", f"the database cannot be opened: {error}") from None
+    try:
+        connection.execute("BEGIN")
+        if connection.one("PRAGMA application_id")[0] != APPLICATION_ID:
+            raise Failure("E3804", "the database in this home was not made by Interlock")
+        yield connection
+    except sqlite3.DatabaseError as error:
+        if "not a database" in str(error) or "malformed" in str(error):
+            raise Failure("E3804", "the database in this home is damaged or not a database") from None
+        if (full := no_room(error)) is not None:
+            raise full from None
+        raise
+    finally:
+        connection.close()
+
+
+def schema(reader: Reader) -> str | None:
+    """The schema that the database is at."""
+    row = reader.one("SELECT version_num FROM alembic_version")
+    return None if row is None else row[0]
+
+
+def at_head(reader: Reader) -> bool:
+    """Whether the database has the tables that this program knows."""
+    return schema(reader) == SCHEMA_HEAD
+
+
+# The ledger
+
+
+def record_count(reader: Reader) -> int:
+    return reader.one("SELECT COUNT(*) FROM journal NOT INDEXED")[0]
+
+
+def anchored_through(reader: Reader) -> int:
+    """The last record that was signed; 0 when none was."""
+    return reader.one("SELECT COALESCE(MAX(seq), 0) FROM anchor")[0]
+
+
+def records_behind(reader: Reader, seq: int) -> tuple[int, int | None]:
+    """The number of records behind one, and the first of them."""
+    return reader.one("SELECT COUNT(*), MIN(seq) FROM journal WHERE seq > ?", (seq,))
+
+
+def record(reader: Reader, seq: int) -> bytes:
+    return reader.one("SELECT body FROM journal WHERE seq = ?", (seq,))[0]
+
+
+def newest_record(reader: Reader) -> bytes | None:
+    row = reader.one("SELECT body FROM journal ORDER BY seq DESC LIMIT 1")
+    return None if row is None else row[0]
+
+
+def signed_ms(reader: Reader, before_ms: int) -> int | None:
+    """The latest time of a signature, of those before a time."""
+    return reader.one("SELECT MAX(at_ms) FROM anchor WHERE at_ms < ?", (before_ms,))[0]
+
+
+def signing_key(reader: Reader) -> str | None:
+    """The id of the key that signed last."""
+    row = reader.one("SELECT key_id FROM anchor ORDER BY seq DESC LIMIT 1")
+    return None if row is None else str(row[0])
+
+
+def statements_of_lone_deciders(reader: Reader) -> Iterator[bytes]:
+    """The newest record of each person who stated, or ended, that they decide on their own calls."""
+    rows = reader.each(
+        "SELECT body, max(seq) FROM journal WHERE call >= 'alone:' AND call < 'alone;' AND kind = 'authority'"
+        " GROUP BY call"
+    )
+    for body, _ in rows:
+        yield body
+
+
+def policy_applied(reader: Reader) -> bytes | None:
+    """The newest record of a policy that somebody applied."""
+    row = reader.one(
+        "SELECT body FROM journal WHERE kind = 'authority'"
+        " AND json_extract(CAST(body AS TEXT), '$.act') = 'policy.applied' ORDER BY seq DESC LIMIT 1"
+    )
+    return None if row is None else row[0]
+
+
+# Calls and tickets
+
+
+def key_states(reader: Reader) -> dict[str, int]:
+    """The number of idempotency keys in each state."""
+    return dict(reader.all("SELECT state, COUNT(*) FROM reservation GROUP BY state"))
+
+
+def ticket_states(reader: Reader) -> dict[str, int]:
+    """The number of tickets in each state."""
+    return dict(reader.all("SELECT state, COUNT(*) FROM ticket GROUP BY state"))
+
+
+class Undelivered(NamedTuple):
+    """Notifications of one channel that did not arrive and that somebody still waits for."""
+
+    channel: str
+    count: int
+    error: str
+
+
+def undelivered(reader: Reader) -> list[Undelivered]:
+    rows = reader.all(
+        "SELECT n.channel, COUNT(*), MAX(n.error) FROM notification n JOIN ticket t ON t.id = n.ticket"
+        " WHERE n.error IS NOT NULL AND n.state IN ('retry', 'sending', 'failed') AND t.state = 'PENDING'"
+        " GROUP BY n.channel ORDER BY 1"
+    )
+    return list(map(Undelivered._make, rows))
+
+
+def open_calls(home: Home, now_ms: int) -> tuple[int, int]:
+    """How many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
+    with closing(sqlite3.connect(home.database, factory=Connection)) as connection:
+        return connection.one(
+            "SELECT (SELECT COUNT(*) FROM reservation WHERE state = 'executing'),"
+            " (SELECT COUNT(*) FROM ticket WHERE state = 'APPROVED' AND expires_ms > ?)",
+            (now_ms,),
+        )
+
+
+# Tools and callers
+
+
+class Origin(NamedTuple):
+    """The source of a version, and the digest of the contract that was admitted."""
+
+    address: str
+    version: str
+    origin: str
+    digest: str
+
+
+def tool_count(reader: Reader) -> int:
+    return reader.one("SELECT COUNT(DISTINCT address) FROM tool_version")[0]
+
+
+def manifests(reader: Reader) -> Iterator[tuple[str, str]]:
+    """Address and manifest of every version that can be called."""
+    return reader.each(f"SELECT address, manifest FROM tool_version WHERE {_IN_USE}")  # noqa: S608 - a constant
+
+
+def active_manifests(reader: Reader) -> Iterator[tuple[str, str, str]]:
+    """Address, version and manifest of every active version."""
+    return reader.each("SELECT address, version, manifest FROM tool_version WHERE state = 'active'")
+
+
+def origins(reader: Reader) -> list[Origin]:
+    """The versions that were added from files and modules."""
+    rows = reader.all(
+        f"SELECT address, version, origin, digest FROM tool_version WHERE {_IN_USE}"  # noqa: S608 - a constant
+        " AND origin NOT LIKE 'library:%' AND origin NOT LIKE 'upstream:%' ORDER BY address, version"
+    )
+    return list(map(Origin._make, rows))
+
+
+def groups(reader: Reader) -> frozenset[str]:
+    """The groups that registered identities are in."""
+    rows = reader.all("SELECT DISTINCT g.value FROM identity, json_each(identity.groups) g")
+    return frozenset(group for (group,) in rows)
+
+
+def revoked_keys(reader: Reader) -> set[str]:
+    """The ids of the issuer's keys that were revoked."""
+    return {kid for (kid,) in reader.all("SELECT ref FROM revocation WHERE kind = 'key'")}

@@ -28,6 +28,7 @@ from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
 from interlock.service import Service
 from tests import sample
+from tests.upstreams.servers import Answer, HttpServer
 
 Json = dict[str, Any]
 DOORS = ("library", "rest", "jsonrpc", "grpc", "mcp-modern", "mcp-legacy", "cli")
@@ -165,6 +166,33 @@ async def test_through_every_door_callers_read_their_own_traces_and_auditors_tho
         await place.lock.journal.commit(lambda _: None)
         read = place.lock.journal.read("SELECT COUNT(*) FROM journal WHERE kind = 'audit.read'")
         assert read[0][0] == len(DOORS)
+
+
+@pytest.mark.proves("OBS-01")
+async def test_through_every_door_the_attempts_of_an_external_call_are_shown(home: Path) -> None:
+    tool: Json = {
+        "name": "look", "description": "Looks at the one thing there is.", "path": "/thing",
+        "input_schema": {"type": "object", "properties": {}}, "output_schema": {"type": "object"},
+    }  # fmt: skip
+    async with HttpServer.open() as far, opened(home, trace_ratio=1.0) as place:
+        config: Json = {"urls": [far.url], "tools": [tool], "allow_private": True}
+        overlay = {"tools": {"look": {"mutation_class": "read_only"}}}
+        await place.lock.upstreams.add("svc", "http", config, by=place.lock.caller, overlay=overlay)
+        far.answers = [Answer(status=503), Answer()]
+        result = await place.lock.call("svc.look", {}, caller=await place.lock.caller_of(place.tokens[MINE]))
+        assert result.ok, result.error
+        for door in DOORS:
+            told = await place.read(door, result.invocation_id, MINE)
+            assert isinstance(told, dict)
+            attempts = [span for span in told["spans"] if span["name"] == "Attempt"]
+            assert [one["status"] for one in attempts] == ["UPSTREAM_FAILURE", "OK"], door
+            assert [one["attributes"]["external.attempt"] for one in attempts] == [1, 2]
+            assert [one["attributes"]["http.response.status_code"] for one in attempts] == [503, 200]
+            assert {one["attributes"]["server.address"] for one in attempts} == {"127.0.0.1"}
+        words = ["calls", "trace", result.invocation_id, "--url", place.base, "--token", place.tokens[MINE]]
+        command = [sys.executable, "-m", "interlock.cli", "--home", str(place.lock.home.path), *words]
+        shown = await to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=120)
+        assert f"attempt 1 to 127.0.0.1:{far.port}, 503" in shown.stdout
 
 
 @pytest.mark.supports("OBS-01")

@@ -61,7 +61,9 @@ async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Inte
     assert isinstance(granted, Granted)
     egress, clock = lock.settings.egress, lock.clock
     function = FunctionExecutor(object())
-    isolated = IsolatedExecutor(object(), clock=clock, network=egress, note=lambda _, outcome: None)
+    isolated = IsolatedExecutor(
+        object(), clock=clock, network=egress, note=lambda _, outcome: None, hide=lambda _, text: text
+    )
     for stranger in (function, isolated, RemoteExecutor(object(), clock=clock, connect=nowhere)):
         with pytest.raises(Failure) as refused:
             await stranger.run(granted, None)

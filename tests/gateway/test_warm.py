@@ -74,6 +74,7 @@ async def test_it_is_opened_once_for_all_who_need_it_and_again_after_a_failure()
         clock=Clock(),
         network=NetworkPolicy(allowed_domains=(), allowed_ports=()),
         note=lambda call, outcome: None,
+        hide=lambda call, text: text,
         opener=opener,
     )
     with pytest.raises(OSError, match="Too many"):

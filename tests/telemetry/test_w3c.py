@@ -140,12 +140,7 @@ MANIFEST = parse_manifest(
 )
 
 
-@pytest.mark.part_of(
-    "OBS-01",
-    rest="a span for each attempt of an external call that is sent again (they share one), and for each request that a "
-    "sandboxed tool makes through the proxy",
-)
-@pytest.mark.proves("OBS-02")
+@pytest.mark.proves("OBS-01", "OBS-02")
 async def test_an_upstream_hears_of_the_trace_and_hangs_under_the_external_call(home: Path) -> None:
     echo = Echo()
     async with traced(home) as one:

@@ -571,13 +571,25 @@ async def trace(lock: Interlock, out: Output, /, call_id: str, url: str | None, 
 
     def show(page: Page) -> None:
         page.facts([("call", told["invocation_id"]), ("trace", told["trace_id"])])
-        rows = [(one["name"], one["start"], f"{one['duration_ms']:.3f}", one["status"]) for one in told["spans"]]
-        page.table(rows, ("span", "start", "ms", "status"))
+        rows = [
+            (one["name"], one["start"], f"{one['duration_ms']:.3f}", one["status"], _whereto(one["attributes"]))
+            for one in told["spans"]
+        ]
+        page.table(rows, ("span", "start", "ms", "status", "whereto"))
         if not told["complete"]:
             page.line("the steps of this call are not kept here; ask the server that made it: --url")
 
     out.answer(told, show)
     return 0
+
+
+def _whereto(facts: dict[str, Any]) -> str:
+    """Where a request went that left the process, and its answer: `attempt 2 to 127.0.0.1:80, GET, 503`."""
+    place = ":".join(str(facts[name]) for name in ("server.address", "server.port") if name in facts)
+    attempt = f"attempt {facts['external.attempt']}" if "external.attempt" in facts else ""
+    status = facts.get("http.response.status_code", facts.get("rpc.response.status_code", ""))
+    words = f"{attempt} to {place}" if attempt and place else attempt or place or str(facts.get("upstream", ""))
+    return ", ".join(str(word) for word in (words, facts.get("http.request.method", ""), status) if word)
 
 
 @calls.command()

@@ -35,6 +35,21 @@ class Interaction:
     answers: Json = field(default_factory=dict[str, Any])
 
 
+class Outbound(Protocol):
+    """The span of something that leaves the process. As a context manager it ends with what its body ends with."""
+
+    @property
+    def traceparent(self) -> str: ...
+
+    def below(self, name: str, deadline: float, attributes: Mapping[str, str | float], /) -> Outbound | None: ...
+
+    def note(self, attributes: Mapping[str, str | float], /) -> None: ...
+
+    def __enter__(self) -> Outbound: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any, /) -> None: ...
+
+
 ALONE = Interaction()
 _IN_A_HEADER = ":/@+,;=#?"  # beside letters, digits and `_.-~`; the rest of an identity is percent-encoded
 
@@ -66,6 +81,8 @@ class RemoteCall:
     interaction: Interaction = ALONE
     # Why a host and port may not be reached for this call, if so; None where nothing can object.
     objection: Callable[[str, int], str | None] | None = None
+    # Its span, if it is traced. An attempt at it has a span of its own.
+    span: Outbound | None = None
     # The ids that the upstream has for this call, by their names in the standard's external mappings; for the record.
     reported: Json = field(default_factory=dict[str, Any])
     # What the upstream says of its data: `data_version`, `confidence`.

@@ -33,6 +33,7 @@ from interlock.core.pinned import Pinned
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
+from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import headers
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class IsolatedExecutor:
         network: NetworkPolicy,
         network_of: Mapping[str, NetworkPolicy] | None = None,
         note: Note,
+        hide: Callable[[Call, str], str],
         checkpoints: Bounds | None = None,
         shared: Path | None = None,
         opener: Callable[[], Awaitable[Sandbox]] | None = None,
@@ -78,6 +80,7 @@ class IsolatedExecutor:
         self._network = network
         self._network_of = network_of or {}
         self._note = note
+        self._hide = hide
         self._checkpoints = checkpoints
         self._opener = opener or partial(_open, shared)
         self._opening: asyncio.Future[Sandbox] | None = None
@@ -156,7 +159,7 @@ class IsolatedExecutor:
             "tier": tier,
             "limits": _limits(contract, sandboxing, max(MIN_WALL_S, left_s), files),
             "mounts": _mounts(sandboxing, requested.tool.permissions),
-            "egress": self._egress(call, requested.tool, refused) if tier == 2 else None,
+            "egress": self._egress(call, requested.tool, refused, requested.deadline) if tier == 2 else None,
             "ticket": call.approval,
         }
         program = _program_of(contract)
@@ -191,8 +194,11 @@ class IsolatedExecutor:
         trace = headers(call.trace_id, call.span, self._clock.random_bytes)
         return {**{name.upper(): told for name, told in trace.items()}, **program.env}
 
-    def _egress(self, call: Call, tool: Prepared, refused: list[Refusal]) -> Callable[[socket.socket], Any]:
+    def _egress(
+        self, call: Call, tool: Prepared, refused: list[Refusal], deadline: float
+    ) -> Callable[[socket.socket], Any]:
         from interlock.executors.egress import Egress, EgressPolicy, Refusal
+        from interlock.executors.egress.spans import RequestSpans
 
         contract, listed = tool.contract, tool.permissions.hosts
         caller = call.request.caller
@@ -202,11 +208,17 @@ class IsolatedExecutor:
             agent=allowance, manifest=_network(contract.manifest.network_policy, listed), token=token, listed=listed
         )
 
+        spans = None
+        if isinstance(call.span, Recording):
+            spans = RequestSpans(call.span, deadline, partial(self._hide, call))
+
         @asynccontextmanager
         async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:
             told: list[str] = []
 
             def heard(event: Refusal | Seen) -> None:
+                if spans is not None:
+                    spans.refuse(event) if isinstance(event, Refusal) else spans.end(event)
                 if isinstance(event, Refusal) and len(refused) >= MOST_REFUSALS:
                     pass  # the call has failed long since
                 elif isinstance(event, Refusal):
@@ -217,7 +229,8 @@ class IsolatedExecutor:
                     change = Change(resource=f"http:{event.host}:{event.port}", operation="UPDATE")
                     call.detected = (*call.detected, change)
 
-            proxy = Egress(policy, clock=self._clock, on_event=heard)
+            begin = None if spans is None else spans.begin
+            proxy = Egress(policy, clock=self._clock, on_event=heard, on_begin=begin)
             serving = asyncio.ensure_future(proxy.serve(listener))
             try:
                 yield told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from interlock.core.errors import Failure
 from interlock.core.manifest import Execution, NetworkPolicy
 from interlock.core.phases import Granted
 from interlock.core.schema import Json
+from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import unrecorded
 
 # Which upstream: by the name its tools' manifests give. Raises E3502 for one that is known to be away.
@@ -79,8 +81,15 @@ class RemoteExecutor:
             interaction=call.request.interaction or ALONE,
             objection=self._objection(caller, manifest.network_policy),
         )
+        connector = self._connect(execution.target)
+        span = None
+        if isinstance(call.span, Recording):
+            span = call.span.outbound("External", requested.deadline, {"upstream": execution.target})
         try:
-            return await self._connect(execution.target).call(remote)
+            if span is None:
+                return await connector.call(remote)
+            with span:
+                return await connector.call(replace(remote, span=span, traceparent=span.traceparent))
         finally:
             mapping = _mapping(execution, remote.reported)
             if mapping is not None:

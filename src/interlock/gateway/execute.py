@@ -93,7 +93,7 @@ class Execution:
         self.start: Callable[[Read], Begun] = self._executor.start
         self._isolated_executor = IsolatedExecutor(
             seal, clock=clock, network=settings.egress, network_of=settings.egress_of, note=self._note_outcome,
-            checkpoints=checkpoints.bounds, shared=instance.home.sandbox,
+            hide=observer.hide, checkpoints=checkpoints.bounds, shared=instance.home.sandbox,
         )  # fmt: skip
         self._remote_executor = RemoteExecutor(
             seal, clock=clock, connect=connect, network=settings.egress, network_of=settings.egress_of

@@ -2,8 +2,9 @@
 
     tool.invoke ─┬─ Validate
                  ├─ Authorize
-                 ├─ Execute ─┬─ External          where the tool is somebody else's
-                 │           └─ tool.invoke …     calls that the tool makes
+                 ├─ Execute ─┬─ External ─── Attempt …   where the tool is somebody else's: one for each sending
+                 │           ├─ External …               requests of a sandboxed tool, through the egress proxy
+                 │           └─ tool.invoke …            calls that the tool makes
                  ├─ Verify
                  └─ Return
 
@@ -11,12 +12,16 @@ A call that is traced notes when it entered each phase and each state; nothing e
 spans are made in one go and handed to the sinks, so there is no span that could be left open. What must be known before
 is the id of the span that a nested or upstream call hangs under: a call's ids follow one another, so it is an addition.
 
+What leaves the process is noted when it begins and when it ends (`Outbound`). A call notes up to 128 of them; further
+ones are counted. One that has not ended when the call does ends with the call.
+
 Whether a call is traced is decided once, when it begins: as its caller's traceparent says, as the call above it was, or
 else by the trace's own id, so that every process decides alike.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +51,10 @@ _PHASES = {
 _STATUS = {"E3303": "OUTPUT_SCHEMA_VIOLATION", "E3417": "SIDE_EFFECT_INCONSISTENCY"}
 _MOST_EVENTS = 128
 _NOTHING: Attributes = {}
-# A call has up to six spans and one for what it asks of others; their ids differ in the last three bits.
-_EXTERNAL = 7
+# A call has up to six spans of its own and so many for what leaves the process; their ids differ in the last byte.
+_FIRST_OUTBOUND = 8
+MOST_OUTBOUND = 128
+_IDS = 0xFF
 
 
 class Happened(NamedTuple):
@@ -100,6 +107,93 @@ class _Failed(NamedTuple):
     code: str
 
 
+_CANCELED = _Failed("CANCELED", "CANCELED", "")
+
+
+class Outbound:
+    """Something that leaves the process for a call: an external call, an attempt at one, a request through the proxy.
+
+    As a context manager it ends with what its body ends with. It ends once; what is said of it later is dropped.
+    """
+
+    __slots__ = ("_attributes", "_deadline", "_ended", "_failed", "_name", "_parent", "_recording", "_span", "_started")
+
+    def __init__(
+        self, recording: Recording, name: str, span: str, parent: str, deadline: float, attributes: Attributes
+    ) -> None:
+        self._recording = recording
+        self._name = name
+        self._span = span
+        self._parent = parent
+        self._deadline = deadline
+        self._attributes = dict(attributes)
+        self._started = recording.now()
+        self._ended: float | None = None
+        self._failed: _Failed | None = None
+
+    @property
+    def traceparent(self) -> str:
+        """The place of whatever the other side does."""
+        return Position(self._recording.trace_id, self._span, True).traceparent
+
+    def below(self, name: str, deadline: float, attributes: Attributes, /) -> Outbound | None:
+        """A part of it that has a span of its own; None where the call has as many as it may."""
+        return self._recording.outbound(name, deadline, attributes, parent=self._span)
+
+    def note(self, attributes: Attributes, /) -> None:
+        """Facts about it that were not known when it began."""
+        if self._ended is None:
+            self._attributes.update(attributes)
+
+    def end(self, error: BaseException | str | None = None) -> None:
+        """It has ended: well, with an exception, or with a status."""
+        if self._ended is not None:
+            return
+        self._ended = self._recording.now()
+        if error is not None:
+            self._failed = _Failed(error, error, "") if isinstance(error, str) else self._judged(error)
+
+    def _judged(self, error: BaseException) -> _Failed:
+        if isinstance(error, Failure):
+            return _failed(error)
+        if isinstance(error, asyncio.CancelledError | TimeoutError):
+            # Whoever is cut off sees a cancellation, whatever the reason was.
+            late = isinstance(error, TimeoutError) or self._recording.now() >= self._deadline
+            return _Failed("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "") if late else _CANCELED
+        return _Failed("EXECUTION_FAILED", "EXECUTION_FAILED", "")
+
+    def __enter__(self) -> Outbound:
+        return self
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        self.end(error)
+
+    def close(self, failed: _Failed | None) -> None:
+        """Its call has ended, and so has this."""
+        if self._ended is None:
+            self.end()
+            self._failed = failed or _CANCELED
+
+    def span(self, facts: Attributes, state: str) -> Span:
+        """The span that it comes to."""
+        assert self._ended is not None
+        failed, ns = self._failed, self._recording.ns
+        attributes = {**facts, **self._attributes, "external.latency_ms": (self._ended - self._started) * 1000}
+        if failed is not None:
+            attributes["error.type"] = failed.kind
+            if failed.code:
+                attributes["error.code"] = failed.code
+        return Span(
+            self._name, self._recording.trace_id, self._span, self._parent, ns(self._started), ns(self._ended),
+            None if failed is None else failed.status, attributes, (), state, "client",
+        )  # fmt: skip
+
+
+def _failed(failure: Failure) -> _Failed:
+    row = failure.row
+    return _Failed(_STATUS.get(row.code) or row.error_code.value, row.error_code.value, row.code)
+
+
 class _Phases(list[str]):
     """The phases of a call, and when each was entered."""
 
@@ -137,8 +231,8 @@ class Recording:
     """A call that is traced: while it runs, in `Call.span`; afterwards, the times its spans are made from."""
 
     __slots__ = (
-        "_above", "_call", "_calls", "_ended", "_external", "_facts", "_failed", "_failed_in", "_first", "_noted",
-        "_phases", "_started_ms", "_states", "cost", "known_as", "source", "trace_id",
+        "_above", "_call", "_calls", "_dropped", "_ended", "_facts", "_failed", "_failed_in", "_first", "_noted",
+        "_outbound", "_phases", "_started_ms", "_states", "cost", "known_as", "source", "trace_id",
     )  # fmt: skip
 
     def __init__(
@@ -157,24 +251,22 @@ class Recording:
         self._call = call
         self._calls = calls
         self._above = above
-        self._first = first & 0x7FFF_FFFF_FFFF_FFF8 | 8
+        self._first = first & 0x7FFF_FFFF_FFFF_FFFF & ~_IDS | _IDS + 1
         self._started_ms = call.started_ms
         self._ended = call.started
-        self._external: str | None = None
         self._facts: Attributes = {}
         self._failed: _Failed | None = None
         self._failed_in = -1
         self._noted: list[tuple[int, str, float, Attributes]] = []
+        self._outbound: list[Outbound] = []
+        self._dropped = 0
         call.phases = self._phases = _Phases(call, clock.monotonic)
         call.states = self._states = _States(call, self._phases, self._running)
 
     @property
     def position(self) -> Position:
         """Where whatever the call does now belongs."""
-        place, tool = len(self._phases) - 1, self._call.tool
-        if tool is not None and tool.remote and self._phases[place] == "execute":
-            place = _EXTERNAL
-        return Position(self.trace_id, self._id(place), True, self.state)
+        return Position(self.trace_id, self._id(len(self._phases) - 1), True, self.state)
 
     @property
     def traceparent(self) -> str:
@@ -195,20 +287,32 @@ class Recording:
         if len(self._noted) < _MOST_EVENTS:
             self._noted.append((len(self._phases) - 1, name, self._phases.now(), attributes))
 
+    def outbound(
+        self, name: str, deadline: float, attributes: Attributes, *, parent: str | None = None
+    ) -> Outbound | None:
+        """Note something that leaves the process now, in the present phase; None where there are many already.
+
+        `deadline`, on the clock of the call, tells one that was too late from one that was cancelled.
+        """
+        if len(self._outbound) >= MOST_OUTBOUND:
+            self._dropped += 1
+            return None
+        own = self._id(_FIRST_OUTBOUND + len(self._outbound))
+        begun = Outbound(self, name, own, parent or self.position.span_id, deadline, attributes)
+        self._outbound.append(begun)
+        return begun
+
     def fail(self, failure: Failure) -> None:
         """The present phase is the one that failed."""
-        row = failure.row
-        self._failed = _Failed(_STATUS.get(row.code) or row.error_code.value, row.error_code.value, row.code)
+        self._failed = _failed(failure)
         self._failed_in = len(self._phases) - 1
 
     def end(self) -> None:
         """The call has ended. It is let go of: what it was called with is nobody's to keep."""
-        call, tool = self._call, self._call.tool
         self._ended = self._phases.now()
-        if tool is not None and tool.remote and call.launched:
-            execution = tool.contract.manifest.execution
-            self._external = "" if execution is None else execution.target
-        self._facts = self._attributes(call)
+        for one in self._outbound:
+            one.close(self._failed)
+        self._facts = self._attributes(self._call)
         self._states.running = _nobody
         del self._call
 
@@ -227,7 +331,7 @@ class Recording:
         state = self.state
         status = None if self._failed is None else self._failed.status
         events = self._events()
-        root, ns = self._id(0), self._ns
+        root, ns = self._id(0), self.ns
         facts = {"tool.id": self._facts["tool.id"]}
         made = [
             Span(
@@ -244,13 +348,7 @@ class Recording:
                 how = "completed" if wrong is None else "failed"
                 events[place].append(Happened(f"tool.execution.{how}", end_ns, {"source": self.source}))
             made.append(Span(name, self.trace_id, own, root, start_ns, end_ns, wrong, facts, events[place], state))
-            if name == "Execute" and self._external is not None:
-                there = {**facts, "upstream": self._external}
-                external = self._id(_EXTERNAL)
-                made.append(
-                    Span("External", self.trace_id, external, own, start_ns, end_ns, wrong, there, (), state, "client")
-                )
-        return made
+        return [*made, *(one.span(facts, state) for one in self._outbound)]
 
     def _events(self) -> list[list[Happened]]:
         """What happened, by phase and in order."""
@@ -262,10 +360,15 @@ class Recording:
             found = sorted([*found, *self._noted], key=lambda event: event[2])
         events: list[list[Happened]] = [[] for _ in self._phases]
         for place, name, at, attributes in found:
-            events[place].append(Happened(name, self._ns(at), attributes))
+            events[place].append(Happened(name, self.ns(at), attributes))
         return events
 
-    def _ns(self, at: float) -> int:
+    def now(self) -> float:
+        """The time, on the clock of the call."""
+        return self._phases.now()
+
+    def ns(self, at: float) -> int:
+        """A moment on the clock of the call, in nanoseconds since 1970."""
         return self._started_ms * 1_000_000 + int((at - self._phases.times[0]) * 1e9)
 
     def _attributes(self, call: Call) -> Attributes:
@@ -285,6 +388,8 @@ class Recording:
             facts["tool.mutation_class"] = contract.mutation.mutation_class
         if call.request.parent is not None:
             facts["tool.parent_invocation_id"] = call.request.parent
+        if self._dropped:
+            facts["external.dropped"] = self._dropped
         if self._failed is not None:
             facts["error.type"], facts["error.code"] = self._failed.kind, self._failed.code
         return facts

@@ -111,7 +111,7 @@ class GrpcUpstream:
         message = method.encode(call.arguments)
         return await self._sender.send(
             call,
-            lambda url: wire.within(call, self._name, self._ask(call, method, message, url.partition("://")[2])),
+            lambda one, url: wire.within(one, self._name, self._ask(one, method, message, url.partition("://")[2])),
         )
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
@@ -158,10 +158,14 @@ class GrpcUpstream:
                 if not call.native.get("streams"):
                     unary = channel.unary_unary(path, None, None)
                     answer = await unary(message, timeout=call.left_s, metadata=metadata)
+                    _note_status(call, "OK")
                     return (await self._decoded(method, answer, 0))[0]
                 stream = channel.unary_stream(path, None, None)(message, timeout=call.left_s, metadata=metadata)
-                return {"messages": await self._collected(stream, method)}
+                messages = await self._collected(stream, method)
+                _note_status(call, "OK")
+                return {"messages": messages}
             except grpc.aio.AioRpcError as error:
+                _note_status(call, error.code().name)
                 raise self._failure(error, call) from None
             except grpc.aio.UsageError:
                 raise wire.unreached(self._name, "was let go of") from None
@@ -388,6 +392,11 @@ class GrpcUpstream:
             found[service] = files
         await stream.done_writing()
         return found
+
+
+def _note_status(call: RemoteCall, status: str) -> None:
+    if call.span is not None:
+        call.span.note({"rpc.response.status_code": status})
 
 
 def _pause_ms(error: grpc.aio.AioRpcError) -> int | None:

@@ -178,7 +178,7 @@ class HttpUpstream:
         self._judged: set[str] = set()
 
     async def call(self, call: RemoteCall) -> Any:
-        return await self._sender.send(call, lambda url: wire.within(call, self._name, self._ask(call, url)))
+        return await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         document = self._config.openapi
@@ -275,6 +275,8 @@ class HttpUpstream:
                     method, yarl.URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
                 ) as response:
                     if response.status not in _REDIRECTS:
+                        if isinstance(call, RemoteCall) and call.span is not None:
+                            call.span.note({"http.response.status_code": response.status})
                         return await self._read(response, call)
                     url = self._followed(response, url, may=method in _READS)
         except Flooded:

@@ -254,7 +254,7 @@ class WebSocketUpstream:
         self._failed: dict[str, tuple[int, float]] = {}  # by url, how often in a row, and until when it is left alone
 
     async def call(self, call: RemoteCall) -> Any:
-        return await self._sender.send(call, lambda url: wire.within(call, self._name, self._ask(call, url)))
+        return await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         return Discovered(tools=[tool.definition() for tool in self._config.tools])

@@ -27,7 +27,8 @@ import hashlib
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 from urllib.parse import quote, urlsplit
@@ -37,12 +38,12 @@ import pydantic
 
 from interlock.core.canonical import digest
 from interlock.core.clock import Clock
-from interlock.core.connector import Aged, RemoteCall
+from interlock.core.connector import Aged, Outbound, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.redact import REDACTED, Redactor, safe_message
 from interlock.core.schema import Json
 from interlock.resilience.endpoints import Endpoints, LastGood
-from interlock.resilience.retry import Pacing, sending, unsent
+from interlock.resilience.retry import Pacing, http_status, sending, unsent
 from interlock.store import addresses
 from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES
 from interlock.upstreams.schemas import visible
@@ -330,23 +331,34 @@ class Sender:
         if services is not None and len(urls) > 1:
             self._guarded = Endpoints(name, urls, services, cache=self._kept)
 
-    async def send(self, call: RemoteCall, attempt: Callable[[str], Awaitable[Any]]) -> Any:
-        """The answer, or the last failure. `attempt` is handed the endpoint to ask."""
+    async def send(self, call: RemoteCall, ask: Callable[[RemoteCall, str], Awaitable[Any]]) -> Any:
+        """The answer, or the last failure. `ask` is one attempt: it is handed the call as it is sent, and the endpoint.
+
+        Of a call that is traced each attempt has a span, and the upstream is told its place in that.
+        """
         keyed = call.key is not None and (self._idempotent or call.native.get("idempotent_by_key") is True)
         safe = keyed or not call.writes
+        limit = call.deadline
 
-        async def bounded(url: str) -> Any:
+        async def bounded(one: RemoteCall, url: str) -> Any:
             left = len(self._urls) - self._urls.index(url)
             if left == 1 or not safe:
-                return await attempt(url)  # nobody comes after it
+                return await ask(one, url)  # nobody comes after it
             try:
                 async with asyncio.timeout(call.left_s / left):
-                    return await attempt(url)
+                    return await ask(one, url)
             except TimeoutError:
                 raise late(self._name) from None
 
+        several = len(self._urls) > 1
+        attempt = partial(bounded if several else ask, call)
+        if call.span is not None:
+            attempt = _traced(call, call.span, bounded if several else ask, lambda: limit)
+
         async def timed(until: float) -> Any:
             """One attempt within its own deadline. The last one has the call's, which is kept elsewhere."""
+            nonlocal limit
+            limit = until
             if until >= call.deadline:
                 return await once()
             try:
@@ -359,11 +371,11 @@ class Sender:
             # INVARIANT: a call that is still being tried does not connect anew to what was let go of.
             if self._closed:
                 raise Failure("E3108", f"the upstream `{self._name}` was let go of while it was asked")
-            if len(self._urls) == 1:
+            if not several:
                 return attempt(self._urls[0])
             if self._guarded is None:
-                return self._in_turn(bounded, safe=safe)
-            return self._by_breakers(self._guarded, call, bounded, safe=safe)
+                return self._in_turn(attempt, safe=safe)
+            return self._by_breakers(self._guarded, call, attempt, safe=safe)
 
         sent = sending(timed, call.retry, self.pacing, deadline=call.deadline, safe=safe)
         return await (sent if self._guarded is not None else self._or_old(call, sent))
@@ -406,6 +418,38 @@ class Sender:
                 if failure.code not in _ELSEWHERE or not (safe or unsent(failure)):
                     raise
         return await attempt(self._urls[-1])
+
+
+def _traced(
+    call: RemoteCall, span: Outbound, ask: Callable[[RemoteCall, str], Awaitable[Any]], limit: Callable[[], float]
+) -> Callable[[str], Awaitable[Any]]:
+    """Attempts at a call that is traced. `limit` is the deadline of the present one."""
+    number = 0
+
+    async def attempt(url: str) -> Any:
+        nonlocal number
+        number += 1
+        own = span.below("Attempt", limit(), {"external.attempt": number, **_address(url)})
+        if own is None:
+            return await ask(call, url)
+        with own:
+            try:
+                return await ask(replace(call, span=own, traceparent=own.traceparent), url)
+            except Failure as failure:
+                if (status := http_status(failure)) is not None:
+                    own.note({"http.response.status_code": status})
+                raise
+
+    return attempt
+
+
+def _address(url: str) -> dict[str, str | int]:
+    """The host and port of an endpoint, as a span has them; nothing of what else an address may hold."""
+    try:
+        host, port = urlsplit(url).hostname, urlsplit(url).port
+    except ValueError:
+        return {}
+    return {} if host is None else {"server.address": host} | ({} if port is None else {"server.port": port})
 
 
 def _cached_as(call: RemoteCall) -> tuple[str | None, float]:

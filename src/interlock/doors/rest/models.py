@@ -350,7 +350,7 @@ class Span(Answer):
     """A step of a call, as it ended."""
 
     name: str = Field(
-        description="tool.invoke, or one of its steps: Validate, Authorize, Execute, External, Verify, Return"
+        description="tool.invoke, or one of its steps: Validate, Authorize, Execute, External, Attempt, Verify, Return"
     )
     trace_id: str
     span_id: str
@@ -358,7 +358,10 @@ class Span(Answer):
     start: str
     duration_ms: float
     status: str = Field(description="OK, or what went wrong")
-    attributes: Json = Field(description="tool, version, status, latency and cost, where they belong to the step")
+    attributes: Json = Field(
+        description="tool, version, status, latency and cost, where they belong to the step; "
+        "of a request that left the process: host, attempt, status and latency"
+    )
     events: list[Json] = Field(description="what happened meanwhile: `name`, `at` and its facts")
 
 

@@ -44,15 +44,16 @@ class Conversation:
         self._limits = egress.limits
         self._stream = Stream(streams, self._touch, self._touch)
         self._client = Peer(h11.SERVER, self._stream, self._limits.head_bytes)
-        self._idle = asyncio.timeout(None)
+        self._idle = self._total = asyncio.timeout(None)
         self._last_words = b""
         self._method, self._host = "", ""
         self._port: int | None = None
+        self._begun = False
 
     async def hold(self) -> None:
         """Serve requests until either side has had enough."""
         try:
-            async with asyncio.timeout(self._limits.total_s):
+            async with asyncio.timeout(self._limits.total_s) as self._total:
                 while await self._turn():
                     pass
                 await self._stream.farewell(self._last_words, self._limits.farewell_s)
@@ -61,7 +62,7 @@ class Conversation:
 
     async def _turn(self) -> bool:
         """One request and its answer; whether another may follow."""
-        self._method, self._host, self._port = "", "", None
+        self._method, self._host, self._port, self._begun = "", "", None, False
         try:
             async with asyncio.timeout(self._limits.idle_s) as self._idle:
                 return await self._request()
@@ -85,6 +86,7 @@ class Conversation:
         if len(self._egress.requests) >= self._limits.requests:
             raise RefusedError("the call has made as many requests as it may", status=429, limit=True)
         seen = Seen(method=self._method, host=target.host, port=target.port)
+        self._begun = True
         self._egress.begin(seen)
         try:
             upstream = Stream(
@@ -99,8 +101,21 @@ class Conversation:
                 return await self._exchange(request, target, upstream, seen)
             finally:
                 upstream.abort()
+        except BaseException as error:
+            seen.error = self._broken_off(seen, error)
+            raise
         finally:
             self._egress.end(seen)
+
+    def _broken_off(self, seen: Seen, error: BaseException) -> str | None:
+        """Why a request did not come to its end, as the status of a span; None if it did."""
+        if isinstance(error, RefusedError):
+            return "RESOURCE_EXHAUSTED" if error.limit else "AUTHORIZATION_DENIED"
+        if isinstance(error, TimeoutError) or self._idle.expired() or self._total.expired():
+            return "DEADLINE_EXCEEDED"
+        if isinstance(error, asyncio.CancelledError):
+            return None if seen.whole else "CANCELED"  # the tool has ended, and its tunnels with it
+        return "UPSTREAM_FAILURE" if isinstance(error, OSError) else "EXECUTION_FAILED"
 
     def _judge(self, request: h11.Request) -> Target:
         """The place a request is for, if it is clear and allowed."""
@@ -180,6 +195,7 @@ class Conversation:
             elif isinstance(event, h11.Data):
                 await self._client.say(h11.Data(data=event.data))
             elif isinstance(event, h11.EndOfMessage):
+                seen.whole = True
                 return await self._client.say(h11.EndOfMessage())
             elif isinstance(event, h11.InformationalResponse):
                 if event.status_code == 100 and self._client.http.they_are_waiting_for_100_continue:
@@ -197,6 +213,7 @@ class Conversation:
         except NotTlsError as error:
             self._last_words = DENIED
             raise RefusedError(f"a tunnel to `{target.host}` was not used for it: {error}") from None
+        seen.whole = True
         if hello:
             await upstream.write(hello)
             await until(pump(upstream, self._stream), pump(self._stream, upstream))
@@ -241,6 +258,7 @@ class Conversation:
                 reason=refused.reason,
                 at=self._egress.clock.now_ms(),
                 code="E3407" if refused.limit else "E3406",
+                begun=self._begun,
             )
         )
 

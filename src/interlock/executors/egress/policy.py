@@ -102,6 +102,7 @@ class Refusal:
     method: str
     reason: str
     at: int  # milliseconds since 1970
+    begun: bool = False  # whether the request was let through first and has been seen
     code: Literal["E3406", "E3407"] = "E3406"  # the policy says no, or a limit is reached
 
 
@@ -115,6 +116,10 @@ class Seen:
     status: int | None = None
     bytes_in: int = 0
     bytes_out: int = 0
+    # Whether it came to its end: its answer was passed on whole, or its tunnel was set up.
+    whole: bool = False
+    # Why it did not come to its end, as the status of a span says it.
+    error: str | None = None
 
     @property
     def safe(self) -> bool | None:

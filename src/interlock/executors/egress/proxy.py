@@ -29,7 +29,8 @@ async def dial_directly(address: str, port: int) -> Streams:
 class Egress:
     """Lets one call connect where its policy says, through a listener that only that call can reach.
 
-    `on_event` hears of every refusal at once and of every request when it is over. Both are kept: `requests` whole,
+    `on_begin` hears of every request before it leaves, `on_event` of every refusal at once and of every request when it
+    is over. Both are kept: `requests` whole,
     `refusals` up to a limit, with `refused` counting them all.
     """
 
@@ -39,6 +40,7 @@ class Egress:
         *,
         clock: Clock,
         on_event: Callable[[Refusal | Seen], None],
+        on_begin: Callable[[Seen], None] | None = None,
         resolve: Resolve = resolve_by_system,
         dial: Dial = dial_directly,
         limits: Limits | None = None,
@@ -53,6 +55,7 @@ class Egress:
         self.requests: list[Seen] = []
         self.wire_bytes = 0
         self._on_event = on_event
+        self._on_begin = on_begin
         self._accepting: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -89,6 +92,8 @@ class Egress:
     def begin(self, seen: Seen) -> None:
         # INVARIANT: a request is in `requests` before a byte of it leaves.
         self.requests.append(seen)
+        if self._on_begin is not None:
+            self._on_begin(seen)
 
     def end(self, seen: Seen) -> None:
         self._on_event(seen)

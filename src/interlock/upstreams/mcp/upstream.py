@@ -70,7 +70,7 @@ class McpUpstream:
     async def call(self, call: RemoteCall) -> Any:
         """The tool's value: always `content`, with `structuredContent` and `_meta` where the server gave them."""
         lent = self._sessions.lent(call.credentials)
-        return await self._sender.send(call, lambda _: self._attempt(call, lent))
+        return await self._sender.send(call, lambda one, _: self._attempt(one, lent))
 
     async def _attempt(self, call: RemoteCall, lent: Mapping[str, str]) -> Json:
         if self._config.url is not None:

@@ -21,7 +21,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 from urllib.parse import quote
@@ -36,8 +35,9 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.core.threads import DISK
-from interlock.store import addresses, records
+from interlock.store import addresses, notifications, records
 from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.notifications import DueRow, Undelivered
 from interlock.store.sealing import Box
 
 # What is stored under a name, the newest first. More than one text or line while a secret is being changed.
@@ -51,47 +51,9 @@ _THREAD = "interlock-notify"
 _log = logging.getLogger("interlock.notify")
 
 
-@dataclass(frozen=True, slots=True)
-class Undelivered:
-    """Word that did not reach its channel, or not yet."""
-
-    id: str
-    ticket: str
-    step: int
-    channel: str
-    state: str
-    attempts: int
-    next_ms: int
-    error: str
-
-
 def undelivered(journal: Journal, *, ticket: str | None = None, limit: int = 50) -> list[Undelivered]:
     """What failed or is being tried again, the latest first."""
-    rows = journal.read(
-        "SELECT id, ticket, step, channel, state, attempts, next_ms, error FROM notification"
-        " WHERE error IS NOT NULL AND state IN ('retry', 'sending', 'failed') AND ticket = coalesce(?, ticket)"
-        " ORDER BY rowid DESC LIMIT ?",
-        (ticket, limit),
-    )
-    return [Undelivered(*row) for row in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class _Due:
-    """A row that is ours to send."""
-
-    id: str
-    ticket: str
-    step: int
-    channel: str
-    body: str
-    attempts: int
-    expires_ms: int
-
-    @property
-    def message_id(self) -> str:
-        # The signed text of a webhook is separated by full stops; an id must not hold any.
-        return self.id.replace(".", "_")
+    return notifications.undelivered(journal.reader, ticket, limit)
 
 
 class Courier:
@@ -154,12 +116,8 @@ class Courier:
     # Lanes
 
     def _due_channels(self) -> set[str]:
-        rows = self._journal.read(
-            "SELECT DISTINCT channel, state, owner FROM notification"
-            " WHERE state IN ('due', 'retry', 'sending') AND next_ms <= ?",
-            (self._clock.now_ms(),),
-        )
-        return {channel for channel, state, owner in rows if self._may_take(state, owner)}
+        lanes = notifications.lanes(self._journal.reader, self._clock.now_ms())
+        return {channel for channel, state, owner in lanes if self._may_take(state, owner)}
 
     def _may_take(self, state: str, owner: str | None) -> bool:
         # A lane claims only when it has nothing on its way, so a row that is still ours was left behind.
@@ -182,45 +140,34 @@ class Courier:
             del self._lanes[name]
         return tried
 
-    def _claim(self, name: str) -> Unit[list[_Due]]:
+    def _claim(self, name: str) -> Unit[list[DueRow]]:
         """A unit that makes the next rows of a channel ours, and closes those whose ticket needs nobody any more."""
         # A service has one thread: what waits for it must not be waiting with its time running out.
         at_once = 1 if name in self._services else AT_ONCE
 
-        def unit(transaction: Transaction) -> list[_Due]:
-            rows = transaction.execute(
-                "SELECT n.id, n.ticket, n.step, n.channel, n.body, n.attempts, coalesce(t.expires_ms, 0),"
-                " n.state, n.owner, coalesce(t.state, 'VOID') FROM notification n LEFT JOIN ticket t ON t.id = n.ticket"
-                " WHERE n.channel = ? AND n.state IN ('due', 'retry', 'sending') AND n.next_ms <= ?"
-                " ORDER BY n.next_ms, n.id LIMIT 100",
-                (name, transaction.now_ms),
-            ).fetchall()
-            claimed: list[_Due] = []
-            for *columns, state, owner, ticket_state in rows:
-                due = _Due(*columns)
-                if len(claimed) == at_once or not self._may_take(state, owner):
+        def unit(transaction: Transaction) -> list[DueRow]:
+            claimed: list[DueRow] = []
+            for due in notifications.due(transaction, name, transaction.now_ms):
+                if len(claimed) == at_once or not self._may_take(due.state, due.owner):
                     continue
-                if ticket_state not in ("PENDING", "AUTO_DENIED"):
+                if due.ticket_state not in ("PENDING", "AUTO_DENIED"):
                     _finish(transaction, due, "dropped", "the ticket was decided first")
                 elif due.expires_ms <= transaction.now_ms:
                     _finish(transaction, due, "failed", "E3704 the ticket expired before this could be delivered")
                 else:
-                    transaction.execute(
-                        "UPDATE notification SET state = 'sending', owner = ?, attempts = attempts + 1 WHERE id = ?",
-                        (self._owner, due.id),
-                    )
-                    claimed.append(replace(due, attempts=due.attempts + 1))
+                    notifications.claim(transaction, due.id, self._owner)
+                    claimed.append(due._replace(attempts=due.attempts + 1))
             return claimed
 
         return unit
 
     # One message
 
-    async def _deliver(self, due: _Due) -> None:
+    async def _deliver(self, due: DueRow) -> None:
         outcome = await self._attempt(due)
         await self._journal.commit(self._note(due, outcome, max(self._pause_ms(due.attempts), outcome.wait_ms)))
 
-    async def _attempt(self, due: _Due) -> Outcome:
+    async def _attempt(self, due: DueRow) -> Outcome:
         channel = self._channels.get(due.channel)
         if channel is None:
             return Outcome("failed", f"E3004 there is no channel `{due.channel}` in the settings")
@@ -245,19 +192,21 @@ class Courier:
             self._gone.add(channel.name)
         return outcome
 
-    async def _post(self, channel: Channel, due: _Due) -> Outcome:
+    async def _post(self, channel: Channel, due: DueRow) -> Outcome:
         assert channel.webhook is not None
+        # The signed text of a webhook is separated by full stops; an id must not hold any.
+        message_id = due.id.replace(".", "_")
         event = "approval.requested" if due.step == 0 else "approval.escalated"
-        body = orjson.dumps({"type": event, "id": due.message_id, "data": self._message(due)})
+        body = orjson.dumps({"type": event, "id": message_id, "data": self._message(due)})
         return await self._webhooks.send(
             channel.webhook.get_secret_value(),
             body,
             await self._secrets_of(channel),
-            due.message_id,
+            message_id,
             allow_private=channel.allow_private,
         )
 
-    async def _tell(self, channel: Channel, due: _Due) -> Outcome:
+    async def _tell(self, channel: Channel, due: DueRow) -> Outcome:
         assert channel.url is not None
         url = channel.url.get_secret_value()
         if SECRET in url:
@@ -266,11 +215,11 @@ class Courier:
             return Outcome("sent")
         return Outcome("retry", "E3704 the service did not take the message")
 
-    def _message(self, due: _Due) -> Json:
+    def _message(self, due: DueRow) -> Json:
         """What is told. A row of an older version holds it; otherwise it is made of the ticket."""
         if due.body:
             return orjson.loads(due.body)
-        return tickets.message(tickets.load(self._journal.read, due.ticket).opened(self._box), due.step)
+        return tickets.message(tickets.load(self._journal.reader, due.ticket).opened(self._box), due.step)
 
     async def _secrets_of(self, channel: Channel) -> list[str]:
         if channel.secret is not None:
@@ -291,16 +240,13 @@ class Courier:
         bound = min(_FIRST_PAUSE_MS * _GROWTH ** (attempts - 1), _LONGEST_PAUSE_MS)
         return int.from_bytes(self._clock.random_bytes(4), "big") * bound >> 32
 
-    def _note(self, due: _Due, outcome: Outcome, pause_ms: int) -> Unit[None]:
+    def _note(self, due: DueRow, outcome: Outcome, pause_ms: int) -> Unit[None]:
         def unit(transaction: Transaction) -> None:
-            if transaction.one("SELECT owner FROM notification WHERE id = ?", (due.id,)) != (self._owner,):
+            if notifications.owner(transaction, due.id) != self._owner:
                 return  # taken over; whoever did notes what becomes of it
             next_ms = transaction.now_ms + pause_ms
             if outcome.result == "retry" and due.attempts < ATTEMPTS and next_ms < due.expires_ms:
-                transaction.execute(
-                    "UPDATE notification SET state = 'retry', owner = NULL, next_ms = ?, error = ? WHERE id = ?",
-                    (next_ms, outcome.error, due.id),
-                )
+                notifications.retry(transaction, due.id, next_ms, outcome.error)
             else:
                 _finish(transaction, due, "sent" if outcome.result == "sent" else "failed", outcome.error or None)
 
@@ -310,10 +256,8 @@ class Courier:
 _ACTS = {"sent": "notified", "failed": "notification_failed", "dropped": "notification_dropped"}
 
 
-def _finish(transaction: Transaction, due: _Due, state: str, error: str | None) -> None:
-    transaction.execute(
-        "UPDATE notification SET state = ?, owner = NULL, error = ? WHERE id = ?", (state, error, due.id)
-    )
+def _finish(transaction: Transaction, due: DueRow, state: str, error: str | None) -> None:
+    notifications.finish(transaction, due.id, state, error)
     facts: Json = {"act": _ACTS[state], "channel": due.channel, "step": due.step, "attempts": due.attempts}
     if error is not None:
         facts["error"] = error

@@ -11,18 +11,17 @@ can say so once, on record, and may then decide on their own calls. The journal'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
 from interlock.core.context import Caller
 from interlock.core.schema import Json
-from interlock.store import records
+from interlock.store import ledger, records
 from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Reader
 
 FourEyes = Literal["irreversible", "always", "never"]
-Read = Callable[[str, Sequence[Any]], Sequence[Any]]
 
 
 def is_person(by: Caller) -> bool:
@@ -58,11 +57,9 @@ def state_alone(by: Caller, *, alone: bool, reason: str) -> Unit[None]:
     return unit
 
 
-def is_alone(read: Read, by: Caller) -> bool:
+def is_alone(reader: Reader, by: Caller) -> bool:
     """Whether a local person has stated that they are alone on this machine, and has not taken it back."""
     if by.capability is not None or not by.id.startswith("local:"):
         return False
-    rows = read(
-        "SELECT body FROM journal WHERE call = ? AND kind = 'authority' ORDER BY seq DESC LIMIT 1", (f"alone:{by.id}",)
-    )
-    return bool(rows) and orjson.loads(rows[0][0]).get("act") == "alone.stated"
+    last = ledger.newest_of_kind(reader, f"alone:{by.id}", "authority")
+    return last is not None and orjson.loads(last).get("act") == "alone.stated"

@@ -29,14 +29,16 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.core.versions import resolve
 from interlock.store import records
+from interlock.store import standing as stored
 from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Reader
+from interlock.store.standing import StandingRow
 
 # Gives patterns and arguments in the form in which they are compared; None where an argument has no such form.
 Normal = Callable[[Mapping[str, Any], Mapping[str, Any]], "tuple[Mapping[str, Any], Mapping[str, Any]] | None"]
 
 MAX_USES = 10_000
 MAX_DAYS = 90
-_COLUMNS = "id, tenant, tool, versions, arguments, caller, uses, used, created_ms, expires_ms, granted_by, revoked_ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +180,11 @@ def grant(
     def unit(transaction: Transaction) -> Standing:
         for claim in claims:
             claim(transaction)
-        values = (
+        row = StandingRow(
             wish.id, wish.tenant, wish.tool, wish.versions, encode(dict(wish.arguments)).decode(), wish.caller,
             wish.uses, 0, transaction.now_ms, wish.expires_ms, by.acting, None,
         )  # fmt: skip
-        transaction.execute(f"INSERT INTO standing ({_COLUMNS}) VALUES ({', '.join('?' * 12)})", values)  # noqa: S608 - constant
+        stored.insert(transaction, row)
         _record(transaction, wish, "standing.granted", **signature(by), **_told(wish))
         return _load(transaction, wish.id)
 
@@ -204,7 +206,7 @@ def _unbounded(wish: Standing, now_ms: int) -> list[str]:
 
 
 def find(
-    read: Callable[[str, Sequence[Any]], list[Any]],
+    reader: Reader,
     *,
     tenant: str,
     caller: str,
@@ -215,11 +217,8 @@ def find(
     normal: Normal,
 ) -> Standing | None:
     """The standing approval that covers a call, the one that ends first if there are several."""
-    rows = read(
-        f"SELECT {_COLUMNS} FROM standing WHERE tool = ? AND tenant = ? ORDER BY expires_ms",  # noqa: S608 - constant
-        (tool, tenant),
-    )
-    fitting = (one for one in map(_standing, rows) if one.fits(caller, tool, version, arguments, now_ms, normal))
+    known = map(_standing, stored.of_tool(reader, tool, tenant))
+    fitting = (one for one in known if one.fits(caller, tool, version, arguments, now_ms, normal))
     return next(fitting, None)
 
 
@@ -233,7 +232,7 @@ def use(transaction: Transaction, standing: Standing, call: str) -> None:
     if last.get("act") == "standing.revoked" or (last.get("bounds"), last.get("count")) != (_bounds(now), now.used):
         words = f"the journal does not say that anybody agreed to the standing approval {now.id} as it stands"
         raise Failure("E3209", f"{now.tool} was not approved: {words}; see interlock audit explain {now.id}")
-    transaction.execute("UPDATE standing SET used = used + 1 WHERE id = ?", (now.id,))
+    stored.add_use(transaction, now.id)
     _record(transaction, replace(now, used=now.used + 1), "standing.used", used_by=call)
 
 
@@ -247,27 +246,26 @@ def revoke(standing_id: str, by: Caller) -> Unit[Standing]:
         if not speaks_for(by, found.tenant):
             raise Failure("E3702", f"no standing approval `{standing_id}`")
         if found.revoked_ms is None:
-            transaction.execute("UPDATE standing SET revoked_ms = ? WHERE id = ?", (transaction.now_ms, found.id))
+            stored.revoke(transaction, found.id, transaction.now_ms)
             _record(transaction, found, "standing.revoked", **signature(by))
         return _load(transaction, found.id)
 
     return unit
 
 
-def listing(read: Callable[[str, Sequence[Any]], list[Any]]) -> list[Standing]:
-    return [_standing(row) for row in read(f"SELECT {_COLUMNS} FROM standing ORDER BY created_ms", ())]  # noqa: S608 - constant
+def listing(reader: Reader) -> list[Standing]:
+    return list(map(_standing, stored.every(reader)))
 
 
 def _load(transaction: Transaction, standing_id: str) -> Standing:
-    row = transaction.one(f"SELECT {_COLUMNS} FROM standing WHERE id = ?", (standing_id,))  # noqa: S608 - constant
+    row = stored.find(transaction, standing_id)
     if row is None:
         raise Failure("E3702", f"no standing approval `{standing_id}`")
     return _standing(row)
 
 
-def _standing(row: Sequence[Any]) -> Standing:
-    values: Json = dict(zip(_COLUMNS.split(", "), row, strict=True))
-    return Standing(**{**values, "arguments": decode(values["arguments"].encode())})
+def _standing(row: StandingRow) -> Standing:
+    return Standing(**{**row._asdict(), "arguments": decode(row.arguments.encode())})
 
 
 def _told(wish: Standing) -> Json:

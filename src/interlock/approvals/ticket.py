@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -13,15 +12,11 @@ from interlock.core.clock import iso, new_id
 from interlock.core.manifest import Approval
 from interlock.core.schema import Json
 from interlock.store.sealing import Box
+from interlock.store.tickets import TicketRow
 
 TicketState = Literal["PENDING", "APPROVED", "USED", "DENIED", "AUTO_DENIED", "LAPSED", "VOID"]
 
 _REJECTED = ("DENIED", "AUTO_DENIED", "LAPSED")
-COLUMNS = (
-    "id, call, scope, tool, version, operation, tenant, caller, requester, digest, policy, reason, state, step, chain,"
-    " params, preview, head, sealed, created_ms, expires_ms, resolved_ms, resolved_by, comment, edited,"
-    " changed"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +236,9 @@ def ticket_id(now_ms: int, random: bytes) -> str:
     return f"apr_{new_id(now_ms, random)}"
 
 
-def from_row(row: Sequence[Any]) -> Ticket:
-    """A ticket as the store has it, in the order of `COLUMNS`."""
-    values: Json = dict(zip(COLUMNS.split(", "), row, strict=True))
+def from_row(row: TicketRow) -> Ticket:
+    """A ticket from its row in the store."""
+    values = row._asdict()
     chain = cast("list[tuple[str, int]]", orjson.loads(values.pop("chain")))
     head = orjson.loads(values.pop("head"))
     shown = Sealed(values.pop("params"), values.pop("preview"), values.pop("changed"))

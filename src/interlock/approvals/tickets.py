@@ -26,18 +26,19 @@ import orjson
 
 from interlock.approvals.mechanism import Mechanism
 from interlock.approvals.reviewers import FourEyes, behind, is_alone, is_person, signature, speaks_for
-from interlock.approvals.ticket import COLUMNS, Sealed, Ticket, TicketState, from_row
+from interlock.approvals.ticket import Sealed, Ticket, TicketState, from_row
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
 from interlock.core.schema import Json
 from interlock.core.states import State
-from interlock.store import records
+from interlock.store import idempotency, ledger, notifications, records
+from interlock.store import tickets as stored
 from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Reader
+from interlock.store.tickets import TicketRow
 
 Channels = Callable[[str], Sequence[str]]
-# How the store is asked: by a transaction, or beside all of them.
-Read = Callable[[str, Sequence[Any]], list[Any]]
 
 _OPEN = ("PENDING", "APPROVED")
 _SHORTEST = 4  # characters of an id that may stand for it
@@ -96,11 +97,7 @@ def ask(wish: Ticket, channels: Channels, *, keyed: bool, timeout_ms: int, most:
 
 
 def _refuse_crowd(transaction: Transaction, wish: Ticket, most: int) -> None:
-    waiting: int = transaction.one(
-        "SELECT COUNT(*) FROM ticket WHERE state = 'PENDING' AND tenant = ? AND requester = ? AND expires_ms > ?"
-        " AND scope != ?",
-        (wish.tenant, wish.requester, transaction.now_ms, wish.scope),
-    )[0]
+    waiting = stored.count_pending(transaction, wish.tenant, wish.requester, transaction.now_ms, wish.scope)
     if waiting >= most:
         raise Failure("E3003", f"{waiting} calls of {wish.requester} wait for a person already", retry_after_ms=60_000)
 
@@ -115,34 +112,28 @@ def _still_answers(transaction: Transaction, ended: Ticket, wish: Ticket) -> boo
 
 def is_taken(transaction: Transaction, scope: bytes) -> bool:
     """Whether a call was made under its key, and the key still says what came of it."""
-    row = transaction.one("SELECT state, expires_ms FROM reservation WHERE scope = ?", (scope,))
+    row = idempotency.state(transaction, scope)
     return row is not None and not (row[0] == "done" and row[1] <= transaction.now_ms)
 
 
 def latest(transaction: Transaction, scope: bytes) -> Ticket | None:
     """The newest ticket of a call."""
-    row = transaction.one(
-        f"SELECT {COLUMNS} FROM ticket WHERE scope = ? ORDER BY rowid DESC LIMIT 1",  # noqa: S608 - constant
-        (scope,),
-    )
+    row = stored.newest(transaction, scope)
     return None if row is None else from_row(row)
 
 
-def load(read: Read, ticket_id: str, by: Caller | None = None) -> Ticket:
+def load(reader: Reader, ticket_id: str, by: Caller | None = None) -> Ticket:
     """The ticket of this id, or the only one whose id begins or ends so. E3702 when there is none, or several.
 
     That there are several is not told to somebody (`by`) of another tenant than `local`.
     """
-    found = read(f"SELECT {COLUMNS} FROM ticket WHERE id = ?", (ticket_id,))  # noqa: S608 - constant
-    if found:
-        return from_row(found[0])
+    found = stored.find(reader, ticket_id)
+    if found is not None:
+        return from_row(found)
     part = ticket_id.strip("#…. ").upper().removeprefix("APR_")
     # INVARIANT: among all tickets there are. Were it only among those that wait, a piece of an id might by then mean
     # another ticket than the one its reader saw.
-    rows = [] if len(part) < _SHORTEST else read(
-        f"SELECT {COLUMNS} FROM ticket WHERE substr(id, 5, ?) = ? OR substr(id, ?) = ? LIMIT 2",  # noqa: S608 - constant
-        (len(part), part, -len(part), part),
-    )  # fmt: skip
+    rows = [] if len(part) < _SHORTEST else stored.with_part(reader, part)
     if not rows or (len(rows) > 1 and by is not None and by.tenant != "local"):
         raise no_ticket(ticket_id)
     if len(rows) > 1:
@@ -156,34 +147,31 @@ def no_ticket(ticket_id: str) -> Failure:
     return Failure("E3702", f"no ticket has the id `{ticket_id}`; see interlock approvals list")
 
 
-def listing(read: Read, *, every: bool = False) -> list[Ticket]:
+def listing(reader: Reader, *, every: bool = False) -> list[Ticket]:
     """Tickets that wait, oldest first; or all there are, newest first."""
-    which = "ORDER BY created_ms DESC LIMIT 500" if every else "WHERE state = 'PENDING' ORDER BY created_ms"
-    return [from_row(row) for row in read(f"SELECT {COLUMNS} FROM ticket {which}", ())]  # noqa: S608 - constant
+    return list(map(from_row, stored.recent(reader) if every else stored.pending(reader)))
 
 
-def of_call(read: Read, call: str) -> list[Ticket]:
+def of_call(reader: Reader, call: str) -> list[Ticket]:
     """The tickets of a call, oldest first."""
-    rows = read(f"SELECT {COLUMNS} FROM ticket WHERE call = ? ORDER BY rowid", (call,))  # noqa: S608 - constant
-    return [from_row(row) for row in rows]
+    return list(map(from_row, stored.of_call(reader, call)))
 
 
-def approved(read: Read) -> list[Ticket]:
+def approved(reader: Reader) -> list[Ticket]:
     """Tickets that were approved and not used yet."""
-    return [from_row(row) for row in read(f"SELECT {COLUMNS} FROM ticket WHERE state = 'APPROVED'", ())]  # noqa: S608 - constant
+    return list(map(from_row, stored.approved(reader)))
 
 
 def _open(transaction: Transaction, wish: Ticket, channels: Channels) -> Ticket:
     assert isinstance(wish.shown, Sealed)
-    values = (
+    row = TicketRow(
         wish.id, wish.call, wish.scope, wish.tool, wish.version, wish.operation, wish.tenant, wish.caller,
         wish.requester, wish.digest, wish.policy, wish.reason, "PENDING", 0,
         _json([[step.group, step.after_ms] for step in wish.chain]), wish.shown.params, wish.shown.preview,
         _json(wish.head), wish.sealed, wish.created_ms, wish.expires_ms, None, None, None, None, None,
     )  # fmt: skip
-    marks = ", ".join("?" * len(values))
-    transaction.execute(f"INSERT INTO ticket ({COLUMNS}) VALUES ({marks})", values)  # noqa: S608 - constant
-    ticket = load(transaction.all, wish.id)
+    stored.insert(transaction, row)
+    ticket = load(transaction, wish.id)
     pending = {**wish.head, "kind": "pending", "timestamp": iso(wish.created_ms), "approvalTicketId": wish.id}
     pending |= {"states": [*wish.head.get("states", ()), "awaiting_approval"], "authDecision": "REQUIRES_APPROVAL"}
     transaction.append("pending", wish.call, records.encode(pending))
@@ -197,11 +185,7 @@ def _tell(transaction: Transaction, ticket: Ticket, channels: Channels) -> None:
     The message itself is made when it is sent, so nothing of the call lies there in clear text.
     """
     for channel in channels(ticket.chain[ticket.step].group):
-        transaction.execute(
-            "INSERT OR IGNORE INTO notification (id, ticket, step, channel, body, state, attempts, next_ms, owner,"
-            " error) VALUES (?, ?, ?, ?, '', 'due', 0, ?, NULL, NULL)",
-            (f"{ticket.id}.{ticket.step}.{channel}", ticket.id, ticket.step, channel, transaction.now_ms),
-        )
+        notifications.insert_due(transaction, ticket.id, ticket.step, channel, transaction.now_ms)
 
 
 def message(ticket: Ticket, step: int) -> Json:
@@ -235,7 +219,7 @@ def consider(
     """
 
     def unit(transaction: Transaction) -> Ticket | Refused:
-        ticket = _aged(transaction, load(transaction.all, ticket_id, by))
+        ticket = _aged(transaction, load(transaction, ticket_id, by))
         if not speaks_for(by, ticket.tenant):
             # INVARIANT: nobody learns of another tenant's tickets, not even that they are there.
             _record(
@@ -281,14 +265,14 @@ def resolve(
             # What they changed it to is kept with the ticket, sealed.
             facts |= {"user_modified": True, "edited": {"sha256": edit.digest}, "editedArguments": edit.names}
         sealed, changed = (None, None) if edit is None else (edit.sealed, edit.changed)
-        transaction.execute(
-            "UPDATE ticket SET resolved_ms = ?, resolved_by = ?, comment = ?, edited = ?, changed = ? WHERE id = ?",
-            (transaction.now_ms, by.acting, comment, sealed, changed, ticket.id),
+        now_ms = transaction.now_ms
+        stored.resolve(
+            transaction, ticket.id, at_ms=now_ms, by=by.acting, comment=comment, edited=sealed, changed=changed
         )
         _move(transaction, ticket, state, act=state.lower(), **facts)
         if not approve:
             _close(transaction, ticket, f"{by.acting} said no")
-        return load(transaction.all, ticket.id)
+        return load(transaction, ticket.id)
 
     return unit
 
@@ -308,7 +292,7 @@ def _own(transaction: Transaction, ticket: Ticket, by: Caller, four_eyes: FourEy
     asked = ticket.requester in (by.id, by.acting)
     if not is_person(by) or not (asked or {by.id, by.acting} & behind(ticket.head, ticket.caller, four_eyes)):
         return None
-    if is_alone(transaction.all, by):
+    if is_alone(transaction, by):
         return None
     why = "asked for this call" if asked else "is one of those on whose behalf this call was asked for"
     return Failure(
@@ -341,7 +325,7 @@ def _may_not(ticket: Ticket, by: Caller) -> Failure | None:
 
 def use(transaction: Transaction, wish: Ticket, call: str) -> None:
     """Use up an approval inside the transaction that makes the call's intent durable. Raises when there is none."""
-    ticket = load(transaction.all, wish.id)
+    ticket = load(transaction, wish.id)
     # INVARIANT: an approval is used once, before it expires, for exactly what was approved.
     if ticket.state != "APPROVED" or transaction.now_ms >= ticket.expires_ms or not ticket.same_wish(wish):
         raise rejection(_as_aged(transaction, ticket)) or Failure(
@@ -370,11 +354,7 @@ def pass_over(transaction: Transaction, scope: bytes, call: str) -> None:
     INVARIANT: what is agreed to runs once. An agreement in advance, or a rule that asks nobody any more, may let a call
     run whose ticket is open; agreed to later, it would run again as soon as its key is forgotten.
     """
-    rows = transaction.all(
-        f"SELECT {COLUMNS} FROM ticket WHERE scope = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
-        (scope,),
-    )
-    for ticket in map(from_row, rows):
+    for ticket in map(from_row, stored.open_in_scope(transaction, scope)):
         _move(transaction, ticket, "VOID", act="voided", why="the call runs without it")
         if ticket.call != call:
             _close(transaction, ticket, "it was sent again, and ran without anybody being asked")
@@ -384,11 +364,11 @@ def give_up(ticket_id: str, failure: Failure) -> Unit[None]:
     """A unit that voids an approval whose call was refused for good when it was gone on with."""
 
     def unit(transaction: Transaction) -> None:
-        ticket = _aged(transaction, load(transaction.all, ticket_id))
+        ticket = _aged(transaction, load(transaction, ticket_id))
         if ticket.state != "APPROVED":
             return
         _move(transaction, ticket, "VOID", act="voided", why=f"{failure.code} {failure.message}")
-        if transaction.one("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed'", (ticket.call,)) is None:
+        if not ledger.is_closed(transaction, ticket.call):
             _close(transaction, ticket, failure.message)
 
     return unit
@@ -398,10 +378,7 @@ def withdraw(call: str, by: str) -> Unit[Ticket | None]:
     """A unit that takes back a call which waits for a person, or was agreed to and has not run. None if none does."""
 
     def unit(transaction: Transaction) -> Ticket | None:
-        row = transaction.one(
-            f"SELECT {COLUMNS} FROM ticket WHERE call = ? AND state IN ('PENDING', 'APPROVED')",  # noqa: S608 - constant
-            (call,),
-        )
+        row = stored.open_of_call(transaction, call)
         ticket = None if row is None else _aged(transaction, from_row(row))
         if ticket is None or ticket.state not in _OPEN:
             return None
@@ -409,7 +386,7 @@ def withdraw(call: str, by: str) -> Unit[Ticket | None]:
         body = records.plain("cancel", call, transaction.now_ms, **_actors(ticket), answer="canceled", by=by)
         transaction.append("cancel", call, body)
         _close(transaction, ticket, f"{by} took it back", "E3703", "canceled")
-        return load(transaction.all, ticket.id)
+        return load(transaction, ticket.id)
 
     return unit
 
@@ -433,11 +410,8 @@ def sweep(channels: Channels) -> Unit[list[Happening]]:
     """A unit that does what time has made due: expiry first, then escalation, each step once."""
 
     def unit(transaction: Transaction) -> list[Happening]:
-        rows = transaction.execute(
-            f"SELECT {COLUMNS} FROM ticket WHERE state IN ('PENDING', 'APPROVED') ORDER BY created_ms"  # noqa: S608 - constant
-        ).fetchall()
         happened: list[Happening] = []
-        for ticket in map(from_row, rows):
+        for ticket in map(from_row, stored.open_tickets(transaction)):
             aged = _aged(transaction, ticket)
             if aged.state != ticket.state:
                 event = "APPROVAL_AUTO_DENIED" if aged.state == "AUTO_DENIED" else "APPROVAL_LAPSED"
@@ -457,8 +431,8 @@ def _next_step_due(ticket: Ticket, now_ms: int) -> bool:
 
 
 def _escalated(transaction: Transaction, ticket: Ticket, channels: Channels) -> Ticket:
-    transaction.execute("UPDATE ticket SET step = step + 1 WHERE id = ?", (ticket.id,))
-    further = load(transaction.all, ticket.id)
+    stored.escalate(transaction, ticket.id)
+    further = load(transaction, ticket.id)
     _record(transaction, further, "escalated", step=further.step, group=further.chain[further.step].group)
     _tell(transaction, further, channels)
     return further
@@ -478,7 +452,7 @@ def _aged(transaction: Transaction, ticket: Ticket) -> Ticket:
         return ticket
     _move(transaction, ticket, aged.state, act=aged.state.lower())
     _close(transaction, ticket, "nobody decided in time" if aged.state == "AUTO_DENIED" else "it was not run in time")
-    return load(transaction.all, ticket.id)
+    return load(transaction, ticket.id)
 
 
 # Pieces
@@ -486,13 +460,8 @@ def _aged(transaction: Transaction, ticket: Ticket) -> Ticket:
 
 def _move(transaction: Transaction, ticket: Ticket, state: TicketState, *, act: str, **facts: Any) -> None:
     # What was sealed is needed no more; that the input was edited is still told.
-    wipe = ", sealed = NULL, edited = CASE WHEN edited IS NULL THEN NULL ELSE x'' END"
-    keep = "" if state in _OPEN else wipe
-    moved = transaction.execute(
-        f"UPDATE ticket SET state = ?{keep} WHERE id = ? AND state = ?",  # noqa: S608 - constant
-        (state, ticket.id, ticket.state),
-    )
-    assert moved.rowcount == 1
+    moved = stored.move(transaction, ticket.id, ticket.state, state, wipe=state not in _OPEN)
+    assert moved
     _record(transaction, ticket, act, **facts)
 
 
@@ -517,7 +486,7 @@ def _actors(ticket: Ticket) -> Json:
 
 def _close(transaction: Transaction, ticket: Ticket, why: str, code: str = "E3209", state: State = "denied") -> None:
     """The closing record of a call that will not run."""
-    row, outcome = CODES[code], load(transaction.all, ticket.id).outcome()
+    row, outcome = CODES[code], load(transaction, ticket.id).outcome()
     body = {
         **ticket.head, "kind": "closed", "timestamp": iso(transaction.now_ms), "approvalTicketId": ticket.id,
         "authDecision": "DENY" if state == "denied" else "REQUIRES_APPROVAL", "status": "ERROR",

@@ -175,7 +175,7 @@ def find(
     named = {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
     for ticket in named:
         entries += [entry for entry in _entries(journal.read(_OF_CALL, (ticket,))) if _about(entry, name)]
-    asked = [] if opened is None else [opened(ticket) for ticket in of_call(journal.read, name)]
+    asked = [] if opened is None else [opened(ticket) for ticket in of_call(journal.reader, name)]
     return History(
         name,
         tuple(sorted(entries, key=lambda entry: entry.seq)),

@@ -123,7 +123,7 @@ class Asking:
         if tool.tier >= ASKING_TIER:
             return False  # a person agrees to every call with full access
         found = standing.find(
-            self._journal.read,
+            self._journal.reader,
             tenant=call.request.caller.tenant,
             caller=call.request.caller.acting,
             tool=str(tool.contract.id),

@@ -32,6 +32,7 @@ from interlock.gateway.promises import promised
 from interlock.registry.catalog import Catalog
 from interlock.settings import Settings
 from interlock.store.journal import Journal, Transaction
+from interlock.store.tickets import any_open
 
 RETRY_S = 5.0
 
@@ -67,11 +68,11 @@ class Desk:
 
     def list(self, *, every: bool = False) -> list[Ticket]:
         """What waits for a person, oldest first; or every ticket, newest first."""
-        return [self._asking.opened(ticket) for ticket in tickets.listing(self._journal.read, every=every)]
+        return [self._asking.opened(ticket) for ticket in tickets.listing(self._journal.reader, every=every)]
 
     async def show(self, ticket_id: str, *, by: Caller | None = None) -> Ticket:
         """One ticket, by its id or the beginning of it. `by` only bounds what a refusal tells."""
-        return self._asking.opened(tickets.load(self._journal.read, ticket_id, by))
+        return self._asking.opened(tickets.load(self._journal.reader, ticket_id, by))
 
     # Deciding
 
@@ -91,7 +92,7 @@ class Desk:
 
     def is_alone(self, by: Caller) -> bool:
         """Whether a local person has stated that nobody else decides on this machine."""
-        return is_alone(self._journal.read, by)
+        return is_alone(self._journal.reader, by)
 
     async def state_alone(self, *, by: Caller, alone: bool, reason: str) -> None:
         """Put on record that a local person decides alone on this machine, or does so no longer."""
@@ -220,7 +221,7 @@ class Desk:
 
     def standing(self) -> list[Standing]:
         """Every standing approval there is."""
-        return standing.listing(self._journal.read)
+        return standing.listing(self._journal.reader)
 
     async def take_back(self, standing_id: str, *, by: Caller) -> Standing:
         """End a standing approval now."""
@@ -230,7 +231,7 @@ class Desk:
 
     async def sweep(self) -> list[Happening]:
         """Do what time has made due: deny what nobody decided on, and carry further what waits too long."""
-        if not self._journal.read("SELECT 1 FROM ticket WHERE state IN ('PENDING', 'APPROVED') LIMIT 1"):
+        if not any_open(self._journal.reader):
             return []
         happened = await self._journal.commit(tickets.sweep(self._channels))
         for one in happened:
@@ -277,7 +278,7 @@ class Desk:
         """Go on with every call that was approved and has not run. What cannot run just now is tried again later."""
         results: list[Result] = []
         now = self._clock.monotonic()
-        for ticket in tickets.approved(self._journal.read):
+        for ticket in tickets.approved(self._journal.reader):
             if self._later.get(ticket.id, 0.0) > now:
                 continue
             try:

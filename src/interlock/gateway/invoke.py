@@ -102,7 +102,7 @@ class Gateway:
         self.telemetry = Telemetry(
             clock, ratio=settings.trace_ratio, collector=settings.otlp_endpoint, kept=settings.traces_kept
         )
-        self.telemetry.metrics.approvals = lambda: approvals(journal.read)
+        self.telemetry.metrics.approvals = lambda: approvals(journal.reader)
         self._tracer = self.telemetry.tracer
         self.observer = Observer(clock, redactor, self.telemetry)
         self.hooks = Hooks(self.observer, clock)

@@ -29,6 +29,8 @@ from interlock.core.schema import Json
 from interlock.core.scrub import scrub
 from interlock.core.seldom import Seldom
 from interlock.core.states import State
+from interlock.store import tickets as stored
+from interlock.store.port import Reader
 from interlock.telemetry.metrics import Approvals
 from interlock.telemetry.setup import Telemetry
 from interlock.telemetry.trace import Recording, progress_facts
@@ -453,15 +455,13 @@ def _given(call: Call) -> tuple[Any, ...]:
     return (sent,) if call.input is sent else (sent, call.input)
 
 
-def approvals(read: tickets.Read) -> Approvals:
+def approvals(reader: Reader) -> Approvals:
     """How many calls wait for which group, and how long each decision that was ever made took."""
-    pending = Counter((ticket.tool, ticket.approvers[-1]) for ticket in tickets.listing(read))
-    rows = read(
-        "SELECT tool, state, created_ms, coalesce(resolved_ms, expires_ms) FROM ticket"
-        " WHERE resolved_ms IS NOT NULL OR state = 'AUTO_DENIED'",
-        (),
+    pending = Counter((ticket.tool, ticket.approvers[-1]) for ticket in tickets.listing(reader))
+    decided = stored.resolutions(reader)
+    return Approvals(
+        pending, [(tool, _resolution(state), float(until - since)) for tool, state, since, until in decided]
     )
-    return Approvals(pending, [(tool, _resolution(state), float(until - since)) for tool, state, since, until in rows])
 
 
 def _resolution(state: str) -> str:

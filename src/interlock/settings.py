@@ -106,8 +106,9 @@ class Settings(pydantic.BaseModel):
     payload_days: int = pydantic.Field(7, ge=1, description="how long large results are kept")
     keep_inputs: Literal["never", "changed", "always"] = pydantic.Field(
         "changed",
-        description="whose inputs are kept, sealed, for payload_days: of calls whose input was converted or changed by"
-        " a hook or a reviewer, of all calls, or of none; their hashes are on record in any case",
+        description="which calls have their inputs kept, sealed, for payload_days. changed: those whose input was"
+        " converted or changed by a hook or a reviewer, up to 256 KiB. always: all calls, of any size within the"
+        " payload quotas. never: none. Hashes and sources of changes are on record in any case",
     )
     undo_days: int = pydantic.Field(90, ge=1, description="how long the means to undo a call are kept")
     checkpoint_bytes: int = pydantic.Field(

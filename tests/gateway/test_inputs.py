@@ -17,9 +17,11 @@ from interlock.audit.invocations import invocation_of
 from interlock.core.objects import ToolInvocation
 from interlock.gateway.inputs import replay
 from interlock.service import Service
+from tests import sample
 from tests.cli.conftest import Cli
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import records
+from tests.upstreams.servers import HttpServer, json_answer
 
 Json = dict[str, Any]
 APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
@@ -42,6 +44,12 @@ async def login(user: Note, password: Password, tries: Count = 3) -> int:
     return tries
 
 
+@tool(version="1.0.0", mutation_class="read_only", namespace="in")
+async def fails(count: Count, note: Note = None) -> int:
+    """Never give anything back."""
+    raise Failure("E3401", "no")
+
+
 def _contents(home: Path) -> bytes:
     return b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file() and "keys" not in path.parts)
 
@@ -60,10 +68,11 @@ dropped = st.sets(st.sampled_from(["note", "more"]))
 
 
 @pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize("mode", ["changed", "always"])
 @settings(max_examples=25)
-@given(arguments=sent, change=changed, drop=dropped)
-def test_replaying_the_kept_changes_on_the_model_input_gives_the_call_input(
-    arguments: Json, change: Json, drop: set[str]
+@given(arguments=sent, change=changed, drop=dropped, hooked=st.booleans())
+def test_replaying_the_recorded_changes_on_the_model_input_gives_the_call_input(
+    mode: str, arguments: Json, change: Json, drop: set[str], hooked: bool
 ) -> None:
     seen: list[Any] = []
 
@@ -74,26 +83,65 @@ def test_replaying_the_kept_changes_on_the_model_input_gives_the_call_input(
 
     async def scenario() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            async with Interlock.open(directory, housekeeping=False, keep_inputs="always") as lock:
+            async with Interlock.open(directory, housekeeping=False, keep_inputs=mode) as lock:
                 await admit(lock, take)
-                lock.hook(Hook(id="edits", when="pre", run=edits))
+                if hooked:
+                    lock.hook(Hook(id="edits", when="pre", run=edits))
                 result = await lock.call("in.take", arguments)
                 assert result.ok, result
                 found = lock.inputs(result.invocation_id)
-                assert found.model_input == arguments
-                (observed,) = seen
-                assert found.observable_input == {**observed, "counts": list(observed["counts"])}
-                assert replay(found.model_input, found.changes) == found.call_input
+                call_input = replay(arguments, found.changes)
                 # A parameter that the hook took away is the function's own default again.
-                got = {"note": "none", "more": None, **found.call_input}
-                assert result.value == got
-                assert found.permission_input == found.call_input
+                assert result.value == {"note": "none", "more": None, **call_input}
                 assert {one["source"] for one in found.changes} <= {"coercion", "default", "hook:edits"}
                 told = [{"source": one["source"], "pointer": one["pointer"]} for one in found.changes]
                 (record,) = records(lock, result.invocation_id)
                 assert record.get("inputMutations", []) == told
+                if mode == "changed" and {one["source"] for one in found.changes} <= {"default"}:
+                    assert (found.model_input, found.call_input) == (None, None)  # the contract tells them
+                    return
+                assert found.model_input == arguments
+                assert found.permission_input == found.call_input == call_input
+                if hooked:
+                    (observed,) = seen
+                    assert found.observable_input == {**observed, "counts": list(observed["counts"])}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize("members", [1, 3, 1500])
+async def test_very_many_conversions_are_all_told_and_replayed_exactly(home: Path, members: int) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    sums: Json = {
+        "name": "sums",
+        "description": "Adds up lists of numbers.",
+        "method": "POST",
+        "path": "/sums",
+        "input_schema": {"type": "object", "additionalProperties": numbers},
+        "output_schema": {"type": "integer"},
+    }
+    async with HttpServer.open() as server, Interlock.open(home, housekeeping=False) as lock:
+        server.otherwise = lambda _: json_answer(1)
+        config: Json = {"urls": [server.url], "allow_private": True, "tools": [sums]}
+        overlay = {"defaults": {"mutation_class": "read_only"}}
+        await lock.upstreams.add("in", "http", config, by=lock.caller, overlay=overlay)
+        given = {f"of/{member}": ["7"] * (4500 // members) for member in range(members)}
+        result = await lock.call("in.sums", given)
+        assert result.ok, result
+        assert orjson.loads(server.got[-1].body) == {name: [7] * len(one) for name, one in given.items()}
+        found = lock.inputs(result.invocation_id)
+        assert found.model_input == given
+        assert replay(found.model_input, found.changes) == found.call_input
+        assert found.call_input == {name: [7] * len(one) for name, one in given.items()}
+        told = records(lock, result.invocation_id)[0]["inputMutations"]
+        assert {one["source"] for one in told} == {"coercion"}
+        assert [one["pointer"] for one in told] == [one["pointer"] for one in found.changes]
+        # Every conversion lies in a place that the record names.
+        places = {one["pointer"] for one in told}
+        for name, values in given.items():
+            member = f"/{name.replace('/', '~1')}"
+            assert places & {"", member} or all(f"{member}/{at}" in places for at in range(len(values)))
 
 
 @pytest.mark.proves("LIFE-05")
@@ -126,9 +174,7 @@ async def test_what_a_reviewer_changes_lies_between_what_was_judged_and_what_ran
     assert {(one.before, one.after, one.source, one.pointer) for one in parsed.input_changes} == changes
 
 
-@pytest.mark.part_of(
-    "LIFE-05", rest="by default an input that nothing but defaults changed, or of over 256 KiB, is kept as a hash"
-)
+@pytest.mark.proves("LIFE-05")
 async def test_a_call_whose_input_only_lacked_defaults_keeps_nothing_more_than_its_record(lock: Interlock) -> None:
     await admit(lock, take)
     plain = await lock.call("in.take", count=1, counts=[], note="a", more="b")
@@ -165,13 +211,13 @@ async def test_inputs_are_sealed_at_rest_and_shown_redacted_to_auditors_alone(ho
         assert (found.model_input["password"], found.call_input["password"]) == (CANARY, CANARY)
         calls = Service(lock).calls
         auditor = Caller(id="local:auditor", scopes=frozenset({"audit:read"}))
-        shown = calls.inputs(call, auditor)
+        shown = await calls.inputs(call, auditor)
         assert CANARY not in str(shown)
         assert shown["model_input"]["user"] == "ann"
         assert shown["call_input"]["user"] == "hooked"
         assert [one["source"] for one in shown["input_changes"]] == ["default", "hook:injects", "hook:injects"]
         with pytest.raises(Failure) as refused:
-            calls.inputs(call, Caller(id=lock.caller.id))
+            await calls.inputs(call, Caller(id=lock.caller.id))
         assert refused.value.code == "E3206"
         with pytest.raises(Failure):
             await lock.read_payload(f"inputs:{call}")
@@ -185,9 +231,112 @@ async def test_inputs_are_sealed_at_rest_and_shown_redacted_to_auditors_alone(ho
     assert "hook:injects" in told
 
 
-async def test_an_input_that_is_too_large_to_be_kept_is_on_record_by_its_hash(lock: Interlock) -> None:
-    await admit(lock, take)
-    result = await lock.call("in.take", {"count": "1", "counts": [], "note": "x" * 300_000})
-    assert result.ok
-    assert stored(lock) == 0
-    assert [one["source"] for one in lock.inputs(result.invocation_id).changes] == ["coercion", "default"]
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize("mode", ["changed", "always"])
+async def test_a_large_input_is_kept_whole_in_mode_always_and_otherwise_by_its_hash(home: Path, mode: str) -> None:
+    async with Interlock.open(home, housekeeping=False, keep_inputs=mode) as lock:
+        await admit(lock, take)
+        given: Json = {"count": "1", "counts": [], "note": f"{CANARY} " + "x" * 3_000_000}
+        result = await lock.call("in.take", given)
+        assert result.ok
+        found = lock.inputs(result.invocation_id)
+        assert [one["source"] for one in found.changes] == ["coercion", "default"]
+        record = records(lock, result.invocation_id)[0]
+        if mode == "changed":
+            assert stored(lock) == 0
+            assert found.model_input is None
+            assert "262,144 bytes" in record["inputsWithheld"]
+            assert found.withheld == record["inputsWithheld"]
+        else:
+            assert found.model_input == given
+            assert found.call_input == {**given, "count": 1, "more": None}
+            assert "inputsWithheld" not in record
+            auditor = Caller(id="local:auditor", scopes=frozenset({"audit:read"}))
+            calls = Service(lock).calls
+            shown = await calls.inputs(result.invocation_id, auditor)
+            assert (shown["model_input"], shown["withheld"]) == (given, None)
+            await calls.close()
+    assert CANARY.encode() not in _contents(home)
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_in_mode_always_calls_that_were_refused_failed_or_answered_again_keep_their_inputs_too(
+    home: Path,
+) -> None:
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        for one in (take, fails, sample.increment):
+            await admit(lock, one)
+        unfit = await lock.call("in.take", {"count": "many", "counts": []})
+        found = lock.inputs(unfit.invocation_id)
+        assert found.model_input == {"count": "many", "counts": []}
+        assert (found.observable_input, found.permission_input, found.call_input) == (None, None, None)
+        strange = await lock.call("in.nothing", {"a": 1})
+        assert lock.inputs(strange.invocation_id).model_input == {"a": 1}
+        failed = await lock.call("in.fails", {"count": "3"})
+        assert lock.inputs(failed.invocation_id).call_input == {"count": 3, "note": None}
+        first = await lock.call("demo.increment", {"name": "a"}, key="k")
+        again = await lock.call("demo.increment", {"name": "a"}, key="k")
+        assert again.source == "replay"
+        for result in (first, again):
+            assert lock.inputs(result.invocation_id).model_input == {"name": "a"}
+        undone = await lock.undo(first.invocation_id, key="u")
+        assert undone.ok, undone
+        assert lock.inputs(undone.invocation_id).call_input == {"name": "a", "by": 1}
+
+
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize("ends", ["succeeded", "failed"])
+async def test_the_record_says_so_where_a_quota_has_no_room_for_the_inputs(home: Path, ends: str) -> None:
+    quota: Json = {"payload_bytes_per_caller": 1 << 20}
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always", **quota) as lock:
+        await admit(lock, login, fails)
+        name, text, rest = ("in.login", "user", {"password": "x"}) if ends == "succeeded" else ("in.fails", "note", {})
+        given: Json = {**rest, text: "x", **({} if rest else {"count": 1})}
+        kept = await lock.call(name, given)
+        assert kept.state == ends
+        assert lock.inputs(kept.invocation_id).model_input == given
+        full = await lock.call(name, {**given, text: "x" * 1_100_000})
+        assert full.state == kept.state
+        (record,) = records(lock, full.invocation_id)
+        assert "payload_bytes_per_caller" in record["inputsWithheld"]
+        found = lock.inputs(full.invocation_id)
+        assert (found.model_input, found.withheld) == (None, record["inputsWithheld"])
+        assert len(record["inputHash"]) == 64
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_the_model_input_is_kept_as_it_was_sent_whatever_its_sender_does_to_it_later(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        await admit(lock, take)
+        given: Json = {"count": 1, "counts": [1, 2]}
+
+        async def alters(seen: Seen) -> None:
+            given["counts"].append(99)
+            given["count"] = 7
+
+        lock.hook(Hook(id="alters", when="pre", run=alters))
+        result = await lock.call("in.take", given)
+        assert result.value["counts"] == [1, 2]
+        found = lock.inputs(result.invocation_id)
+        assert found.model_input == {"count": 1, "counts": [1, 2]}
+        assert found.call_input == result.value
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_policy_judges_the_permission_input_and_the_record_names_what_was_injected(home: Path) -> None:
+    (home / "policy.cedar").write_text(
+        'permit (principal, action, resource);\n@id("not-13") forbid (principal, action == Action::"in.take", resource)'
+        " when { context.arguments.count == 13 };\n"
+    )
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        await admit(lock, take)
+        lock.hook(
+            Hook(id="injects", when="pre", run=lambda seen: HookResult(updated_input={**seen.input, "count": 13}))
+        )
+        denied = await lock.call("in.take", count=1, counts=[], note="a", more="b")
+        assert denied.error is not None
+        assert denied.error.code == "E3206"
+        found = lock.inputs(denied.invocation_id)
+        assert (found.observable_input["count"], found.permission_input["count"]) == (1, 13)
+        (record,) = records(lock, denied.invocation_id)
+        assert record["inputMutations"] == [{"source": "hook:injects", "pointer": "/count"}]

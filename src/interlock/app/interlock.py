@@ -497,9 +497,13 @@ class Interlock:
 
         Values are as they were, private ones too. Doors and the command line show them redacted.
         """
+        return self.find_inputs(invocation_id)()
+
+    def find_inputs(self, invocation_id: str) -> Callable[[], Inputs]:
+        """The same, found and not opened yet: what it gives may be large, and can be opened on another thread."""
         kept = self.gateway.kept.inputs(invocation_id)
         if kept is not None:
-            return inputs.read(kept)
+            return lambda: inputs.read(kept())
         rows = self.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (invocation_id,))
         if not rows:
             raise Failure("E3702", f"no call `{invocation_id}` has ended")
@@ -509,7 +513,8 @@ class Interlock:
             defaults = dict(contract.input.defaults)
         except (Failure, KeyError):
             defaults = {}  # the tool is not here any more, or never was
-        return Inputs(None, None, None, None, inputs.from_record(closed, defaults))
+        changes = inputs.from_record(closed, defaults)
+        return lambda: Inputs(None, None, None, None, changes, closed.get("inputsWithheld", ""))
 
     async def measure(self) -> None:
         """Work out from the journal which timeout class measured latency calls for. A server does so by itself."""

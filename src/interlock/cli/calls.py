@@ -520,7 +520,7 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     from interlock.service import Service
 
     caller = await acting(lock, token)
-    told = Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller)
+    told = await Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller)
 
     def show(page: Page) -> None:
         from interlock.cli.render import value_text
@@ -528,6 +528,8 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
 
         kept = told["model_input"] is not None
         rows = [(name, value_text(told[name])) for name in INPUTS] if kept else [("sha256", str(told["input_hash"]))]
+        if told["withheld"]:
+            rows.append(("not kept", told["withheld"].removeprefix("withheld: ")))
         page.facts(rows)
         changes = [
             (one["after"], one["source"], one["pointer"], value_text(one["value"]) if "value" in one else "")

@@ -103,9 +103,9 @@ class Call(Trail):
     __slots__ = (
         "agreed", "approval", "approval_outcome", "borrowed", "claimed", "claims", "context", "deadline", "decision",
         "detected", "files", "held", "hidden", "hook_outputs", "id", "input", "input_hash", "launched", "lease",
-        "mappings", "meter", "mutations", "noted", "own_id", "pagination", "parts", "phases", "predicted", "progress",
-        "promised", "provenance", "recorded", "request", "resources", "returned", "runs_on", "scope", "span",
-        "started", "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
+        "mappings", "meter", "model_input", "mutations", "noted", "own_id", "pagination", "parts", "phases",
+        "predicted", "progress", "promised", "provenance", "recorded", "request", "resources", "returned", "runs_on",
+        "scope", "span", "started", "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -119,6 +119,8 @@ class Call(Trail):
         self.request = request
         self.phases = ["request"]
         self.tool: Prepared | None = None
+        # The input as it was sent, in canonical form; empty until it was read.
+        self.model_input = b""
         self.input_hash = ""
         self.input: Json | None = None
         self.hidden = request.hidden
@@ -293,6 +295,7 @@ class Read:
         call = Call(self.id, self.trace_id, self.started_ms, self.started, self.request)
         call.tool = tool = self.tool
         call.input = self.arguments
+        call.model_input = self.model_input
         call.input_hash = self.input_hash
         call.decision = self.decision
         call.phases += ("validate", "authorize", "execute")

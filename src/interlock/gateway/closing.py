@@ -34,7 +34,7 @@ from interlock.core.scrub import holds
 from interlock.core.states import MOVES, State
 from interlock.core.threads import WALKS
 from interlock.effects.session import SessionState
-from interlock.gateway import endings, inputs, keys, reconcile, verify
+from interlock.gateway import endings, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.endings import stored, unsettled
 from interlock.gateway.kept import Kept, PrivateValues, compensation, owner_of, session_id
@@ -189,8 +189,8 @@ class Closer:
         if undo is not None:
             extra["compensation"] = {"ref": f"undo:{call.id}", "sha256": digest(undo)}
 
-        def record(withheld: str = "") -> bytes:
-            more: Json = {"withheld": withheld} if withheld else {}
+        def record(withheld: str = "", more: Json | None = None) -> bytes:
+            more = {**(more or {}), **({"withheld": withheld} if withheld else {})}
             if withheld and persistence.ref is not None:
                 gone = replace(persistence, decision="link", reason=withheld)
                 more["persistence"] = records.persistence(gone)
@@ -211,7 +211,7 @@ class Closer:
         ]
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = owner_of(caller)
-        sent = inputs.to_keep(call) if self.kept.keeps_inputs(call) else None
+        sent = await self.kept.inputs_of(call)
         # A write is not left waiting between its effect and its record: what it leaves is sealed as it is stored.
         ahead = await self.kept.sealed_ahead(bodies if call.scope is None else {})
 
@@ -230,13 +230,12 @@ class Closer:
             self.kept.store_payloads(transaction, call.id, caller, bodies, withheld, ahead)
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
-            if sent is not None:
-                self.kept.store_inputs(transaction, call, caller, sent)
+            unkept = self.kept.store_inputs(transaction, call, sent)
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             self.kept.store_values(transaction, call.id, caller, values)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            told = record(withheld) if withheld else body
+            told = record(withheld, unkept) if withheld or unkept else body
             transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return withheld, booked.overrun
 
@@ -415,12 +414,19 @@ class Closer:
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
         told = [one.document() for one in verified.artifacts]
-        body = records.closed(
-            call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source="replay", summary=None,
-            extra={"replayOf": found.call, **({"artifacts": told} if told else {})},
-        )  # fmt: skip
+        extra: Json = {"replayOf": found.call, **({"artifacts": told} if told else {})}
+        sent = await self.kept.inputs_of(call)
+
+        def unit(transaction: Transaction) -> None:
+            unkept = self.kept.store_inputs(transaction, call, sent)
+            body = records.closed(
+                call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source="replay", summary=None,
+                extra={**extra, **unkept},
+            )  # fmt: skip
+            transaction.append("closed", call.id, body)
+
         call.recorded = True
-        await self._journal.append("closed", call.id, body)
+        await self._journal.commit(unit)
         call.move("succeeded")
         self._observer.closed(call, metadata, "replay")
         outcome = self.kept.outcome(found)
@@ -468,13 +474,16 @@ class Closer:
         cost = self._cost(call, metadata, extra) if counted else None
         reported = () if call.context is None else call.context.changes
         changes = self.told(call, (*reported, *call.detected))
-        body = records.closed(
-            call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None, failure=failure,
-            effects=changes, extra=extra,
-        )  # fmt: skip
+
+        def record(unkept: Json, failure: Failure = failure) -> bytes:
+            return records.closed(
+                call, now_ms, state=state, latency_ms=metadata["latency_ms"], source=source, summary=None,
+                failure=failure, effects=changes, extra={**extra, **unkept},
+            )  # fmt: skip
+
+        body = record({})
         # What a tool reported or was seen to do before it failed has happened, whatever became of the call.
-        caller = call.request.caller
-        sent = inputs.to_keep(call) if caller is not None and self.kept.keeps_inputs(call) else None
+        sent = await self.kept.inputs_of(call)
         values = None if call.tool is None or not changes else self._private_values(call, call.tool)
         mutations = [] if values is None else [records.mutation(call, now_ms, one, values.shown) for one in changes]
 
@@ -496,11 +505,11 @@ class Closer:
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             if values is not None and call.request.caller is not None:
                 self.kept.store_values(transaction, call.id, call.request.caller, values)
-            if sent is not None and caller is not None and not ended_before:
-                self.kept.store_inputs(transaction, call, caller, sent)
+            unkept = {} if ended_before else self.kept.store_inputs(transaction, call, sent)
             for mutation in mutations:
                 transaction.append("mutation", call.id, mutation)
-            transaction.append("closed", call.id, records.with_budgets(body, booked.rows))
+            told = record(unkept) if unkept else body
+            transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return _Written(ended_before=ended_before, overrun=booked.overrun)
 
         written, failure = await self._record_failure(call, failure, unit)

@@ -301,7 +301,7 @@ def _refuse_overruled(call: Call, names: Sequence[str]) -> None:
     """Refuse (E3211) an edit of which a hook changes the very arguments that the reviewer wrote."""
     for change in call.mutations:
         kind, _, hook = change.source.partition(":")
-        name = change.pointer.split("/")[1].replace("~1", "/").replace("~0", "~")
+        name = change.pointer.removeprefix("/").split("/")[0].replace("~1", "/").replace("~0", "~")
         if kind == "hook" and name in names:
             raise Failure(
                 "E3211",

@@ -7,34 +7,38 @@
 judged, and `call_input` what the tool got. A call keeps the differences, in order and with their source; replayed on
 `model_input` they give each of the others exactly.
 
-A closing record has the source and the place of each difference, never a value. The values are kept sealed, with
-`model_input`, where something other than a default was filled in: a default stands in the tool's contract.
+A call holds the four of them while it runs, and its closing record has the source and the place of each difference,
+never a value. What is kept at rest, sealed, is `model_input` and the differences with their values: by default
+(`keep_inputs = "changed"`) where something other than a default was filled in, because a default stands in the pinned
+version of the contract; with "always" of every call that is closed. A record says why they were not kept where they
+should have been.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from interlock.core.canonical import canonical, private_copy
+from interlock.core.canonical import decode, private_copy
 from interlock.core.phases import ABSENT, INPUTS, Call, Mutated, between
 from interlock.core.record import step
 from interlock.core.schema import Json, pointer
 
-# Inputs above this size are not kept; their hash is on record.
+# With keep_inputs = "changed", larger inputs are not kept; their hash is on record.
 LARGEST_KEPT = 1 << 18
+TOO_LARGE = f'withheld: inputs above {LARGEST_KEPT:,} bytes are kept with keep_inputs = "always" alone'
 
 
 @step
 class Inputs:
-    """The four inputs of a call. None: it was not kept, and its hash is on record."""
+    """The four inputs of a call. One that is None was not kept, or not reached; `withheld` says why."""
 
     model_input: Any
     observable_input: Any
     permission_input: Any
     call_input: Any
     changes: tuple[Json, ...]
+    withheld: str = ""
 
 
 def difference(source: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mutated]:
@@ -51,20 +55,10 @@ def worth_keeping(call: Call) -> bool:
     return any(change.source != "default" for change in call.mutations)
 
 
-def to_keep(call: Call) -> Json | None:
-    """What is kept of the inputs of a call; None where it has none, or one that is too large."""
-    sent = call.request.arguments
-    if call.input is None or call.request.operation == "compensate":
-        return None
-    model_input = canonical(sent)
-    if len(model_input) > LARGEST_KEPT or hashlib.sha256(model_input).hexdigest() != call.input_hash:
-        return None
-    changes = [_document(change) for change in call.mutations]
-    reached = replay(sent, changes)
-    # INVARIANT: the changes lead to call_input exactly. Of very many conversions, the first are told one by one.
-    if canonical(reached) != canonical(call.input):
-        changes += [_document(change) for change in difference("coercion", reached, call.input)]
-    return {"model_input": dict(sent), "changes": changes}
+def to_keep(call: Call) -> Json:
+    """What is kept of the inputs of a call. One that does not fit its contract got no further than `model_input`."""
+    kept: Json = {"model_input": decode(call.model_input), "changes": [_document(change) for change in call.mutations]}
+    return kept if call.input is not None else {**kept, "reached": "model_input"}
 
 
 def _document(change: Mutated) -> Json:
@@ -77,6 +71,8 @@ def read(kept: Json) -> Inputs:
     """The four inputs from what was kept of them."""
     changes: list[Json] = kept["changes"]
     found: list[Any] = [kept["model_input"]]
+    if "reached" in kept:
+        return Inputs(found[0], None, None, None, tuple(changes))
     for stage in INPUTS[1:]:
         found.append(replay(found[0], [one for one in changes if INPUTS.index(one["after"]) <= INPUTS.index(stage)]))
     model, observable, permission, call = found

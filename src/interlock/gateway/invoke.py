@@ -313,10 +313,11 @@ class Gateway:
             stored = self._closer.kept.undo(request.parent or "", request.caller)
             call.hidden = tuple(stored["hidden"])
             call.request = request = replace(request, session=stored.get("session", ""))
-            model_input = canonical(stored["arguments"])
+            call.model_input = model_input = canonical(stored["arguments"])
             call.input_hash = hashlib.sha256(model_input).hexdigest()
             tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
+            call.model_input = model_input
             if len(model_input) > LONGEST_NUMBER:
                 check_values(model_input, self._most_values)
             try:
@@ -538,7 +539,9 @@ class Gateway:
             call.span.fail(failure)
         if call.phases[-1] != "return":
             call.phases.append("return")
-        return await self._closer.fail(call, failure, terminal_state(failure, call.state))
+        closing = self._closer.fail(call, failure, terminal_state(failure, call.state))
+        # Large inputs are written apart from the event loop first, which a caller that goes away does not stop.
+        return await (asyncio.shield(closing) if len(call.model_input) > LARGE_INPUT else closing)
 
     async def check(self, request: Request) -> Failure | None:
         """What would be wrong with a call's input: phases 1 and 2 only, nothing is decided, run or recorded."""

@@ -10,10 +10,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import orjson
 
+from interlock.core.bounds import LARGE_INPUT
 from interlock.core.canonical import decode, encode, sealed_digest
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -222,19 +223,47 @@ class Kept:
         mode = self._settings.keep_inputs
         return mode == "always" or (mode == "changed" and inputs.worth_keeping(call))
 
-    def store_inputs(self, transaction: Transaction, call: Call, caller: Caller, kept: Json) -> None:
-        """Keep the inputs of a call, sealed. They are left out where a quota has no room: the call goes before them."""
-        ref, body = f"inputs:{call.id}", encode(kept)
-        if self.why_withheld(transaction, caller, {ref: body}):
-            return
-        sealed = self._box.seal(body, purpose="inputs", about=ref)
-        _store(transaction, ref, call.id, owner_of(caller), sealed, len(body), self._settings.payload_days)
+    async def inputs_of(self, call: Call) -> SentInputs | None:
+        """What is kept of the inputs of a call, ready to be stored; None where nothing is to be kept.
 
-    def inputs(self, call: str) -> Json | None:
-        """What is kept of the inputs of a call."""
+        Large ones are written and sealed beside the event loop.
+        """
+        if call.request.caller is None or not call.model_input or not self.keeps_inputs(call):
+            return None
+        size = len(call.model_input)
+        if size > inputs.LARGEST_KEPT and self._settings.keep_inputs != "always":
+            return SentInputs(b"", None, inputs.TOO_LARGE)
+        if size <= LARGE_INPUT:
+            return SentInputs(encode(inputs.to_keep(call)), None)
+        return await WALKS.run(self._written_inputs, call)
+
+    def _written_inputs(self, call: Call) -> SentInputs:
+        body = encode(inputs.to_keep(call))
+        return SentInputs(body, self._box.seal(body, purpose="inputs", about=f"inputs:{call.id}"))
+
+    def store_inputs(self, transaction: Transaction, call: Call, sent: SentInputs | None) -> Json:
+        """Keep the inputs of a call, sealed. Returns what the closing record says if they are not kept.
+
+        They are left out where a quota has no room: the call goes before them.
+        """
+        caller = call.request.caller
+        if sent is None or caller is None:
+            return {}
+        ref = f"inputs:{call.id}"
+        withheld = sent.withheld or self.why_withheld(transaction, caller, {ref: sent.body})
+        if withheld:
+            return {"inputsWithheld": withheld}
+        sealed = sent.sealed
+        if sealed is None or not self._box.holds(sealed):  # its key may have been retired meanwhile
+            sealed = self._box.seal(sent.body, purpose="inputs", about=ref)
+        _store(transaction, ref, call.id, owner_of(caller), sealed, len(sent.body), self._settings.payload_days)
+        return {}
+
+    def inputs(self, call: str) -> Callable[[], Json] | None:
+        """What is kept of the inputs of a call, to be opened on any thread; None if nothing is."""
         ref = f"inputs:{call}"
         body = payloads.body(self._reader, ref)
-        return None if body is None else decode(self._box.open(body, purpose="inputs", about=ref))
+        return None if body is None else lambda: decode(self._box.open(body, purpose="inputs", about=ref))
 
     # Undoing
 
@@ -267,6 +296,14 @@ class Kept:
         assert caller is not None
         hidden, owner = self._observer.hidden(call), owner_of(caller)
         await self._journal.commit(lambda transaction: self.store_undo(transaction, call.id, owner, undo, hidden))
+
+
+class SentInputs(NamedTuple):
+    """The inputs of a call as they are to be kept, sealed already if they are large; or why they are not kept."""
+
+    body: bytes
+    sealed: bytes | None
+    withheld: str = ""
 
 
 class PrivateValues:

@@ -7,7 +7,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from interlock.core.coerce import coerce
+from interlock.core.coerce import Coerced, coerce
 from interlock.core.errors import Failure
 from interlock.core.explain import input_faults
 from interlock.core.fragments import attacks
@@ -16,7 +16,8 @@ from interlock.core.prepared import Prepared
 from interlock.core.schema import Fault, Json, pointer
 from interlock.gateway.handlers import faults_by
 
-# So many of the changes that were made to an input are recorded and told; of the rest, how many there were.
+# So many conversions of an input are told one by one. The rest are told by the member they lie in, or, if these are as
+# many, as one change of the whole input.
 MOST_TOLD = 1000
 _KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
@@ -58,8 +59,18 @@ def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
     call, changes = requested.call, coerced.changes
     call.mutations.extend(Mutated("coercion", *change) for change in changes[:MOST_TOLD])
     if len(changes) > MOST_TOLD:
+        call.mutations.extend(_together(given, coerced))
         call.warnings.append(f"INPUT_MUTATIONS_OMITTED count={len(changes) - MOST_TOLD}")
     return coerced.value
+
+
+def _together(given: Json, coerced: Coerced) -> list[Mutated]:
+    """The conversions beyond the first ones, as changes of whole members. INVARIANT: no difference goes untold."""
+    members = dict.fromkeys(change.pointer.split("/", 2)[1] for change in coerced.changes[MOST_TOLD:])
+    if len(members) > MOST_TOLD:
+        return [Mutated("coercion", "", given, coerced.value)]
+    names = {name: name.replace("~1", "/").replace("~0", "~") for name in members}
+    return [Mutated("coercion", f"/{at}", given[name], coerced.value[name]) for at, name in names.items()]
 
 
 # How the callers of each door write a key.

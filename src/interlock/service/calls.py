@@ -20,9 +20,11 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import INPUTS, REASONS, Reason, Request
 from interlock.core.record import step
-from interlock.core.redact import REDACTED
+from interlock.core.redact import REDACTED, SchemaRedactor
 from interlock.core.results import Persistence, Result
 from interlock.core.schema import Json
+from interlock.core.threads import WALKS
+from interlock.gateway.inputs import Inputs
 from interlock.gateway.ownership import facts_in
 from interlock.service.rights import require
 from interlock.service.trails import Trails
@@ -266,32 +268,22 @@ class Calls:
             spans = sorted([*spans, _span_on_record(call_id, trace_id, facts)], key=lambda span: span["start"])
         return {"invocation_id": call_id, "trace_id": trace_id, "complete": complete, "spans": spans}
 
-    def inputs(self, call_id: str, caller: Caller) -> Json:
+    async def inputs(self, call_id: str, caller: Caller) -> Json:
         """The four inputs of a call and their differences, redacted, for auditors (audit:read). Each look is on record.
 
-        A hook may put values into an input that are not for the caller, so who made a call does not see them.
+        A hook may put values into an input that are not for the caller, so who made a call does not see them. They may
+        be large, so they are opened and redacted beside the event loop.
         """
         require(caller, "audit:read", "to see the inputs of calls")
         self.status(call_id, caller)
         self._note_reading(call_id, caller)
-        found = self._lock.inputs(call_id)
         facts = facts_in(self._lock.ownership.history(call_id))
         schema: Json = {}
         with suppress(Failure, KeyError):
             schema = self._lock.catalog.exact(facts["toolId"], facts["version"]).prepared.contract.input.document
-        redact = self._lock.redactor.for_schema(schema)
-
-        def shown(value: Any) -> Any:
-            return None if value is None else redact.for_people(value).value
-
-        four = {name: shown(getattr(found, name)) for name in INPUTS}
-        private = {path for value in (getattr(found, name) for name in INPUTS) if value is not None
-                   for path in redact.for_people(value).paths}  # fmt: skip
-        changes = [
-            {**one, "value": REDACTED} if "value" in one and _lies_in(one["pointer"], private) else one
-            for one in found.changes
-        ]
-        return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **four, "input_changes": changes}
+        found = self._lock.find_inputs(call_id)
+        shown = await WALKS.run(_for_auditors, found, self._lock.redactor.for_schema(schema))
+        return {"invocation_id": call_id, "input_hash": facts.get("inputHash"), **shown}
 
     def checkpoints(self, call_id: str, caller: Caller, *, after: int, limit: int) -> tuple[list[Json], int | None]:
         """What a call of this caller has saved, a page of it and where to go on; E3702 for calls of others."""
@@ -399,6 +391,20 @@ def _span_on_record(call_id: str, trace_id: str, facts: Json) -> Json:
         "status": facts.get("errorCode") or "OK",
         "attributes": {name: value for name, value in told.items() if value is not None}, "events": [],
     }  # fmt: skip
+
+
+def _for_auditors(find: Callable[[], Inputs], redact: SchemaRedactor) -> Json:
+    """The inputs of a call without what is private in any of them."""
+    found = find()
+    four = {name: getattr(found, name) for name in INPUTS}
+    seen = {name: redact.for_people(value) for name, value in four.items() if value is not None}
+    private = {path for one in seen.values() for path in one.paths}
+    changes = [
+        {**one, "value": REDACTED} if "value" in one and _lies_in(one["pointer"], private) else one
+        for one in found.changes
+    ]
+    told: Json = {name: seen[name].value if name in seen else None for name in four}
+    return {**told, "input_changes": changes, "withheld": found.withheld or None}
 
 
 def _lies_in(pointer: str, private: Collection[str]) -> bool:

@@ -324,7 +324,7 @@ class Checkpoints(Answer):
 
 
 class CallInputs(Answer):
-    """The four inputs of a call; null where they were not kept."""
+    """The four inputs of a call; null where they were not kept, or not reached."""
 
     invocation_id: str
     input_hash: str | None
@@ -333,6 +333,7 @@ class CallInputs(Answer):
     permission_input: Any = Field(description="as policy judged it")
     call_input: Any = Field(description="as the tool got it")
     input_changes: list[Json] = Field(description="every difference: before, after, source, pointer, value")
+    withheld: str | None = Field(description="why they were not kept, where they should have been")
 
 
 class CallTrace(Answer):

@@ -106,7 +106,7 @@ async def list_checkpoints(invocation_id: Id, ask: Ask, query: Annotated[models.
 @router.get("/calls/{invocation_id}/inputs", **says(models.CallInputs))
 async def read_inputs(invocation_id: Id, ask: Ask) -> Response:
     """The four inputs of a call and their differences, redacted. Needs `audit:read`; each look is on record."""
-    return json(ask.service.calls.inputs(invocation_id, ask.caller))
+    return json(await ask.service.calls.inputs(invocation_id, ask.caller))
 
 
 @router.get("/calls/{invocation_id}/trace", **says(models.CallTrace))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
+from interlock.core.bounds import size_of
 from interlock.core.fragments import LANGUAGES
 from interlock.core.schema import MASK, Fault, Json, Schema, pointer, properties_of, resolve_ref
 
@@ -22,9 +24,22 @@ _TYPES = {
 }
 
 
+# So many faults are told of one value; of the rest, that there are some. Names that a caller made up are cut.
+MOST_FAULTS = 100
+_LONGEST_STEP = 200
+# Of a list or an object of more bytes than this, no text is made to quote from.
+_QUOTABLE = 4096
+
+
 def input_faults(schema: Schema, value: Any, noun: str = "parameter") -> list[Fault]:
-    """Everything wrong with what somebody wrote, one actionable entry per fault. A `noun` is one of its members."""
-    return sorted({fault for error in schema.errors(value) for fault in _explain(schema, error, noun)})
+    """What is wrong with what somebody wrote, one actionable entry per fault. A `noun` is one of its members.
+
+    At most MOST_FAULTS are told. The answer stays small, whatever was sent.
+    """
+    found = (fault for error in schema.errors(value) for fault in _explain(schema, error, noun))
+    some = set(islice(found, MOST_FAULTS))
+    more = [] if next(found, None) is None else [Fault("", f"more is wrong than these {MOST_FAULTS} faults")]
+    return sorted(some) + more
 
 
 def output_faults(schema: Schema, value: Any) -> list[Fault]:
@@ -40,25 +55,31 @@ def _explain(schema: Schema, error: Any, noun: str) -> Iterator[Fault]:
     shown = MASK if secret else f"`{brief(error.instance)}`"
     if kind in {"additionalProperties", "unevaluatedProperties"}:
         for name in error.kind.unexpected:
-            yield Fault(pointer([*where, name]), _unknown(schema, part, name, noun))
+            yield Fault(_place([*where, name]), _unknown(schema, part, name, noun))
     elif kind == "falseSchema" and where:
         # Not named: callers are not told which fields the runtime keeps to itself.
-        yield Fault(pointer(where[:-1]), "a field that callers may not set was sent")
+        yield Fault(_place(where[:-1]), "a field that callers may not set was sent")
     elif kind == "required":
         path = [*where, error.kind.property]
-        yield Fault(pointer(path), f"missing; {_hint(schema.part(path))}")
+        yield Fault(_place(path), f"missing; {_hint(schema.part(path))}")
     elif kind in {"type", "anyOf", "oneOfNotValid"}:
-        yield Fault(pointer(where), f"{shown} is not {type_words(part)}; {_hint(part)}")
+        yield Fault(_place(where), f"{shown} is not {type_words(part)}; {_hint(part)}")
     elif kind == "enum":
         choices = ", ".join(f"`{choice}`" for choice in part.get("enum", []))
-        yield Fault(pointer(where), f"{shown} is not one of {choices}" if choices else f"{shown} is not a listed value")
+        yield Fault(_place(where), f"{shown} is not one of {choices}" if choices else f"{shown} is not a listed value")
     else:
-        yield Fault(pointer(where), "; ".join(filter(None, [f"{shown} {_rule(error)}", _example(part)])))
+        yield Fault(_place(where), "; ".join(filter(None, [f"{shown} {_rule(error)}", _example(part)])))
+
+
+def _place(path: Sequence[Any]) -> str:
+    """The pointer to a place. Long names in it, and all but the first and last of many steps, are cut."""
+    steps = [one if isinstance(one, int) or len(one) <= _LONGEST_STEP else one[:_LONGEST_STEP] + "…" for one in path]
+    return pointer(steps if len(steps) <= 20 else [*steps[:10], "…", *steps[-9:]])
 
 
 def _unknown(schema: Schema, part: Json, name: str, noun: str) -> str:
     known = [known for known in properties_of(part) if known not in schema.internal]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:_LONGEST_STEP], known, n=1)
     if near:
         return f"`{brief(name)}` is not a {noun}; did you mean `{near[0]}`?"
     none = "the tool takes none" if noun == "parameter" else "there is none"
@@ -109,6 +130,9 @@ def type_words(part: Json) -> str:
 
 def brief(value: Any) -> str:
     """A value short enough to quote in a message."""
+    kind = type(value)
+    if kind in (list, dict) and size_of(value, _QUOTABLE) > _QUOTABLE:
+        return "[…]" if kind is list else "{…}"
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 

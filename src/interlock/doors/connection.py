@@ -43,6 +43,11 @@ LINGER_S = 5.0
 STALLED_S = 60.0
 KEEP_ALIVE_S = 75.0
 MAX_CONNECTIONS = 4096
+# Data that arrives together is parsed in slices. Between slices that hold many messages or chunks, others have a turn.
+SLICE = 32 << 10
+BUSY_SLICE = 64
+# Of a body in chunks, the sizes, extensions and trailers may take so many bytes for each byte of the body.
+MAX_FRAMING = 16
 _NEVER = math.inf
 _BAD, _TOO_LONG = b"400 Bad Request", b"431 Request Header Fields Too Large"
 _VERSIONS = frozenset(("1.0", "1.1"))
@@ -82,7 +87,15 @@ class Connection(asyncio.Protocol):
         self._upgraded = False
         self._told_again = False
         self._deaf = False
+        # What arrived and is not parsed yet. Whether an exchange asked for a pause, and whether the transport has one.
+        self._rest = b""
         self._paused = False
+        self._stopped = False
+        self._feeding = False
+        # Messages and pieces of bodies in the present slice; bytes that came of the present body, and bytes in it.
+        self._busy = 0
+        self._came = 0
+        self._size = 0
         # When the present wait has lasted too long, what is done then, and when the clock rings next.
         self._due = _NEVER
         self._when_due: Callable[[], None] = self._late_head
@@ -162,6 +175,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        if self._rest:
+            self._rest += data
+            return
         idle = self._answering is None and self._in_head and not self._head
         if idle:
             for head in self._known:
@@ -169,21 +185,55 @@ class Connection(asyncio.Protocol):
                 if body is not None:
                     self._repeat(head, body)
                     return
-        self._chunk = len(data)
-        if self._in_head:
-            self._head += self._chunk
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as stopped:
-            self._read_on(data[stopped.args[0] :])
+        if len(data) > SLICE:
+            self._rest = data
+            self._feed()
             return
-        except httptools.HttpParserError:
-            self._refuse(self._wrong)
-            return
-        if not self._in_head:
-            return
-        if idle and not self._head:
+        self._parse(data)
+        if idle and self._in_head and not self._head:
             self._learn(data)
+
+    def _feed(self) -> None:
+        """Parse what arrived, slice by slice, until a pause is asked for or others should have a turn."""
+        self._feeding = False
+        while self._rest and not self._paused:
+            if self._deaf or self.transport.is_closing():
+                self._rest = b""
+                break
+            piece, self._rest = self._rest[:SLICE], self._rest[SLICE:]
+            self._busy = 0
+            self._parse(piece)
+            if self._busy > BUSY_SLICE:
+                self._feed_later()
+                break
+        self._regulate()
+
+    def _feed_later(self) -> None:
+        if self._rest and not self._feeding:
+            self._feeding = True
+            self._loop.call_soon(self._feed)
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            self._chunk = len(data)
+            self._came += self._chunk
+            if self._in_head:
+                self._head += self._chunk
+            try:
+                self._parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as stopped:
+                self._read_on()
+                data = data[stopped.args[0] :]
+                if not data:
+                    return
+            except httptools.HttpParserError:
+                self._refuse(self._wrong)
+                return
+        if not self._in_head:
+            # Sizes, extensions and trailers of chunks are bytes that nobody else counts.
+            if self._came > MAX_HEAD + SLICE + MAX_FRAMING * self._size:
+                self._refuse(_BAD)
         elif self._head > MAX_HEAD:
             self._refuse(_TOO_LONG)
         elif self._head and self._when_due != self._late_head:
@@ -209,7 +259,7 @@ class Connection(asyncio.Protocol):
             exchange.feed(body)
             self._answer(exchange)
 
-    def _read_on(self, rest: bytes) -> None:
+    def _read_on(self) -> None:
         """A client may offer to speak another protocol; we speak HTTP, and read on as if it had not.
 
         The parser would not: to it, what follows the head is that protocol. So another takes its place, and is told of
@@ -219,8 +269,6 @@ class Connection(asyncio.Protocol):
         framing = [b"%b: %b\r\n" % one for one in self._headers if one[0] in (b"content-length", _CODING)]
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(b"POST / HTTP/1.1\r\n" + (b"".join(framing) or b"content-length: 0\r\n") + b"\r\n")
-        if rest:
-            self.data_received(rest)
 
     def _refuse(self, status: bytes) -> None:
         """What comes is not a request. The answers before it are given; a request has one answer, or none."""
@@ -244,6 +292,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._headers = []
         self._head = self._head or 1
+        self._busy += 1
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -259,11 +308,12 @@ class Connection(asyncio.Protocol):
         if self._told_again:
             self._told_again, self._head = False, 0
             return
-        if self._head > MAX_HEAD or self._chunk > MAX_HEAD:
+        if self._head > MAX_HEAD - SLICE:  # its first bytes may have come with the request before it
             size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
             if size > MAX_HEAD:
                 raise self._not_ours(_TOO_LONG)
         self._in_head, self._head, parser = False, 0, self._parser
+        self._came = self._size = 0
         url = httptools.parse_url(self._url)
         raw: bytes = url.path
         path = raw.decode("ascii")
@@ -298,6 +348,8 @@ class Connection(asyncio.Protocol):
         self._expect(BODY_S, self._late_body)
 
     def on_body(self, body: bytes) -> None:
+        self._busy += 1
+        self._size += len(body)
         exchange = self._reading
         if exchange is not None and not exchange.done:
             exchange.feed(body)
@@ -314,13 +366,24 @@ class Connection(asyncio.Protocol):
         self._when_due = self._end_idle
 
     def pause_reading(self) -> None:
-        if not self._paused and not self.transport.is_closing():
-            self._paused = True
-            self.transport.pause_reading()
+        self._paused = True
+        self._regulate()
 
     def resume_reading(self) -> None:
-        if self._paused and not self.transport.is_closing():
+        if self._paused:
             self._paused = False
+            self._feed_later()
+            self._regulate()
+
+    def _regulate(self) -> None:
+        """Read from the network while nobody asked for a pause and everything that arrived is parsed."""
+        stop = self._paused or bool(self._rest)
+        if stop == self._stopped or self.transport.is_closing():
+            return
+        self._stopped = stop
+        if stop:
+            self.transport.pause_reading()
+        else:
             self.transport.resume_reading()
 
     # Answering

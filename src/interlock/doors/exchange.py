@@ -58,7 +58,7 @@ class Exchange:
 
     __slots__ = (
         "_asked", "_body", "_chunked", "_failure", "_given", "_gone", "_head", "_hung_up", "_late", "_left",
-        "_news", "_wire", "begun", "done", "keep_alive", "scope", "task", "whole",
+        "_news", "_unread", "_wire", "begun", "done", "keep_alive", "scope", "task", "whole",
     )  # fmt: skip
 
     task: asyncio.Task[None]
@@ -68,7 +68,10 @@ class Exchange:
         self.keep_alive = keep_alive
         self.whole = whole
         self._wire = wire
-        self._body = self._head = b""
+        # What came of the body and nobody has read yet, in pieces: a body may come byte by byte.
+        self._body: list[bytes] = []
+        self._unread = 0
+        self._head = b""
         self.done = self.begun = self._asked = self._given = self._late = self._gone = self._hung_up = False
         self._chunked = False
         self._news: asyncio.Event | None = None
@@ -104,8 +107,9 @@ class Exchange:
     # The request, as the connection reads it
 
     def feed(self, body: bytes) -> None:
-        self._body = self._body + body if self._body else body
-        if len(self._body) > _AHEAD:
+        self._body.append(body)
+        self._unread += len(body)
+        if self._unread > _AHEAD:
             self._wire.pause_reading()
         self._tell()
 
@@ -137,7 +141,8 @@ class Exchange:
             self._ask_for_body()
         while not (self._gone or self.done):
             if self._body or (self.whole and not self._given):
-                body, self._body, self._given = self._body, b"", self.whole
+                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._body, self._unread, self._given = [], 0, self.whole
                 return {"type": "http.request", "body": body, "more_body": not self.whole}
             if self._hung_up:
                 break

@@ -213,10 +213,10 @@ class JsonRpcDoor:
             parameters: Json = dict(zip(names, positional, strict=False))
         else:
             parameters = cast("Json", given)
-        strange = sorted(set(parameters) - set(names))
-        missing = sorted(needed - set(parameters))
-        if strange or missing:
-            words = f"`{strange[0][:100]}` is not known" if strange else f"`{missing[0]}` is missing"
+        strange = next((name for name in parameters if name not in names), None)
+        missing = sorted(needed.difference(parameters))
+        if strange is not None or missing:
+            words = f"`{missing[0]}` is missing" if strange is None else f"`{strange[:100]}` is not known"
             raise _Fault(_PARAMS, f"invalid params: {words}; {method} takes {', '.join(names)}")
         return method, parameters
 

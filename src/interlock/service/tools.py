@@ -6,10 +6,10 @@ a part which the agent requires is then kept off its surface; how far each offer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PAGE = 100
 MOST_EXPECTED = 1000
+# Values in all schemas together. Compiling and comparing them takes about 15 µs for each, on the event loop.
+MOST_EXPECTED_VALUES = 2500
 
 Expected = Mapping[str, Any]
 
@@ -134,12 +136,35 @@ def _checked(expected: Expected) -> Expected:
     """What is expected, if each of it is a schema (E3004)."""
     if len(expected) > MOST_EXPECTED:
         raise Failure("E3004", f"say what is expected of {MOST_EXPECTED} tools at most")
+    if _more_values(expected, MOST_EXPECTED_VALUES):
+        raise Failure(
+            "E3004",
+            f"the schemas of what is expected hold more than {MOST_EXPECTED_VALUES:,} values together",
+            resolution="ask about fewer tools at a time, or state only the parts that you need",
+        )
     for name, schema in expected.items():
         try:
             compile_validator(schema)
         except Failure as failure:
             raise Failure("E3004", f"what is expected of `{name}` is not a schema: {failure.message}") from None
     return expected
+
+
+def _more_values(document: Any, most: int) -> bool:
+    """Whether a document holds more values than `most`. Looks at no more than that."""
+    waiting: list[Any] = [document]
+    while waiting:
+        one = waiting.pop()
+        inner: Collection[Any] = ()
+        if isinstance(one, Mapping):
+            inner = cast("Mapping[str, Any]", one).values()
+        elif isinstance(one, list):
+            inner = cast("list[Any]", one)
+        most -= len(inner)
+        if most < 0:
+            return True
+        waiting.extend(inner)
+    return False
 
 
 def _match(version: Version, expected: Any) -> Match:

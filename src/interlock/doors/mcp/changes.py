@@ -27,7 +27,7 @@ from mcp.shared.exceptions import MCPError
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.mcp.context import CALLER, Context, connection, missing, state
+from interlock.doors.mcp.context import CALLER, Context, connection, missing, named, state
 from interlock.doors.mcp.offers import Offers
 from interlock.doors.mcp.watching import Watching
 from interlock.service import Service
@@ -102,7 +102,7 @@ class Changes:
 
     async def subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> Json:
         """Watch a resource for a session of the handshake era, until it says so or ends."""
-        caller, uri, kept = await self._caller(ctx), str(params.uri), connection(ctx)
+        caller, uri, kept = await self._caller(ctx), named(str(params.uri)), connection(ctx)
         watched: dict[str, Callable[[], None]] = kept.state.setdefault(_WATCHED, {})
         if uri in watched:
             return {}
@@ -134,7 +134,7 @@ class Changes:
         self.offers.attend(caller)
         with contextlib.ExitStack() as watched:
             granted: list[str] = []
-            for uri in dict.fromkeys((wanted.resource_subscriptions or [])[:MAX_WATCHED]):
+            for uri in map(named, dict.fromkeys((wanted.resource_subscriptions or [])[:MAX_WATCHED])):
                 try:
                     watched.callback(await self._watching.watch(uri, caller))
                 except Failure:

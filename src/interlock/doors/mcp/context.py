@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mcp.server.connection import Connection
 
 Context = ServerRequestContext[Any, Any]
+LONGEST_ADDRESS = 2048
 CALLER = "interlock.caller"  # where the entrance leaves the caller in a request's scope
 
 
@@ -41,6 +42,14 @@ def native_ids(ctx: Context) -> dict[str, Any]:
     ids = {"jsonrpc_request_id": native_id(ctx.request_id), "mcp_protocol_version": ctx.protocol_version}
     session: str | None = None if ctx.request is None else ctx.request.headers.get("mcp-session-id")
     return ids if session is None else {**ids, "mcp_session_id": native_id(session)}
+
+
+def named(text: str) -> str:
+    """A name or address that a client sent, if it is not too long to be on record and in an answer (E3004)."""
+    if len(text) <= LONGEST_ADDRESS:
+        return text
+    failure = Failure("E3004", f"names and addresses have at most {LONGEST_ADDRESS:,} characters")
+    raise MCPError(types.INVALID_PARAMS, failure.message, failure.envelope(no_trace()))
 
 
 def faulty(fault: Fault) -> MCPError:

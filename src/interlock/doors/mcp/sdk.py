@@ -39,7 +39,7 @@ from interlock.doors.asgi import Disconnected, header, read_body, refuse, replay
 from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.changes import Changes
-from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, native_ids
+from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, named, native_ids
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.sessions import Sessions
@@ -189,7 +189,7 @@ class Sdk:
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> Json:
         """A result that was kept or the trace of a call, for whoever made the call; or what an upstream has."""
-        caller, uri = await self._caller(ctx), str(params.uri)
+        caller, uri = await self._caller(ctx), named(str(params.uri))
         if uri.startswith("trace:"):
             try:
                 told = await self._service.calls.trace(uri.removeprefix("trace:"), caller)
@@ -208,7 +208,7 @@ class Sdk:
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> Json:
         asked = interaction(ctx) or ALONE
-        getting = self._offers.prompt(params.name, params.arguments or {}, await self._caller(ctx), asked)
+        getting = self._offers.prompt(named(params.name), params.arguments or {}, await self._caller(ctx), asked)
         return await self._offered(getting, asked, _COMPLETE, f"Unknown prompt: {params.name}")
 
     @staticmethod
@@ -229,6 +229,7 @@ class Sdk:
 
     async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> Json:
         sent, caller = ctx.params or {}, await self._caller(ctx)
+        named(str(sent["ref"].get("name") or sent["ref"].get("uri")))
         try:
             answer = await self._offers.complete(sent["ref"], sent["argument"], sent.get("context"), caller)
         except Failure as failure:

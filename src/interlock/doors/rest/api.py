@@ -9,6 +9,7 @@ foreseen. The operations are in `routes`.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import cast
 
 from fastapi import FastAPI, Request
@@ -50,7 +51,7 @@ def make_app(service: Service) -> App:
     app.add_exception_handler(RequestValidationError, _on_malformed)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_unforeseen)
-    return Edge(app, Invoke(service))
+    return Edge(app, service, Invoke(service))
 
 
 async def _docs(request: Request) -> HTMLResponse:
@@ -68,11 +69,11 @@ async def _on_failure(request: Request, failure: Exception) -> Response:
 async def _on_malformed(request: Request, error: Exception) -> Response:
     """What does not fit the document, place by place; never what was sent."""
     faults = [
-        {"pointer": "/" + "/".join(map(str, one["loc"])), "message": str(one["msg"])}
-        for one in cast("RequestValidationError", error).errors()
+        {"pointer": "/" + "/".join(str(part)[:_LONGEST_PART] for part in one["loc"]), "message": str(one["msg"])}
+        for one in islice(cast("RequestValidationError", error).errors(), _MOST_FAULTS)
     ]
     words = "; ".join(f"{fault['pointer']} {fault['message'].lower()}" for fault in faults[:5])
-    failure = Failure("E3004", f"the request is malformed: {words}", details={"faults": faults[:100]})
+    failure = Failure("E3004", f"the request is malformed: {words}", details={"faults": faults})
     return reply(of_failure(failure, _trace_id(request)))
 
 
@@ -91,6 +92,9 @@ async def _on_unforeseen(request: Request, error: Exception) -> Response:
     return reply(unforeseen(error, _trace_id(request)))
 
 
+_MOST_FAULTS = 100
+_LONGEST_PART = 100
+_LONGEST_QUERY = 8192
 _LARGE = 65_536  # bytes, from which on looking through a body would keep others waiting
 
 
@@ -108,8 +112,9 @@ def _refuse_doubled(body: bytes) -> None:
 class Edge:
     """What every request passes: its trace, a bound on its body, and an answer whatever happens."""
 
-    def __init__(self, app: FastAPI, invoke: Invoke) -> None:
+    def __init__(self, app: FastAPI, service: Service, invoke: Invoke) -> None:
         self.app = app
+        self._service = service
         self._invoke = invoke
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,10 +137,15 @@ class Edge:
             await send(message)
 
         try:
+            if len(scope["query_string"]) > _LONGEST_QUERY:
+                raise Failure("E3004", f"the query has more than {_LONGEST_QUERY:,} bytes")  # noqa: TRY301
             body = await read_body(receive)
             if len(body) < _LARGE:
                 _refuse_doubled(body)
             else:
+                # Nobody without a token has a large body looked through, nor parsed by the framework.
+                authorization = header(scope, b"authorization")
+                _ = self._service.known(authorization) or await self._service.authenticate(authorization)
                 await WALKS.run(_refuse_doubled, body)
             scope = {**scope, "interlock.trace": trace, "interlock.trace_id": trace_id}
             await self.app(scope, replay(body, receive), send_traced)

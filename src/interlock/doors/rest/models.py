@@ -7,7 +7,7 @@ may count on; more may stand beside it.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import pydantic
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
@@ -18,6 +18,8 @@ from interlock.upstreams.formats import Provider
 
 Json = dict[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+# Of a list of names that is no such thing, the first fault is told: others would be counted in tens of thousands.
+Names = Annotated[list[Name], Field(max_length=1000, fail_fast=True)]
 Text = Annotated[str, Field(max_length=10_000)]
 _DATE = re.compile(r"\d{4}-\d\d-\d\d[Tt ]")
 
@@ -64,12 +66,37 @@ _ECHO: Json = {
 }
 
 
+_MOST_MEMBERS = 1000
+
+
+def _few(sent: object) -> object:
+    """Refuse an object of too many members before each of them is looked at."""
+    if _members(sent) > _MOST_MEMBERS:
+        raise ValueError(f"the object has more than {_MOST_MEMBERS} members")
+    return sent
+
+
+def _members(sent: object) -> int:
+    return len(cast("Json", sent)) if isinstance(sent, dict) else 0
+
+
 def _example(**fields: Any) -> Json:
     return {"examples": [fields]}
 
 
+_MOST_FIELDS = 100
+
+
 class Body(pydantic.BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, sent: object) -> object:
+        """Refuse what cannot be of the documented form at once: each unknown field would be a fault of its own."""
+        if _members(sent) > _MOST_FIELDS:
+            raise ValueError(f"the object has more than {_MOST_FIELDS} fields; see /docs")
+        return sent
 
 
 class Query(pydantic.BaseModel):
@@ -470,7 +497,9 @@ class NegotiateBody(Body):
         )
     )
 
-    expected: dict[str, Json] = Field(max_length=1000, description="a schema of the input you would send to each tool")
+    expected: Annotated[dict[str, Json], BeforeValidator(_few)] = Field(
+        max_length=1000, description="a schema of the input you would send to each tool"
+    )
 
 
 class Match(Answer):
@@ -587,12 +616,12 @@ class Limits(Body):
     max_uses: int | None = Field(None, ge=1)
     max_cost: float | None = Field(None, ge=0)
     mutation_class: Literal["read_only", "write_reversible", "write_irreversible"] | None = None
-    environments: list[Name] | None = None
+    environments: Names | None = None
 
 
 class Narrowing(Body):
-    tools: list[Name] | None = Field(None, description="TOOL, ns.* or *, each with @RANGE where wanted")
-    resources: list[Name] | None = None
+    tools: Names | None = Field(None, description="TOOL, ns.* or *, each with @RANGE where wanted")
+    resources: Names | None = None
     constraints: Limits | None = None
 
 
@@ -604,7 +633,7 @@ class IssueBody(Narrowing):
     agent: Name | None = Field(None, description="the agent that holds it; a new name is registered")
     person: Name | None = Field(None, description="the person that holds it, instead of an agent")
     behalf: Name | None = Field(None, alias="for", description="the person on whose behalf the agent acts")
-    scopes: list[Name] = []
+    scopes: Names = []
     ttl_s: int = Field(3600, ge=1, le=31_536_000)
 
 
@@ -615,7 +644,7 @@ class DelegateBody(Narrowing):
     token: Name | None = Field(
         None, max_length=65_536, description="the token to pass on; by default the one of the request"
     )
-    scopes: list[Name] | None = None
+    scopes: Names | None = None
     ttl_s: int | None = Field(None, ge=1, le=31_536_000)
 
 
@@ -808,12 +837,10 @@ class RefreshBody(Body):
 class AcceptBody(Body):
     model_config = ConfigDict(json_schema_extra=_example(tools=["pay"], reason="a new optional field"))
 
-    tools: list[Name] = Field(
-        [], description="the upstream's names of tools that changed; all of them if none is named"
-    )
+    tools: Names = Field([], description="the upstream's names of tools that changed; all of them if none is named")
     reason: Text = Field(min_length=1)
-    shown: dict[str, str] = Field(
-        {}, description="what was looked at: tools, and the digests that were given for them as `seen`"
+    shown: Annotated[dict[str, str], BeforeValidator(_few)] = Field(
+        {}, max_length=1000, description="what was looked at: tools, and the digests that were given for them as `seen`"
     )
 
 

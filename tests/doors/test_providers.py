@@ -138,3 +138,30 @@ async def test_a_call_that_a_model_asked_for_looks_at_its_tool_alone(
     monkeypatch.setattr(Tools, "visible", refuse)
     answer = await world.post("/v1/tools/calls", {"call": asked("anthropic", "demo__add", {"a": 2, "b": 3})})
     assert answer.json()["state"] == "succeeded"
+
+
+@EXEC_12
+async def test_function_schemas_are_registered_over_rest_and_declared_again_with_their_flags(world: World) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "description": "Which city."}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    function: Json = {"name": "forecast", "description": "Says what the weather will be.", "input_schema": schema}
+    config: Json = {
+        "declarations": [{**function, "strict": True, "defer_loading": True}],
+        "urls": ["https://functions.example.com"],
+    }
+    body = {"name": "fns", "kind": "functions", "config": config}
+    refused(await world.post("/v1/upstreams", body), 403, "E3206")
+    added = await world.post("/v1/upstreams", body, "root")
+    assert added.status_code == 201, added.text
+    assert [(one["name"], one["state"]) for one in added.json()["tools"]] == [("forecast", "admitted")]
+    listed = (await world.get("/v1/tools/declarations", "root", provider="anthropic", limit="500")).json()["tools"]
+    (told,) = [one for one in listed if one["name"] == "fns__forecast"]
+    assert (told["strict"], told["defer_loading"]) == (True, True)
+    assert (told["input_schema"]["required"], told["description"]) == (["city"], function["description"])
+    flat = (await world.get("/v1/tools/declarations", "root", provider="openai-responses", limit="500")).json()["tools"]
+    (told,) = [one for one in flat if one["name"] == "fns__forecast"]
+    assert (told["strict"], told["defer_loading"]) == (True, True)

@@ -62,11 +62,7 @@ def contract(parameters: Json = TAKES, address: str = "weather.forecast") -> Con
 # ── out ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.part_of(
-    "EXEC-12",
-    rest="a provider's function schemas are registered by a command or an endpoint, and what they say of strict and"
-    " defer_loading is said again when they are exported",
-)
+@pytest.mark.proves("EXEC-12")
 def test_a_contract_is_declared_in_each_providers_form_with_strict_and_deferred_loading_kept() -> None:
     strict: Json = {
         "type": "object",

@@ -26,7 +26,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group()
 def upstream() -> None:
-    """MCP servers, OpenAPI, HTTP, gRPC and WebSocket services, and LangChain tools, behind the same six phases.
+    """MCP servers, OpenAPI, HTTP, gRPC and WebSocket services, LangChain tools and function schemas, all governed.
 
     What an upstream says of itself is not believed: its tools count as irreversible, and a person is asked for every
     call, until you accept its hints or say better in an overlay file.
@@ -162,6 +162,16 @@ def _overlay(path: Path) -> Json:
 
 
 def _document(path: Path) -> Json:
+    from interlock.core.errors import Failure
+
+    found = _parsed(path)
+    if not isinstance(found, dict):
+        raise Failure("E3004", f"`{path.name}` does not hold an object")
+    return cast("Json", found)
+
+
+def _parsed(path: Path) -> Any:
+    """The one YAML or JSON document of a file."""
     from interlock.core.documents import Malformed, read_yaml
     from interlock.core.errors import Failure
 
@@ -173,10 +183,7 @@ def _document(path: Path) -> Json:
         raise click.UsageError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
     except Malformed as error:
         raise Failure("E3004", f"`{path.name}` is neither YAML nor JSON: {error}") from None
-    found = documents[0] if len(documents) == 1 else None
-    if not isinstance(found, dict):
-        raise Failure("E3004", f"`{path.name}` does not hold an object")
-    return cast("Json", found)
+    return documents[0] if len(documents) == 1 else None
 
 
 @add.command("mcp")
@@ -275,6 +282,29 @@ def add_websocket(config: Path) -> Json:
 def add_grpc(targets: tuple[str, ...], plaintext: bool) -> Json:
     """A gRPC service, by its reflection."""
     return {"targets": list(targets), **({"plaintext": True} if plaintext else {})}
+
+
+@add.command("functions")
+@click.argument("name")
+@click.argument("declarations", type=_FILE, metavar="FILE")
+@click.option(
+    "--url", "urls", multiple=True, required=True, metavar="URL", help="Who carries them out; repeat for failover."
+)
+@click.option("--path", default="/{function}", show_default=True, help="Where at URL each function is.")
+@_adding("functions")
+def add_functions(declarations: Path, urls: tuple[str, ...], path: str) -> Json:
+    """Function schemas as OpenAI, Anthropic or Gemini take them, carried out by an HTTP service.
+
+    FILE holds the `tools` of a request, in any of these forms. Each call POSTs its arguments, as JSON, to the path of
+    its function; the answer is its result. `interlock tools export` tells `strict` and `defer_loading` again.
+
+    \b
+    interlock upstream add functions weather tools.json --url https://functions.example.com --overlay weather.yaml
+    """
+    found = _parsed(declarations)
+    if not isinstance(found, dict | list):
+        raise click.UsageError(f"{declarations.name} holds neither a declaration nor a list of them")
+    return {"declarations": found, "urls": list(urls), "path": path}
 
 
 @add.command("langchain")

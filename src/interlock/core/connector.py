@@ -18,7 +18,7 @@ from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.record import record
 from interlock.core.schema import Json
 
-UpstreamKind = Literal["mcp", "openapi", "http", "grpc", "websocket", "langchain"]
+UpstreamKind = Literal["mcp", "openapi", "http", "grpc", "websocket", "langchain", "functions"]
 
 
 @dataclass(frozen=True, slots=True)

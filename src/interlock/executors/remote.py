@@ -116,6 +116,10 @@ def _mapping(execution: Execution, reported: Json) -> Json | None:
             pinned = {"kind": "openapi", "operation_id": native.get("operation_id"), "method": native["method"]}
             schemes = {str(one["id"]) for every in native.get("security", ()) for one in every}
             pinned |= {"path": native["path"], "security_scheme_refs": sorted(schemes)}
+        case "function_calling":
+            flags = {word: native[word] for word in ("strict", "defer_loading") if word in native}
+            pinned = {"kind": "function_calling", "function_name": native["name"], **flags}
+            reported = {}
         case "langchain":
             pinned = {"kind": "function_calling", "function_name": native["tool"]}
         case _:

@@ -44,6 +44,10 @@ def connector(
             from interlock.upstreams.http import HttpConfig, HttpUpstream
 
             return HttpUpstream(name, _read(HttpConfig, said), clock=clock, services=services)
+        case "functions":
+            from interlock.upstreams.functions import FunctionsConfig, FunctionsUpstream
+
+            return FunctionsUpstream(name, _read(FunctionsConfig, said), clock=clock, services=services)
         case "grpc":
             from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 

@@ -49,8 +49,13 @@ def declare(contract: Contract, provider: Provider, *, strict: bool = False, def
     """A tool as a provider's declaration.
 
     `strict` is said where the schema has a strict form. `defer_loading` is said where the provider knows of it; the
-    others get the whole tool.
+    others get the whole tool. Both are also said of a tool that a provider's declaration brought in with them.
     """
+    execution = contract.manifest.execution
+    imported: Json = {} if execution is None else execution.native
+    if imported.get("protocol") == "function_calling":
+        strict = strict or imported.get("strict") is True
+        defer_loading = defer_loading or imported.get("defer_loading") is True
     name, words = provider_name(str(contract.id)), contract.manifest.description
     schema = contract.input.model_facing
     narrow = strict_form(schema) if strict and provider != "gemini" else None
@@ -276,20 +281,19 @@ def definitions(document: Any, *, native: Mapping[str, Any] | None = None) -> Di
         schema = next((found[word] for word in _INPUTS if found.get(word) is not None), None)
         output = next((found[word] for word in _OUTPUTS if found.get(word) is not None), None)
         kept = {word: found[word] for word in ("strict", "defer_loading") if isinstance(found.get(word), bool)}
-        tools.append(
-            Definition(
-                name=name,
-                description=str(found.get("description") or ""),
-                input_schema=_NOTHING if schema is None else _spelt(schema),
-                output_schema=None if output is None else _spelt(output),
-                native={"protocol": "function_calling", "name": name, **kept, **(native or {})},
-            )
-        )
+        try:
+            takes, gives = _NOTHING if schema is None else _spelt(schema), None if output is None else _spelt(output)
+        except Failure as failure:
+            refused.append((name, failure.message))
+            continue
+        known = {"protocol": "function_calling", "name": name, **kept, **(native or {})}
+        tools.append(Definition(name, str(found.get("description") or ""), takes, gives, known))
     return Discovered(tools, refused)
 
 
 _INPUTS = ("parameters", "input_schema", "parametersJsonSchema", "parameters_json_schema")
 _OUTPUTS = ("output_schema", "responseJsonSchema", "response_json_schema", "response")
+_DEEPEST_LIST = 6
 _NOTHING: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -297,14 +301,16 @@ def _mapping(value: Any) -> Json:
     return cast("Json", value) if isinstance(value, dict) else {}
 
 
-def _declarations(document: Any) -> list[Json]:
+def _declarations(document: Any, deep: int = 0) -> list[Json]:
     """The declarations in a list, a request, a Gemini tool, or one by itself."""
+    if deep > _DEEPEST_LIST:
+        raise Failure("E3004", "lists of declarations are nested too deeply")
     if isinstance(document, list):
-        return [found for one in cast("list[Any]", document) for found in _declarations(one)]
+        return [found for one in cast("list[Any]", document) for found in _declarations(one, deep + 1)]
     one = _mapping(document)
     for word in ("tools", "functionDeclarations", "function_declarations"):
         if isinstance(one.get(word), list):
-            return _declarations(one[word])
+            return _declarations(one[word], deep + 1)
     return [one] if one else []
 
 

@@ -510,4 +510,5 @@ def kinds() -> Mapping[UpstreamKind, str]:
         "grpc": "a gRPC service with reflection",
         "websocket": "a service that answers messages on a WebSocket",
         "langchain": "LangChain tools of a Python module",
+        "functions": "function schemas of a model provider, carried out by an HTTP service",
     }

@@ -797,7 +797,7 @@ class Budgets(Answer):
 
 # Upstreams
 
-Kind = Literal["mcp", "openapi", "http", "grpc", "websocket"]
+Kind = Literal["mcp", "openapi", "http", "grpc", "websocket", "functions"]
 
 
 class Upstream(Answer):

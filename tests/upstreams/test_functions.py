@@ -1,0 +1,190 @@
+"""Function schemas of model providers, registered by command and endpoint, and carried out by an HTTP service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlock import Interlock
+from interlock.core.contract import contract_of
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.service import Service
+from interlock.upstreams import formats, functions
+from interlock.upstreams.formats import Provider
+from interlock.upstreams.manifests import import_all
+from interlock.upstreams.overlay import parse_overlay
+from tests.cli.conftest import Cli
+from tests.gateway.test_lifecycle import SIX, records
+from tests.upstreams.hostile import loop_is_free
+from tests.upstreams.servers import HttpServer, json_answer
+
+PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
+TAKES: Json = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "Which city."}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+READS = {"defaults": {"mutation_class": "read_only"}}
+
+
+def declared(provider: Provider, name: str, schema: Json, **flags: bool) -> Json:
+    """A function as a provider's request declares it."""
+    facts: Json = {"name": name, "description": f"Says something about {name}."}
+    match provider:
+        case "openai-chat":
+            return {"type": "function", "function": {**facts, "parameters": schema, **flags}}
+        case "openai-responses":
+            return {"type": "function", **facts, "parameters": schema, **flags}
+        case "anthropic":
+            return {**facts, "input_schema": schema, **flags}
+        case "gemini":
+            return {"functionDeclarations": [{**facts, "parametersJsonSchema": schema}]}
+
+
+@pytest.mark.proves("EXEC-12")
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_functions_of_a_provider_are_registered_called_and_exported_with_their_flags(
+    tmp_path: Path, provider: Provider
+) -> None:
+    flags = {} if provider == "gemini" else {"strict": True, "defer_loading": True}
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+        server.otherwise = lambda _: json_answer("sunny")
+        config: Json = {
+            "declarations": {"tools": [declared(provider, "forecast", TAKES, **flags)]},
+            "urls": [server.url],
+            "allow_private": True,
+        }
+        report = await lock.upstreams.add("fns", "functions", config, by=lock.caller, overlay=READS)
+        assert [(one.name, one.state) for one in report.tools] == [("forecast", "admitted")]
+        result = await lock.call("fns.forecast", city="Ulm")
+        assert result.value == "sunny"
+        assert [(got.method, got.path, orjson.loads(got.body)) for got in server.got] == [
+            ("POST", "/forecast", {"city": "Ulm"})
+        ]
+        (record,) = records(lock, result.invocation_id)
+        assert record["phases"] == SIX
+        assert record["externalMappings"][0]["function_name"] == "forecast"
+        providers = Service(lock).providers
+        for target in PROVIDERS:
+            (told,), _ = providers.declarations(target, lock.caller)
+            inner = told.get("function", told)
+            if target != "gemini":
+                assert inner.get("strict", False) is bool(flags)
+            if target in ("openai-responses", "anthropic"):
+                assert inner.get("defer_loading", False) is bool(flags)
+
+
+@pytest.mark.proves("EXEC-12")
+def test_functions_are_registered_and_exported_on_the_command_line(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    file = tmp_path / "tools.json"
+    file.write_text(json.dumps([declared("anthropic", "forecast", TAKES, strict=True, defer_loading=True)]))
+    overlay = tmp_path / "overlay.yaml"
+    overlay.write_text("defaults: {mutation_class: write_irreversible}")
+    where = ("--url", "http://127.0.0.1:9", "--allow-private", "--overlay", str(overlay))
+    added = cli("upstream", "add", "functions", "fns", str(file), *where)
+    assert added.code == 0, added.err
+    told = json.loads(cli("tools", "export", "--format", "anthropic", "fns.forecast").out)
+    assert (told[0]["name"], told[0]["strict"], told[0]["defer_loading"]) == ("fns__forecast", True, True)
+    file.write_text("just text")
+    assert cli("upstream", "add", "functions", "other", str(file), *where).code == 2
+
+
+KINDS: list[Json] = [
+    {"type": "string", "description": "A text."},
+    {"type": "integer", "minimum": 0, "description": "A number."},
+    {"type": "array", "items": {"type": "boolean"}, "description": "Some flags."},
+]
+
+
+@pytest.mark.proves("EXEC-12")
+@settings(max_examples=60)
+@given(
+    parts=st.dictionaries(st.sampled_from("abcd"), st.sampled_from(KINDS), max_size=4),
+    provider=st.sampled_from(PROVIDERS[:3]),
+    flags=st.fixed_dictionaries({}, optional={"strict": st.booleans(), "defer_loading": st.booleans()}),
+)
+def test_what_is_imported_is_exported_and_imported_again_as_it_was(
+    parts: Json, provider: Provider, flags: dict[str, bool]
+) -> None:
+    schema: Json = {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+    (one,) = functions.read(declared(provider, "forecast", schema, **flags), "/{function}").tools
+    (imported,) = import_all([one], upstream="fns", kind="functions", versions="1.0.0", overlay=parse_overlay(READS))
+    assert imported.manifest is not None, imported.refused
+    told = formats.declare(contract_of(imported.manifest), "openai-responses")
+    (again,) = formats.definitions(told).tools
+    assert again.native["strict"] is flags.get("strict", False)
+    assert again.native.get("defer_loading", False) is flags.get("defer_loading", False)
+    assert again.input_schema["properties"].keys() == parts.keys()
+    assert again.input_schema["required"] == list(parts)
+    if not flags.get("strict"):
+        assert again.input_schema == schema
+
+
+def nested(deep: int) -> Json:
+    schema: Json = {"type": "string"}
+    for _ in range(deep):
+        schema = {"type": "array", "items": schema}
+    return {"type": "object", "properties": {"a": schema}}
+
+
+HOSTILE: dict[str, Json] = {
+    "deep": nested(220),
+    "huge": {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(8000)}},
+    "long": {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 200_000}}},
+    "remote": {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}},
+    "pattern": {"type": "object", "patternProperties": {"((a{1000}){1000}){1000}": {"type": "string"}}},
+    "kind": {"type": "array"},
+}
+
+
+@pytest.mark.proves("EXEC-12")
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_schema_is_refused_with_a_reason_and_the_others_are_served(tmp_path: Path, name: str) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        document: list[Any] = [declared("anthropic", name, HOSTILE[name]), declared("anthropic", "good", TAKES)]
+        config: Json = {"declarations": document, "urls": ["https://functions.example.com"]}
+        async with loop_is_free():
+            report = await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+        states = {one.name: (one.state, one.reason) for one in report.tools}
+        assert states["good"][0] == "admitted"
+        assert states[name][0] == "refused"
+        assert states[name][1]
+
+
+async def test_a_schema_that_refers_to_itself_is_taken_or_refused_without_holding_anybody(tmp_path: Path) -> None:
+    loops: Json = {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}, "b": {"$ref": "#"}}}
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        config: Json = {
+            "declarations": [declared("anthropic", "loops", loops)],
+            "urls": ["https://functions.example.com"],
+        }
+        async with loop_is_free():
+            report = await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+        assert report.tools[0].state in ("admitted", "refused")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        [declared("anthropic", "deep", nested(400))],
+        [[[[[[[[{"name": "a"}]]]]]]]],
+        [{"name": f"f{n}", "description": "x" * 500} for n in range(5000)],
+    ],
+)
+async def test_a_document_without_functions_or_with_too_much_is_refused(tmp_path: Path, document: Any) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        config: Json = {"declarations": document, "urls": ["https://functions.example.com"]}
+        with pytest.raises(Failure) as refused:
+            await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+        assert refused.value.code == "E3004"

@@ -81,17 +81,17 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 
 @pytest.mark.parametrize("search", [safe_message, safe_log, without_credentials])
-@pytest.mark.parametrize("at", [0, 15_990, 16_000, 31_990, 32_000, 32_000 + MARGIN - 10, 500_000])
+@pytest.mark.parametrize("at", [0, 7_990, 8_000, 15_990, 16_000, 16_000 + MARGIN - 10, 500_000])
 def test_a_credential_in_a_long_text_is_never_shown_not_even_the_half_of_it_before_the_cut(
     search: Any, at: int
 ) -> None:
     text = "- " * (at // 2) + SECRET + " -" * 400_000
     shown = search(Redactor(), text)
-    assert len(shown) < 40_000
+    assert len(shown) < 20_000
     assert SECRET[:5] not in shown
 
 
-@given(st.integers(31_900, 34_000))
+@given(st.integers(15_900, 18_000))
 def test_no_address_is_cut_in_two_where_the_search_ends(at: int) -> None:
     shown = safe_log(Redactor(), " " * at + "ann@example.org" + " " * 10_000)
     assert "ann" not in shown

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.core import patterns
 from interlock.core.errors import Failure
+from interlock.core.patterns import Patterns
 from interlock.core.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -600,3 +602,22 @@ def test_a_message_is_cut_to_two_thousand_characters() -> None:
 )
 def test_hostile_messages_are_read_in_linear_time(unit: str) -> None:
     assert len(safe_message(REDACTOR, unit * (300_000 // len(unit)))) <= 2_000
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        ["ann@example.org", "@", "a@b.c", "@" + "a" * 700, ".com ", "a." * 400, "415-555-2671", "078-05-1120 ",
+         "4111 1111 1111 1111", "+49 30 (901) 820-55 ", "10.0.0.1", "1" * 40, " " * 300, "x" * 900, "-", "\u2013", "\0"]
+    ),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+@given(text=PIECES, strict=st.booleans())
+def test_a_long_text_is_masked_in_windows_as_it_is_at_once(text: str, strict: bool) -> None:
+    masking = Patterns(strict=strict, extra=(), names=())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "_WINDOW", 512)
+        in_windows = masking.mask(text)
+        patch.setattr(patterns, "_WINDOW", 1 << 30)
+        assert in_windows == masking.mask(text)

@@ -104,13 +104,26 @@ def _finite(text: str) -> float:
 
 def long_number(data: bytes | bytearray) -> bool:
     """Whether JSON text holds a whole number of more than 308 digits. Parses nothing; small texts cost nothing."""
-    if len(data) <= LONGEST_NUMBER or _ENDLESS_NUMBER not in data.translate(_DIGITS):
+    if not _has_run(data):
         return False
     # Without escapes, every second part between quotes is a text.
     outside = b'"'.join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-    if _ENDLESS_NUMBER not in outside.translate(_DIGITS):
+    if not _has_run(outside):
         return False
     return any(found[1] is not None for found in _WHOLE.finditer(outside))
+
+
+def _has_run(data: bytes | bytearray) -> bool:
+    """Whether some bytes hold a run of more than 308 digits. Looks at one window after the other.
+
+    A call into C keeps all other threads waiting, so none of them is given much at once.
+    """
+    if len(data) <= LONGEST_NUMBER:
+        return False
+    return any(
+        _ENDLESS_NUMBER in data[start : start + _WINDOW + LONGEST_NUMBER].translate(_DIGITS)
+        for start in range(0, len(data), _WINDOW)
+    )
 
 
 def more_values(data: bytes | bytearray, limit: int) -> bool:

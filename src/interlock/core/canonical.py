@@ -189,12 +189,20 @@ def _normal_object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
 
 
 _NINES = bytes.maketrans(b"0123456789", b"9" * 10)
+_RUN = b"9" * 19
+_WINDOW = 65_536
 
 
 def may_hold_long_number(text: bytes) -> bool:
     """Whether JSON text has a run of digits that could be a whole number beyond 64 bits, which orjson would round."""
-    # To look for a run of one digit is many times quicker than to look for a run of digits.
-    return b"9999999999999999999" in text.translate(_NINES)
+    # To look for a run of one digit is many times quicker than to look for a run of digits. A call into C keeps all
+    # other threads waiting, so a long text is looked at in windows.
+    if len(text) <= _WINDOW:
+        return _RUN in text.translate(_NINES)
+    return any(
+        _RUN in text[start : start + _WINDOW + len(_RUN) - 1].translate(_NINES)
+        for start in range(0, len(text), _WINDOW)
+    )
 
 
 def encode(value: Any) -> bytes:

@@ -18,10 +18,10 @@ from interlock.core.bounds import cut, trim
 
 REDACTED: Final = "[REDACTED]"
 _EMAIL_MARKER: Final = "[EMAIL_REDACTED]"
-_MESSAGE_LIMIT: Final = 2_000
+LONGEST_MESSAGE: Final = 2_000
 # Of longer texts only the beginning is searched, and shown.
-_MESSAGE_SEARCHED: Final = 16_000
-_LOG_LIMIT: Final = 32_000
+_MESSAGE_SEARCHED: Final = 8_000
+_LOG_LIMIT: Final = 16_000
 
 SENSITIVE_NAMES: Final = (
     "password",
@@ -91,6 +91,8 @@ _TO_OUTLINE: Final = bytes(
     48 if chr(c).isdigit() else c if chr(c) in "()+" else 45 if chr(c) in "-. \t\n\r\f\v\x1c\x1d\x1e\x1f?" else 0
     for c in range(256)
 )
+_WINDOW: Final = 65_536
+_REACH: Final = 256
 _MAY_BE_ADDRESS: Final = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.ASCII)
 
 # Credentials as they stand in messages. Each expression either matches or gives up within a bounded distance.
@@ -106,6 +108,8 @@ _CREDENTIALS: Final = re.compile(
     r"|\beyJ[\w-]{8,}(?:\.[\w-]+)*",
     re.DOTALL,
 )
+# Every credential but a bearer token holds one of these, and looking for fixed text costs a fraction of the expression.
+_IN_CREDENTIALS: Final = ("-----BEGIN ", "://", "k-", "k_", "AKIA", "ASIA", "gh", "glpat-", "xox", "AIza", "eyJ")
 # Words that stand before a credential in messages only; the sensitive field names come on top.
 _SPOKEN_NAMES: Final = ("passwd", "pwd", "passphrase", "authorization", "credential", "credentials", "cookie")
 _TRACEBACK: Final = re.compile(r"[ |+]*(?:Exception Group )?Traceback \(most recent call last\)")
@@ -151,7 +155,7 @@ class Patterns:
             text, left_out = text[: trace.start()], 0
         text = _FRAME.sub("", self._hide_credentials(text))
         text = self.mask(_PLACES.sub(lambda found: found[0] if found["url"] else "[path]", text))
-        return trim(text, left_out).strip()[:_MESSAGE_LIMIT]
+        return trim(text, left_out).strip()[:LONGEST_MESSAGE]
 
     def log(self, text: str) -> str:
         """The text as operators may read it: stack traces and paths stay, credentials and personal data do not."""
@@ -171,7 +175,9 @@ class Patterns:
         return text
 
     def _hide_credentials(self, text: str) -> str:
-        return self._spoken.sub(rf"\1\2{REDACTED}", _CREDENTIALS.sub(REDACTED, text))
+        if any(map(text.__contains__, _IN_CREDENTIALS)) or "bearer" in text.lower():
+            text = _CREDENTIALS.sub(REDACTED, text)
+        return self._spoken.sub(rf"\1\2{REDACTED}", text) if ":" in text or "=" in text else text
 
     def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:
         # A configured pattern may match the words of a marker; what is a marker already stays one.
@@ -184,10 +190,10 @@ class Patterns:
     def _mask_numbers(self, text: str) -> str:
         if not self._strict and not _may_hold_number(text):
             return text
-        search = _numbers(strict=self._strict)
+        search = _in_windows(_numbers(strict=self._strict))
         out: list[str] = []
         done = 0
-        found = search(text)
+        found = search(text, 0)
         while found:
             start, end = found.span()
             name = found.lastgroup or ""
@@ -212,7 +218,34 @@ def _numbers(*, strict: bool) -> Callable[..., re.Match[str] | None]:
     return re.compile(rf"[0-9+(](?<!\d\d)(?:{any_of})(?!\d)".replace(r"\d", "[0-9]")).search
 
 
+def _in_windows(search: Callable[..., re.Match[str] | None]) -> Callable[[str, int], re.Match[str] | None]:
+    """The same search, which looks at one window of a long text after the other.
+
+    A call into C keeps all other threads waiting, so none of them is given much at once. A match is never longer than
+    `_REACH`, with what it looks at behind it; one that ends so near to the end of its window is looked for once more.
+    """
+
+    def found(text: str, start: int) -> re.Match[str] | None:
+        end = start + _WINDOW
+        while end < len(text):
+            match = search(text, start, end)
+            if match and match.end() <= end - _REACH:
+                return match
+            start, end = match.start() if match else end - _REACH, end + _WINDOW
+        return search(text, start)
+
+    return found
+
+
 def _may_hold_number(text: str) -> bool:
+    if len(text) <= _WINDOW:
+        return _may_hold_number_at_once(text)
+    return any(
+        _may_hold_number_at_once(text[start : start + _WINDOW + _REACH]) for start in range(0, len(text), _WINDOW)
+    )
+
+
+def _may_hold_number_at_once(text: str) -> bool:
     # Every character beyond ASCII becomes `?`, which counts as a separator: a few of them are.
     outline = text.encode("ascii", "replace").translate(_TO_OUTLINE)
     return (
@@ -232,10 +265,30 @@ def _luhn(number: str) -> bool:
     return (sum(map(int, digits[::2])) + sum(map(int, digits[1::2].translate(_DOUBLED)))) % 10 == 0
 
 
+def _domains(text: str) -> Iterable[re.Match[str]]:
+    """Every `@` with the domain behind it, searched for in windows as `_in_windows` does.
+
+    A domain has any length. Where one may go on behind its window, the next window begins with its `@`, or is larger.
+    """
+    start, size = 0, _WINDOW
+    while start < len(text):
+        done, end = start, start + size
+        at = -1
+        for domain in _DOMAIN.finditer(text, start, end):
+            if domain.end() == end < len(text):
+                at = domain.start()
+                break
+            yield domain
+            done = domain.end()
+        else:
+            at = text.rfind("@", done, end) if end < len(text) else -1
+        start, size = (end, _WINDOW) if at < 0 else (at, 2 * size if at == start else _WINDOW)
+
+
 def _mask_emails(text: str) -> str:
     out: list[str] = []
     done = floor = 0
-    for domain in _DOMAIN.finditer(text):
+    for domain in _domains(text):
         at = domain.start()
         local = _LOCAL_BACKWARDS.match(text[floor:at][::-1])
         floor = at + 1

@@ -44,6 +44,7 @@ _log = logging.getLogger("interlock.jsonrpc")
 
 MAX_BATCH = 100
 _LARGE = 1 << 14
+_AT_ONCE = 4
 LONGEST_MS = 86_400_000
 LONGEST_TEXT = 4000
 
@@ -131,25 +132,21 @@ class JsonRpcDoor:
         if not batch or len(batch) > MAX_BATCH:
             words = f"a batch has 1 to {MAX_BATCH} requests"
             return encode(_error(None, _INVALID, f"invalid request: {words}", self._trace_id(trace)))
-        answers = await asyncio.gather(*await self._begin(batch, len(body), authorization, trace))
+        answers = await self._all(batch, len(body), authorization, trace)
         kept = [one for one in answers if one is not None]
         return b"[%b]" % b",".join(kept) if kept else None
 
-    async def _begin(
+    async def _all(
         self, batch: list[Any], size: int, authorization: str | None, trace: str | None
-    ) -> list[asyncio.Task[bytes | None]]:
-        """Begin the requests of a batch. Those of a large batch begin one per turn of the loop, so others get turns."""
-        begun: list[asyncio.Task[bytes | None]] = []
-        try:
-            for one in batch:
-                begun.append(asyncio.create_task(self._one(one, authorization, trace)))
-                if size > _LARGE:
-                    await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            for task in begun:
-                task.cancel()
-            raise
-        return begun
+    ) -> list[bytes | None]:
+        """The answers to a batch. Of a large one, a few requests run at a time: each turn of the loop stays short."""
+        places = asyncio.Semaphore(_AT_ONCE if size > _LARGE else len(batch))
+
+        async def answered(one: Any) -> bytes | None:
+            async with places:
+                return await self._one(one, authorization, trace)
+
+        return await asyncio.gather(*map(answered, batch))
 
     async def _one(self, sent: Any, authorization: str | None, trace: str | None) -> bytes | None:
         """The answer to one request; None to a notification."""

@@ -63,6 +63,9 @@ _LAST_WORDS_S = 5.0
 # Requests leave next to no cycles behind, and with many in flight the usual 700 objects are those of a few of them:
 # the collector would walk them all the time and find nothing.
 COLLECT = (20_000, 20, 50)
+# Connections that wait to be accepted, and how many of them are accepted in one turn of the event loop.
+_BACKLOG = 2048
+_ACCEPTED_AT_ONCE = 16
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -252,6 +255,7 @@ class Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            backlog=_ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=listening.drain_s,
             ssl_certfile=listening.certificate,
             ssl_keyfile=listening.key,
@@ -268,6 +272,7 @@ class Server:
                 await self._serving
                 raise Failure("E3108", "the server ended before it began")
             await asyncio.sleep(0.005)
+        bound.listen(_BACKLOG)  # asyncio has set it to the number that it accepts per turn
         if listening.grpc_port is not None:
             await self._start_grpc(listening.grpc_port)
 
@@ -436,7 +441,7 @@ def _bind(listening: Listening) -> socket.socket:
     where = f"[{listening.host}]" if ":" in listening.host else listening.host
     try:
         return socket.create_server(
-            (listening.host, listening.port), family=family, backlog=2048, dualstack_ipv6=both
+            (listening.host, listening.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
         )  # fmt: skip
     except OSError as error:
         taken = error.errno in (errno.EADDRINUSE, errno.EACCES)

@@ -318,7 +318,7 @@ class Gateway:
             tool = self._catalog.exact(stored["tool"], stored["version"]).prepared
         else:
             call.model_input = model_input
-            if len(model_input) > LONGEST_NUMBER:
+            if LONGEST_NUMBER < len(model_input) <= LARGE_INPUT:  # a larger one was checked where it was read
                 check_values(model_input, self._most_values)
             try:
                 tool = self._catalog.prepared(request.tool, request.version, request.caller.capability)

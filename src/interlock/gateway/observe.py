@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from interlock.approvals import tickets
-from interlock.core.bounds import Shortener
+from interlock.core.bounds import Shortener, size_of
 from interlock.core.clock import Clock, iso
 from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
+from interlock.core.patterns import LONGEST_MESSAGE
 from interlock.core.phases import Call, ResultPart, Source
 from interlock.core.redact import (
     REDACTED,
@@ -182,7 +183,9 @@ class Observer:
 
     def _private_in(self, call: Call, given: Any, *, for_people: bool) -> list[str]:
         try:
-            return private_values(self.sink(call), given, for_people=for_people) if given else []
+            if not given:
+                return []
+            return private_values(self.sink(call), given if for_people else _short(given), for_people=for_people)
         except (KeyError, IndexError, TypeError, ValueError, Failure):
             return []  # a key that was itself redacted cannot be followed; the patterns still hold
 
@@ -219,7 +222,10 @@ class Observer:
             self.log_failure(call, f"{call.ref} failed", failure.__cause__)
         elif message != failure.in_full or details != failure.details_in_full:
             extra = {"trace_id": call.trace_id, "invocation_id": call.id}
-            told = hide(f"{failure.in_full[:_LONGEST_TEXT]} {dict(failure.details_in_full or {}) or ''}")
+            told = message
+            # A long text is searched and logged in full once a minute; otherwise the log has what the caller is shown.
+            if len(failure.in_full) <= LONGEST_MESSAGE or self._seldom.due((call.ref, failure.code)) is not None:
+                told = hide(f"{failure.in_full[:_LONGEST_TEXT]} {dict(failure.details_in_full or {}) or ''}")
             _log.warning("%s failed in call %s: %s", call.ref, call.id, _writable(told), extra=extra)
         if _log.isEnabledFor(logging.DEBUG):
             self._log_reasons(call, failure)
@@ -447,6 +453,19 @@ def _place(error: BaseException) -> tuple[str, int]:
     while trace.tb_next is not None:
         trace = trace.tb_next
     return trace.tb_frame.f_code.co_filename, trace.tb_lineno
+
+
+def _short(value: Any) -> Any:
+    """Data without its longest texts: no text that is searched for private values is long enough to hold them."""
+    if size_of(value, _LONGEST_TEXT) <= _LONGEST_TEXT:
+        return value
+    if isinstance(value, str):
+        return "" if len(value) > _LONGEST_TEXT else value
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in cast("Json", value).items()}
+    if isinstance(value, list | tuple):
+        return [_short(item) for item in cast("list[Any]", value)]
+    return value
 
 
 def _given(call: Call) -> tuple[Any, ...]:

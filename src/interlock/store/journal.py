@@ -428,7 +428,7 @@ class Journal:
                         return False
                     raise
                 time.sleep(pause)
-                pause = min(pause * 2, 0.02)
+                pause = min(pause * 2, 0.002)
 
     def _apply(self, batch: list[_Waiting[Any]]) -> None:
         cursor = self._cursor

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import AsyncGenerator
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from interlock.core.capability import Capability, Link, ToolGrant
 from interlock.core.contract import Contract, contract_of
 from interlock.core.manifest import parse_manifest
 from interlock.core.permissions import Permission, permissions_of
+from interlock.core.schema import Json
 from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from interlock.gateway import cover
@@ -36,7 +39,7 @@ __all__ = ["host"]
 Where = Annotated[str, Field(description="a file", examples=["/srv/data/a"], json_schema_extra={"format": "path"})]
 LEFT = (
     "in-process tools share the server's process: their network, and files that are neither watched nor named in"
-    " arguments, are not held to the list; no writable mount for sandboxed tools"
+    " arguments, are not held to the list"
 )
 
 
@@ -130,6 +133,86 @@ async def test_a_tool_writes_only_below_a_path_that_it_lists_for_writing(
     await admit(lock, change)
     result = await lock.call("perm.change", path=str(tmp_path / "a"), dry_run=True)
     assert code(result) == expected
+
+
+@pytest.fixture
+def shop() -> Iterator[Path]:
+    """A directory outside /tmp, which every sandbox has to itself."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        place = Path(directory).resolve() / "shop"
+        place.mkdir()
+        yield place
+
+
+def _keep(shop: Path) -> Json:
+    """A sandboxed program that writes a file of the shop."""
+    return manifest(
+        "keep", ["sh", "-c", 'printf kept > "$1" && printf kept', "sh", "{path}"], sandbox={}, namespace="perm",
+        parameters={"path": {"type": "string", "format": "path", "description": "a file", "examples": ["/srv/a"]}},
+        mutation_class="write_irreversible", effects=[{"resource": "file:{path}", "operation": "CREATE"}],
+        required_permissions=[f"filesystem:write:{shop}"],
+    )  # fmt: skip
+
+
+async def _approved(lock: Interlock, name: str, key: str, **said: Any) -> Any:
+    """A call that somebody approves, and its result."""
+    pending = await lock.call(name, key=key, **said)
+    if "pending" not in pending.metadata:
+        return pending
+    reviewer = replace(lock.caller, id="local:reviewer", groups=frozenset({"approvers"}))
+    await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=reviewer)
+    return await lock.call(name, key=key, **said)
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+async def test_a_sandboxed_tool_writes_to_the_directory_that_it_lists_and_its_changes_are_seen(
+    tmp_path: Path, shop: Path
+) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False, watched_files=(shop,)) as lock:
+        _, (one,) = load(written(tmp_path / "keep.json", _keep(shop)))
+        assert one.manifest.tier == 1
+        await admit(lock, one)
+        result = await _approved(lock, "perm.keep", "1", path=f"{shop}/a")
+        assert result.unwrap() == "kept"
+        assert (shop / "a").read_text() == "kept"
+        assert ((shop / "a").stat().st_uid, (shop / "a").stat().st_gid) == (os.getuid(), os.getgid())
+        changed = [(one["affectedResource"], one["mutationType"]) for one in records(lock, kind="mutation")]
+        assert changed == [(f"file:{shop}/a", "CREATE")]
+        for outside in (f"{shop}/../b", f"/in{shop}/b", "/srv/b"):
+            assert code(await lock.call("perm.keep", key=outside, path=outside)) == "E3206", outside
+
+
+async def test_an_undeclared_change_in_a_writable_directory_is_put_back(tmp_path: Path, shop: Path) -> None:
+    (shop / "price").write_text("1")
+    async with Interlock.open(tmp_path / "home", housekeeping=False, watched_files=(shop,)) as lock:
+        program = _keep(shop)
+        program["execution"]["argv"] = ["sh", "-c", f'printf 2 > {shop}/price; printf kept > "$1"', "sh", "{path}"]
+        _, (one,) = load(written(tmp_path / "keep.json", program))
+        await admit(lock, one)
+        assert code(await _approved(lock, "perm.keep", "1", path=f"{shop}/a")) == "E3417"
+    assert (shop / "price").read_text() == "1"
+
+
+@pytest.mark.part_of("CONTRACT-21", rest=LEFT)
+async def test_a_token_that_does_not_cover_a_writable_directory_is_refused_before_anything_is_mounted(
+    lock: Interlock, tmp_path: Path, shop: Path
+) -> None:
+    _, (one,) = load(written(tmp_path / "keep.json", _keep(shop)))
+    await admit(lock, one)
+    caller = replace(lock.caller, capability=bound_to(f"file:{shop}/a"))
+    refused = await lock.call("perm.keep", key="1", path=f"{shop}/a", caller=caller)
+    assert (code(refused), "the token does not cover it" in str(refused.error)) == ("E3206", True)
+    assert os.listdir(shop) == []
+
+
+async def test_the_home_is_mounted_for_no_tool(tmp_path: Path, shop: Path) -> None:
+    peek = manifest("peek", ["cat", f"/in{shop}/home/x"], sandbox={}, required_permissions=[f"filesystem:read:{shop}"])
+    async with Interlock.open(shop / "home", housekeeping=False) as lock:
+        for one in load(written(tmp_path / "tools.json", peek, _keep(shop)))[1]:
+            await admit(lock, one)
+        for result in (await lock.call("prog.peek"), await _approved(lock, "perm.keep", "1", path=f"{shop}/home/x")):
+            assert (code(result), "the home of Interlock" in str(result.error)) == ("E3405", True)
+    assert not (shop / "home" / "x").exists()
 
 
 # Networks
@@ -369,7 +452,9 @@ async def same_number(n: Annotated[int, Field(description="a number", examples=[
             },
             "network_policy does not allow it",
         ),
-        ({"required_permissions": ["filesystem:write:/srv"]}, "gets no file of the host to write"),
+        ({"required_permissions": ["filesystem:write:/srv"]}, "the tool is read_only"),
+        ({"required_permissions": ["filesystem:write:/tmp/x"]}, "a sandbox, which has its own /tmp"),
+        ({"required_permissions": ["filesystem:write:/usr/share/x"]}, "a sandbox, which has its own /usr"),
         ({"required_permissions": ["filesystem:read:/srv/x"], "sandbox": {"reads": {"srv": "/etc/hosts"}}}, "rename"),
     ],
 )

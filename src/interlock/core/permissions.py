@@ -4,7 +4,7 @@
 |--------------------------|-------------------------------------------------------------------------------------|
 | `filesystem:read:PATH`   | PATH and what lies below it: mounted at `/in/PATH` in a sandbox; paths in arguments |
 |                          | must lie there                                                                      |
-| `filesystem:write:PATH`  | as above, and watched files below it may change                                     |
+| `filesystem:write:PATH`  | as above, and files below it may change: mounted writable at PATH in a sandbox      |
 | `network:URL`            | one host and port, through the egress proxy of a sandbox                            |
 | `database:ENGINE:MODE`   | the credential `database/ENGINE/MODE`, and whether a watched database may change    |
 | `credential:NAME`        | a lease of that credential; `credentials:NAME` is the same                          |
@@ -124,6 +124,18 @@ def is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
+# Places that are a sandbox's own: no directory of the host is mounted there.
+_OWN_PLACES = (
+    "/bin", "/dev", "/etc", "/in", "/lib", "/lib32", "/lib64", "/opt/host", "/proc", "/sbin", "/sys", "/usr",
+    "/tmp",  # noqa: S108 - every call has its own
+)  # fmt: skip
+
+
+def own_place(path: str) -> str | None:
+    """The place of a sandbox's own that a path lies in or above; None if it lies beside all of them."""
+    return next((one for one in _OWN_PLACES if is_below(path, one) or is_below(one, path)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Permissions:
     """Everything that a tool may use by the permissions it lists."""
@@ -134,6 +146,11 @@ class Permissions:
     hosts: tuple[tuple[str, int], ...] = ()
     databases: Mapping[str, Mode] = field(default_factory=dict[str, Mode])
     credentials: tuple[str, ...] = ()
+
+    @property
+    def only_readable(self) -> tuple[str, ...]:
+        """The paths that may be read and not written to."""
+        return tuple(path for path in self.readable if path not in self.writable)
 
 
 NOTHING = Permissions()

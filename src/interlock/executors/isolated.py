@@ -82,6 +82,7 @@ class IsolatedExecutor:
         self._note = note
         self._hide = hide
         self._checkpoints = checkpoints
+        self._home = None if shared is None else shared.parent.resolve()
         self._opener = opener or partial(_open, shared)
         self._opening: asyncio.Future[Sandbox] | None = None
 
@@ -158,7 +159,9 @@ class IsolatedExecutor:
         confined: Json = {
             "tier": tier,
             "limits": _limits(contract, sandboxing, max(MIN_WALL_S, left_s), files),
-            "mounts": _mounts(sandboxing, requested.tool.permissions),
+            "mounts": self._mounts(sandboxing, requested.tool.permissions, changes=operation != "preview")
+            if tier < 3
+            else (),
             "egress": self._egress(call, requested.tool, refused, requested.deadline) if tier == 2 else None,
             "ticket": call.approval,
         }
@@ -188,6 +191,22 @@ class IsolatedExecutor:
             secrets=lent,
             **confined,
         )
+
+    def _mounts(self, sandboxing: Sandboxing, permissions: Permissions, *, changes: bool) -> tuple[Mount, ...]:
+        """The files of the host that a call sees: those under names of their own, and those that permissions list.
+
+        A call that only looks (`changes` is False) can write to none of them.
+        """
+        named = (Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items())
+        read = (Mount(Path(path), f"/in{path}") for path in permissions.only_readable)
+        written = (Mount(Path(path), path, writable=changes) for path in permissions.writable)
+        mounts = (*named, *read, *written)
+        home = self._home
+        for one in mounts if home is not None else ():
+            # INVARIANT: no sandboxed code sees the keys and the journal.
+            if home is not None and (one.host.is_relative_to(home) or home.is_relative_to(one.host)):
+                raise Failure("E3405", f"`{one.inside}` was not mounted: the home of Interlock is in it or above it")
+        return mounts
 
     def _environment(self, program: Execution, call: Call) -> dict[str, str]:
         """What a program finds in its environment: what its manifest says, and the trace it runs under."""
@@ -245,12 +264,6 @@ class IsolatedExecutor:
             await asyncio.wait({self._opening})
             if not _broke(self._opening):
                 await self._opening.result().close()
-
-
-def _mounts(sandboxing: Sandboxing, permissions: Permissions) -> tuple[Mount, ...]:
-    """The files of the host that a call sees: those under names of their own, and those that permissions list."""
-    named = (Mount(Path(host), f"/in/{name}") for name, host in sandboxing.reads.items())
-    return (*named, *(Mount(Path(path), f"/in{path}") for path in permissions.readable))
 
 
 def _network(said: NetworkPolicy, listed: Sequence[tuple[str, int]]) -> NetworkPolicy:

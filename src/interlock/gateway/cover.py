@@ -70,12 +70,13 @@ def _permissions(contract: Contract) -> tuple[Permission, ...]:
 def check_paths(tool: Prepared, arguments: Mapping[str, Any]) -> None:
     """Refuse (E3206) arguments that name a path outside those that the tool's permissions list.
 
-    A tool in this process is asked for where links lead; one in a sandbox finds its files below /in.
+    A tool in this process is asked for where links lead. One in a sandbox finds what it reads below /in, and what it
+    writes to at its own path.
     """
     held, contract = tool.permissions, tool.contract
     roots, writable = set(held.readable), set(held.writable)
     if tool.isolated:
-        roots |= {f"/in{path}" for path in roots}
+        roots |= {f"/in{path}" for path in held.only_readable}
         roots |= {f"/in/{name}" for name in contract.manifest.sandbox.reads} if contract.manifest.sandbox else set()
         roots.add("/tmp")  # noqa: S108 - the sandbox's own, private to the call
     else:

@@ -114,14 +114,20 @@ def _permission_faults(manifest: Manifest) -> list[str]:
     sandbox = manifest.sandbox
     if sandbox is not None and manifest.tier < 3:
         faults.extend(
-            f"a sandboxed tool gets no file of the host to write, so it cannot have filesystem:write:{path};"
-            " it leaves files as artifacts"
+            f"filesystem:write:{path} cannot be mounted in a sandbox, which has its own {place};"
+            " list a directory elsewhere"
             for path in listed.writable
+            if (place := permissions.own_place(path)) is not None
         )
+        if listed.writable and manifest.mutation_class == "read_only":
+            faults.append(
+                f"the tool is read_only, and required_permissions lists filesystem:write:{listed.writable[0]};"
+                " list filesystem:read, or declare what the tool changes"
+            )
         faults.extend(
             f"sandbox.reads `{name}` and filesystem:read:{path} would both be mounted at /in/{name}; rename the first"
             for name in sandbox.reads
-            for path in listed.readable
+            for path in listed.only_readable
             if path.split("/")[1] == name
         )
     return faults

@@ -17,6 +17,20 @@ from interlock.executors.sandbox.confine import Bonds, address_space, confine, l
 Json = dict[str, Any]
 
 
+def become(config: Json, argv: list[str]) -> None:
+    """Become another program, for which files of root in some directories belong to the user of the sandbox."""
+    try:
+        ids = linux.namespace_of_ids(0, config["uid"])
+        linux.unshare(linux.NEWNS)
+        linux.mount(None, "/", None, linux.REC | linux.PRIVATE)
+        for directory in config["directories"]:
+            linux.bind_writable(directory, directory, ids)
+        os.execv(argv[0], argv)  # noqa: S606 - our own words and configured paths
+    except OSError as error:
+        os.write(2, str(error).encode())
+        os._exit(1)
+
+
 def serve(config: Json, control: socket.socket) -> None:
     try:
         os.dup2(control.detach(), 3)
@@ -36,6 +50,7 @@ def serve(config: Json, control: socket.socket) -> None:
             landlock=linux.landlock_version(),
             programs={tier: seccomp.build(tier, metered=metered, recording=True)},
             address_space=address_space(),
+            writable=tuple(config["writable"]),
         )
         confine(bonds, tier, config["limits"], control, None)
     except BaseException as error:  # noqa: BLE001 - a bond that does not hold: nothing is run
@@ -63,7 +78,7 @@ def serve_contained(config: Json) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
-    limit_in_container(config["limits"])
+    limit_in_container(config["limits"], writes=config["writes"])
     control = _Standard()
     control.sendall(b"R")
     runner.serve(control)

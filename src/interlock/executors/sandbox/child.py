@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Protocol
 from interlock.executors.sandbox.cgroups import Slot
 from interlock.executors.sandbox.job import Job, Limits, Mount, PythonJob, Tier
 
-_SOON_S, _GONE_S = 0.01, 5.0
+_SOON_S, _GONE_S, _LOOK_S = 0.01, 5.0, 0.002
 _HEAVY = ("interlock", "pydantic", "async")
 
 
@@ -33,6 +34,11 @@ class Shape:
         texts = [job.source, *(text for text, _ in job.modules.values())] if isinstance(job, PythonJob) else []
         heavy = any(word in text for text in texts for word in _HEAVY)
         return cls(job.tier, job.mounts, job.limits, heavy)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it can change files of the host."""
+        return any(one.writable for one in self.mounts)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -101,6 +107,16 @@ class Child:
         """End the process and, since it is the first of its namespace, everything it ever started."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Kill it, and wait until nothing that it started runs any more. The kernel takes milliseconds."""
+        self.kill()
+        self.hurry()
+        over = asyncio.get_running_loop().time() + _GONE_S
+        while not (self._ended_within(0) and (self.slot is None or self.slot.deserted)):
+            if asyncio.get_running_loop().time() > over:
+                break
+            await asyncio.sleep(_LOOK_S)
 
     def hurry(self) -> None:
         """It has been killed and is not to wait for its share of the processor any more."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock.executors.sandbox import linux
-from interlock.executors.sandbox.filter import no_messages
+from interlock.executors.sandbox.filter import no_messages, plain_files
 
 Json = dict[str, Any]
 
@@ -34,6 +34,7 @@ class Bonds:
     landlock: int
     programs: dict[int, bytes]
     address_space: int
+    writable: tuple[str, ...] = ()  # directories of the host, by their places inside
 
 
 def address_space() -> int:
@@ -53,13 +54,16 @@ def confine(bonds: Bonds, tier: int, limits: Json, control: socket.socket, insid
     linux.no_new_privileges()
     if bonds.landlock:
         ports = () if inside is None else (PROXY[1],)
-        linux.landlock(bonds.landlock, readable=("/",), writable=("/tmp", "/dev/null"), ports=ports)  # noqa: S108
+        writable = ("/tmp", "/dev/null", *bonds.writable)  # noqa: S108 - inside
+        linux.landlock(bonds.landlock, readable=("/",), writable=writable, ports=ports)
     linux.drop_capabilities()
     refusals = linux.load_filter(bonds.programs[tier], listening=True)
     handed = [refusals] if inside is None else [refusals, inside.fileno()]
     socket.send_fds(control, [b"R"], handed)
     if not bonds.metered:
         linux.add_filter(no_messages())
+    if bonds.writable:
+        linux.add_filter(plain_files())
     if inside is not None:
         inside.detach()
     linux.close_from(4)
@@ -94,7 +98,7 @@ def _limit(bonds: Bonds, limits: Json) -> None:
         file.write("1000")
 
 
-def limit_in_container(limits: Json) -> None:
+def limit_in_container(limits: Json, *, writes: bool) -> None:
     """The limits that gVisor keeps for each process; the container as a whole has its own."""
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
@@ -105,6 +109,9 @@ def limit_in_container(limits: Json) -> None:
         (resource.RLIMIT_CPU, limits["cpu_s"]),
     ):
         resource.setrlimit(kind, (most, most))
+    if writes:
+        linux.no_new_privileges()
+        linux.add_filter(plain_files())
 
 
 def listen_inside() -> socket.socket:

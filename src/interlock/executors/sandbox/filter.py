@@ -63,6 +63,9 @@ _STREAM, _PACKETS, _NONBLOCK, _CLOEXEC = 1, 5, 0x800, 0x80000
 _CONNECTED = tuple(kind | flags for kind in (_STREAM, _PACKETS) for flags in (0, _NONBLOCK, _CLOEXEC, 0x80800))
 _SHARED, _ANONYMOUS = 0x01, 0x20
 _SET_PIPE_SIZE = 1031
+_SET_LEASE = 1024
+_CREATES = 0o100 | 0o20000000  # O_CREAT, and the bit that tells O_TMPFILE from a directory
+_RIGHTS_OF_OWNER = 0o6000  # the bits by which a program runs with the rights of its file's owner or group
 
 _LOAD, _JUMP, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _NOTIFY, _ERROR = 0x7FFF0000, 0x80000000, 0x7FC00000, 0x00050000
@@ -171,6 +174,37 @@ def no_messages(machine: str | None = None) -> bytes:
     numbers = syscalls.NUMBERS[machine or platform.machine()]
     sending = [_step(_IF_EQUAL, numbers["sendmsg"], 2), _step(_IF_EQUAL, numbers["sendmmsg"], 1)]
     return b"".join((_step(_LOAD, _NUMBER), *sending, *_answer(_ALLOW), *_fails(errno.EPERM)))
+
+
+def plain_files(machine: str | None = None) -> bytes:
+    """A program for a call that writes to a directory of the host: it can make files and directories, nothing else.
+
+    No symbolic link, which somebody outside could follow; no FIFO, socket or device; no file that runs with the rights
+    of its owner, which is the server's user; no lease, which makes others wait for a file.
+    """
+    numbers = syscalls.NUMBERS[machine or platform.machine()]
+    allow, refuse = _answer(_ALLOW), _fails(errno.EPERM)
+    rules: dict[str, Code] = dict.fromkeys(("symlink", "symlinkat", "mknod", "mknodat"), refuse)
+    rules["openat2"] = _fails(errno.ENOSYS)  # its mode is in memory, where no filter sees it
+    rules["fcntl"] = _if_argument(1, (_SET_LEASE,), refuse, allow)
+    for name, mode in (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("creat", 1)):
+        rules[name] = _if_any_bit(mode, _RIGHTS_OF_OWNER, refuse, allow)
+    for name, flags in (("open", 1), ("openat", 2)):
+        sets_mode = _if_any_bit(flags + 1, _RIGHTS_OF_OWNER, refuse, allow)
+        # The answer for a file that is not made is the last of the inner test.
+        skip = len(sets_mode) - 1
+        rules[name] = (_step(_LOAD, _ARGUMENTS + 8 * flags), _step(_IF_ANY_BIT, _CREATES, 0, skip), *sets_mode)
+    program: list[bytes] = [_step(_LOAD, _NUMBER)]
+    for name, code in rules.items():
+        if name in numbers:
+            program += [_step(_IF_EQUAL, numbers[name], 0, len(code)), *code]
+    return b"".join((*program, *allow))
+
+
+def _if_any_bit(index: int, bits: int, then: Code, otherwise: Code) -> Code:
+    """One answer when an argument has any of these bits, another when it has none."""
+    assert len(then) == len(otherwise) == 1
+    return (_step(_LOAD, _ARGUMENTS + 8 * index), _step(_IF_ANY_BIT, bits, 0, 1), *then, *otherwise)
 
 
 def _ranges(answers: Sequence[tuple[int, Code]]) -> list[tuple[int, Code]]:

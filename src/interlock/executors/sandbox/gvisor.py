@@ -92,7 +92,8 @@ class Gvisor(OneShot):
             os.kill(process.pid, signal.SIGCONT)
             control.settimeout(_READY_S)
             paths = [root.inside(path) for path in self._host.paths]
-            control.send(json.dumps({"paths": paths, "limits": asdict(shape.limits)}).encode())
+            config = {"paths": paths, "limits": asdict(shape.limits), "writes": shape.writes}
+            control.send(json.dumps(config).encode())
             answer = control.recv(1)
         except OSError as error:
             child.drop()
@@ -124,11 +125,16 @@ class Gvisor(OneShot):
         bound = [(path, root.inside(path)) for path in root.outermost(self._host.readable)]
         bound += [(f"/{name}", f"/{name}") for name in root.LINKED if _is_directory(Path("/", name))]
         bound += [(f"/etc/{name}", f"/etc/{name}") for name in root.FROM_ETC if Path("/etc", name).exists()]
-        bound += [(str(one.host), one.inside) for one in shape.mounts]
+        bound += [(str(one.host), one.inside) for one in shape.mounts if not one.writable]
+        writable = [(str(one.host), one.inside) for one in shape.mounts if one.writable]
         mounts: list[Json] = [
-            {"destination": inside, "type": "bind", "source": host, "options": ["rbind", "ro", "nosuid", "nodev"]}
-            for host, inside in bound
+            {"destination": inside, "type": "bind", "source": host, "options": ["rbind", mode, "nosuid", "nodev"]}
+            for mode, places in (("ro", bound), ("rw", writable))
+            for host, inside in places
         ]
+        # gVisor gives a file to the user who makes it, and files in a writable mount are to be root's. Inside, root has
+        # no capability and no kernel of the host's.
+        user = 0 if writable else root.USER
         size = f"size={shape.limits.tmp_bytes}"
         mounts += [
             {"destination": "/proc", "type": "proc", "source": "proc"},
@@ -141,7 +147,7 @@ class Gvisor(OneShot):
             "hostname": "sandbox",
             "process": {
                 "terminal": False,
-                "user": {"uid": root.USER, "gid": root.USER},
+                "user": {"uid": user, "gid": user},
                 "args": [self._host.python, "-I", "-S", "-c", _BOOT],
                 "env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
                 "cwd": "/tmp",  # noqa: S108 - inside

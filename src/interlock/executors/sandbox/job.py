@@ -8,6 +8,7 @@ INVARIANT: what the code says about itself can choose between two failures, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from interlock.core.artifacts import File
 from interlock.core.checkpoints import Bounds
 from interlock.core.errors import Failure
+from interlock.core.permissions import own_place
 from interlock.core.schema import Json
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -56,19 +58,28 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mount:
-    """A file or directory of the host that the call may read, and where it finds it.
+    """A file or directory of the host that the call may read, and where it finds it; or a directory it may write to.
 
-    Links on the way are followed when it is made, and what they lead to then is what the call gets.
+    What is only read lies below `/in`. A directory that is written to is found at its own path. Links on the way are
+    followed when the mount is described, and what they lead to then is what the call gets.
     """
 
     host: Path
     inside: str
+    writable: bool = False
+    # Device and inode: a directory that was replaced by another since is another mount.
+    found: tuple[int, int] = field(init=False, default=(0, 0))
 
     def __post_init__(self) -> None:
-        if not self.inside.startswith("/in/") or ".." in self.inside.split("/"):
-            raise Failure("E3308", "an input file is mounted below `/in/`")
+        below_in = self.inside.startswith("/in/") and not self.writable
+        at_its_own = self.inside == str(self.host) and not own_place(self.inside)
+        if not (below_in or at_its_own) or ".." in self.inside.split("/"):
+            raise Failure("E3308", "a file is mounted below `/in/`, a directory that is written to at its own path")
         # INVARIANT: links are followed here, on the host. Where the mount is made, `/` is another place.
         object.__setattr__(self, "host", Path(os.path.realpath(self.host)))
+        with contextlib.suppress(OSError):
+            seen = os.stat(self.host)
+            object.__setattr__(self, "found", (seen.st_dev, seen.st_ino))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +91,11 @@ class _Job:
     secrets: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     egress: Egress | None = None
     ticket: str | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether it can change files of the host."""
+        return any(one.writable for one in self.mounts)
 
     def __post_init__(self) -> None:
         if self.tier == 0 and (self.mounts or self.env):

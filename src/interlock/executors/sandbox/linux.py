@@ -29,7 +29,8 @@ _PIDFD, _CHILD_CLEARTID, _CHILD_SETTID, _SIGCHLD = 0x1000, 0x00200000, 0x0100000
 RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 BIND, REC, PRIVATE = 4096, 16384, 1 << 18
 _DETACH = 2
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_AT_FDCWD, _AT_RECURSIVE, _AT_EMPTY_PATH = -100, 0x8000, 0x1000
+_CLONE_TREE, _FROM_DESCRIPTOR, _MAP_IDS = 1, 4, 0x100000
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
@@ -127,6 +128,56 @@ def restrict_mount(target: str, attributes: int, *, recursive: bool = True) -> N
     request = struct.pack("<QQQQ", attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     _call("mount_setattr", _AT_FDCWD, ctypes.c_char_p(_path(target)), flags, request, len(request))
+
+
+def bind_writable(source: str, target: str, ids: int | None) -> None:
+    """Mount a directory, and what is mounted below it, on another place so that it can be written to there.
+
+    `ids`: a user namespace (see `namespace_of_ids`) by which the owners of files are translated.
+    """
+    tree = _call("open_tree", _AT_FDCWD, ctypes.c_char_p(_path(source)), _CLONE_TREE | os.O_CLOEXEC | _AT_RECURSIVE)
+    try:
+        mapped = 0 if ids is None else _MAP_IDS
+        request = struct.pack("<QQQQ", NOSUID | NODEV | mapped, 0, 0, ids or 0)
+        flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+        _call("mount_setattr", tree, ctypes.c_char_p(b""), flags, request, len(request))
+        moved = ctypes.c_char_p(_path(target))
+        _call("move_mount", tree, ctypes.c_char_p(b""), _AT_FDCWD, moved, _FROM_DESCRIPTOR)
+    finally:
+        os.close(tree)
+
+
+def namespace_of_ids(stored: int, used: int) -> int:
+    """A descriptor of a user namespace that translates one id: files of `stored` belong to `used`. One thread only.
+
+    Needs root, and the process namespace that /proc shows.
+    """
+    ready, say_ready = os.pipe()
+    go, say_go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            unshare(NEWUSER)
+            os.write(say_ready, b"x")
+            os.close(say_go)
+            os.read(go, 1)
+        finally:
+            os._exit(0)
+    os.close(say_ready)
+    try:
+        if not os.read(ready, 1):
+            raise OSError(1, "a user namespace for the owners of files cannot be made")
+        for file in ("uid_map", "gid_map"):
+            descriptor = os.open(f"/proc/{pid}/{file}", os.O_WRONLY)
+            try:
+                os.write(descriptor, f"{stored} {used} 1\n".encode())
+            finally:
+                os.close(descriptor)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for one in (ready, go, say_go):
+            os.close(one)
+        os.waitpid(pid, 0)
 
 
 def map_own_user(inner: int, outer_uid: int, outer_gid: int) -> None:

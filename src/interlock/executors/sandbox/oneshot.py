@@ -32,6 +32,11 @@ _BOOT = (
     "import json,socket,sys;s=socket.socket(fileno=0);c=json.loads(s.recv(1<<16));sys.path.extend(c['paths']);"
     "from interlock.executors.sandbox import alone;alone.serve(c,s)"
 )
+# As root: has the owners of files in some directories translated, for itself and what it becomes, then becomes bwrap.
+_MAPPED = (
+    "import json,sys;c=json.loads(sys.argv[1]);sys.path.extend(c['paths']);"
+    "from interlock.executors.sandbox import alone;alone.become(c,sys.argv[2:])"
+)
 _PLAIN = ("--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL", "--hostname", "sandbox")
 _AS_ROOT = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
 
@@ -101,6 +106,7 @@ class Bubblewrap(OneShot):
 
     def _start(self, program: str, shape: Shape) -> Child:
         """In a thread: start bwrap, put its first process in a cgroup, let it go on, hear that it is confined."""
+        user = self._host.uid + 1 + next(self._turns) % _USERS
         with contextlib.ExitStack() as theirs:
             control, their_control = socket.socketpair()
             theirs.enter_context(their_control)
@@ -112,8 +118,9 @@ class Bubblewrap(OneShot):
             files = _etc(theirs)
             for name, descriptor in files.items():
                 arguments += ["--perms", "0644", "--ro-bind-data", str(descriptor), f"/etc/{name}"]
+            command = [*arguments, "--remount-ro", "/", "--", self._host.python, "-I", "-S", "-c", _BOOT]
             process = subprocess.Popen(  # noqa: S603 - our own words and configured paths
-                [program, *arguments, "--remount-ro", "/", "--", self._host.python, "-I", "-S", "-c", _BOOT],
+                [*self._mapping(shape, user), program, *command],
                 stdin=their_control.fileno(),
                 stdout=their_out,
                 stderr=their_err,
@@ -147,10 +154,11 @@ class Bubblewrap(OneShot):
             os.write(block, b"x")
             config = {
                 "paths": [root.inside(path) for path in self._host.paths],
-                "uid": self._host.uid + 1 + next(self._turns) % _USERS,
+                "uid": user,
                 "tier": shape.tier,
                 "limits": asdict(shape.limits),
                 "metered": slot is not None,
+                "writable": [one.inside for one in shape.mounts if one.writable],
             }
             control.settimeout(_READY_S)
             control.send(json.dumps(config).encode())
@@ -168,6 +176,14 @@ class Bubblewrap(OneShot):
             os.close(block)
         child.make_ready()
         return child
+
+    def _mapping(self, shape: Shape, user: int) -> list[str]:
+        """What comes before bwrap's own words: as root, files in a writable mount are to be root's, not this user's."""
+        directories = [str(one.host) for one in shape.mounts if one.writable]
+        if not directories or os.getuid() != 0:
+            return []
+        config = json.dumps({"paths": self._host.paths, "directories": directories, "uid": user})
+        return [self._host.python, "-I", "-S", "-c", _MAPPED, config]
 
     def _arguments(self, shape: Shape) -> list[str]:
         arguments = [
@@ -200,7 +216,7 @@ class Bubblewrap(OneShot):
             arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         arguments += ["--perms", "0755", "--dir", "/in"]
         for one in shape.mounts:
-            arguments += ["--ro-bind", str(one.host), one.inside]
+            arguments += ["--bind" if one.writable else "--ro-bind", str(one.host), one.inside]
         size = str(shape.limits.tmp_bytes)
         arguments += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", size, "--tmpfs", "/tmp"]  # noqa: S108
         if self._cgroups is None:

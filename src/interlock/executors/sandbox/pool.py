@@ -31,8 +31,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import interlock
+from interlock.core.permissions import is_below, own_place
 from interlock.executors.sandbox.cgroups import Cgroups, Slot
 from interlock.executors.sandbox.child import Child, Evidence, IsolationError, Shape
+from interlock.executors.sandbox.job import Mount
 
 PLAIN = ("collections", "datetime", "math", "re", "typing")
 HEAVY = (*PLAIN, "asyncio", "decimal", "semantic_version", "interlock.executors.function")
@@ -64,6 +66,20 @@ class Host:
         # Of a checkout only our own package goes in, for more than modules lies beside it.
         packages = [path for path in self.paths if path != _source() or path in _installed()]
         return ["/usr", home, *packages, str(Path(_source()) / "interlock")]
+
+    def unfit(self, mount: Mount) -> str | None:
+        """Why a directory cannot be mounted for writing; None if it can, or is only read."""
+        if not mount.writable:
+            return None
+        place, real = f"`{mount.inside}` cannot be written to", str(mount.host)
+        if not mount.host.is_dir():
+            return f"{place}: it is not a directory of this host; make it first"
+        if own_place(real) is not None or any(is_below(real, one) or is_below(one, real) for one in self.readable):
+            return f"{place}: programs or modules that sandboxed tools run from are in it or above it"
+        seen = mount.host.stat()
+        if os.getuid() == 0 and (seen.st_uid, seen.st_gid) != (0, 0):
+            return f"{place}: it does not belong to the server's user and group; change its owner"
+        return None if os.access(mount.host, os.W_OK | os.X_OK) else f"{place}: the server's user cannot write there"
 
 
 def _source() -> str:
@@ -104,7 +120,7 @@ class Zygote:
             "open": shape.tier == 3,
             "paths": host.paths,
             "readable": host.readable,
-            "mounts": [(str(one.host), one.inside) for one in shape.mounts],
+            "mounts": [(str(one.host), one.inside, one.writable) for one in shape.mounts],
             "uid": host.uid,
             "vetted": host.heavy if shape.heavy else host.plain,
             "metered": cgroups is not None,

@@ -1,7 +1,8 @@
 """The file system that sandboxed code sees: programs and libraries, read-only, and nothing of the host besides.
 
 A small tmpfs becomes the root. Into it go, at their own paths, the directories that hold programs and modules; the
-inputs of the call below `/in`; five harmless devices; and an `/etc` with the few files that libraries look for. Then
+inputs of the call below `/in`; the directories that it may write to, at their own paths; five harmless devices; and an
+`/etc` with the few files that libraries look for. Then
 the host's tree is detached and the root is made read-only. `/tmp` is empty here: every call mounts its own over it.
 """
 
@@ -39,11 +40,12 @@ def inside(path: str) -> str:
     return f"/opt/host{path}" if path == "/tmp" or path.startswith("/tmp/") else path  # noqa: S108
 
 
-def build(readable: Sequence[str], mounts: Sequence[tuple[str, str]], *, metered: bool) -> None:
+def build(readable: Sequence[str], mounts: Sequence[tuple[str, str, bool]], *, metered: bool, ids: int | None) -> None:
     """Make and enter the root. Needs a mount namespace of its own and the right to mount in it.
 
-    `metered`: memory is counted by a cgroup. Where none does, there is no `/dev/zero`, for what is mapped of it is
-    memory that belongs to no process.
+    `mounts`: paths of the host, where each is found inside, and whether it can be written to. `ids`: translates the
+    owners of files in those that can. `metered`: memory is counted by a cgroup. Where none does, there is no
+    `/dev/zero`, for what is mapped of it is memory that belongs to no process.
     """
     os.umask(0o022)
     linux.mount(None, "/", None, linux.REC | linux.PRIVATE)
@@ -57,8 +59,12 @@ def build(readable: Sequence[str], mounts: Sequence[tuple[str, str]], *, metered
         _link_or_bind("/" + name)
     _fill_etc()
     _fill_dev(_DEVICES if metered else tuple(one for one in _DEVICES if one != "zero"))
-    for host, wanted in mounts:
-        _bind(host, wanted)
+    for host, wanted, writable in mounts:
+        if writable:
+            os.makedirs(wanted, exist_ok=True)
+            linux.bind_writable(_HOST + host, wanted, ids)
+        else:
+            _bind(host, wanted)
     for directory in ("/in", "/proc", "/tmp"):  # noqa: S108 - inside
         os.makedirs(directory, exist_ok=True)
     # The kernel lets an ordinary user mount a new /proc only while a whole one is in sight.

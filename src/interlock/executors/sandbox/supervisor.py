@@ -77,6 +77,9 @@ class Sandbox:
         backend = self._backend
         if backend is None or job.tier not in backend.tiers:
             return Outcome(status="isolation", why=self._why_not(job))
+        unfit = next((why for one in job.mounts if (why := self._host.unfit(one)) is not None), None)
+        if unfit is not None:
+            return Outcome(status="isolation", why=unfit)
         async with self._allowances.taken(agent, job.limits, excess):
             try:
                 child = await backend.take(Shape.of(job))
@@ -87,7 +90,8 @@ class Sandbox:
                     watch = Watch(
                         child,
                         job,
-                        exit_evidence=exit_evidence,
+                        # Files must not change any more when a call that can write to them is answered.
+                        exit_evidence=exit_evidence or job.writes,
                         on_progress=on_progress,
                         on_partial=on_partial,
                         on_checkpoint=on_checkpoint,
@@ -95,7 +99,11 @@ class Sandbox:
                     )
                     return await watch.outcome(cancelled)
             finally:
-                backend.give_back(child)
+                try:
+                    if job.writes:
+                        await child.gone()
+                finally:
+                    backend.give_back(child)
 
     def _why_not(self, job: Job) -> str:
         if self._backend is None:

@@ -53,6 +53,8 @@ def _leave(config: Json) -> None:
     linux.close_from(3)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     uid, gid = os.getuid(), os.getgid()
+    # Files in a writable mount are to be the server's user's, whatever user the sandbox has.
+    ids = linux.namespace_of_ids(uid, config["uid"]) if uid == 0 and _writable(config) else None
     spaces = linux.NEWNS | linux.NEWPID | linux.NEWIPC if config["open"] else _OTHER
     linux.unshare(spaces if uid == 0 else spaces | linux.NEWUSER)
     if uid != 0:
@@ -68,8 +70,9 @@ def _leave(config: Json) -> None:
         root.stay()
         return
     socket.sethostname("sandbox")
-    mounts = [(host, inside) for host, inside in config["mounts"]]
-    root.build(config["readable"], mounts, metered=config["metered"])
+    root.build(config["readable"], config["mounts"], metered=config["metered"], ids=ids)
+    if ids is not None:
+        os.close(ids)
     _find_again(config["paths"])
     if uid == 0:
         os.setgroups([])
@@ -80,6 +83,10 @@ def _leave(config: Json) -> None:
         linux.die_with_parent()
     linux.drop_capabilities()
     linux.no_new_privileges()
+
+
+def _writable(config: Json) -> tuple[str, ...]:
+    return tuple(inside for _, inside, writable in config["mounts"] if writable)
 
 
 def _find_again(paths: Sequence[str]) -> None:
@@ -110,6 +117,7 @@ class _Zygote:
                 for tier in ((3,) if self.open else (0, 1, 2))
             },
             address_space=address_space(),
+            writable=() if self.open else _writable(config),
         )
         self.uid, self.gid = os.getuid(), os.getgid()
         # As root, tier 3 keeps the host's own user namespace, for files of every owner are to be in reach.

@@ -614,6 +614,39 @@ def test_a_handler_declared_after_the_tool_is_in_use_is_refused() -> None:
     assert caught.value.code == "E3105"
 
 
+def _writes() -> Any:
+    @tool(version="1.0.0", mutation_class="write_reversible", effects=[Effect("mail:{to}", "CREATE")])
+    def post(to: Name) -> str:
+        """Post a letter to somebody."""
+        return to
+
+    return post
+
+
+def test_a_compensation_gets_a_context_whose_type_is_imported_where_it_is_declared() -> None:
+    from interlock import Context as Local
+
+    post = _writes()
+
+    @post.compensate
+    def _(ctx: Local, to: str) -> None:
+        raise AssertionError(to)
+
+    assert post.undo_takes_context
+    assert post.undo_arguments({"to": "you"}, "sent") == {"to": "you"}
+
+
+def test_a_compensation_whose_hints_cannot_be_read_is_refused_when_it_is_declared() -> None:
+    post = _writes()
+
+    def undo(ctx: Nowhere, to: str) -> None:  # noqa: F821 # pyright: ignore
+        raise AssertionError(to)
+
+    with pytest.raises(Failure, match=r"Nowhere.*import the type before the handler") as caught:
+        post.compensate(undo)
+    assert caught.value.code == "E3105"
+
+
 # The digest of the code
 
 CODE = '''

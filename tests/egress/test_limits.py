@@ -237,3 +237,24 @@ async def test_requests_put_together_at_random_reach_listed_hosts_only_and_are_a
         assert there.web.connections + there.secure.connections <= len(there.dialled)
         assert all(heard.count(b"host:") <= 1 for heard in there.web.heard)
         assert all(isinstance(event, Seen | Refusal) for event in there.events)
+
+
+async def test_a_body_in_tiny_pieces_leaves_others_their_turn() -> None:
+    pieces = 6_000
+    head = b"POST http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\nTransfer-Encoding: chunked\r\n\r\n"
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with world() as there:
+        beside = asyncio.create_task(others())
+        answer = await there.say(head + b"1\r\nx\r\n" * pieces + b"0\r\n\r\n")
+        beside.cancel()
+        await asyncio.wait({beside})
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+    assert there.web.bodies == [b"x" * pieces]
+    assert turns >= pieces // 32

@@ -29,6 +29,7 @@ _IN_ITS_OWN_KERNEL = (
     "descriptors",
     "namespaces",
     "system calls",
+    "signals and timers that the server's user has to share",
 )
 
 PRELUDE = f"""
@@ -348,6 +349,13 @@ ATTACKS = (
         "p = os.fork()\nif p == 0:\n    os.setsid(); time.sleep(100)\nos.kill(p, signal.SIGSTOP); time.sleep(100)",
         ("timeout",),
         limits=_short(0.5),
+    ),
+    Attack(
+        "signals and timers that the server's user has to share",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [34])\nn = 0\n"
+        "while C.sigqueue(os.getpid(), 34, 0) == 0 and n < 5000: n += 1\nreturn n",
+        ("ok",),
+        lambda one: one.value <= 1024,
     ),
     # Storage and output
     Attack("a full disk", "for i in range(64): open(f'/tmp/{i}', 'wb', 0).write(b'x' * (1 << 20))", ("limit",)),

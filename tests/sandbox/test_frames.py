@@ -288,3 +288,14 @@ def _count(document: Any) -> int:
     elif isinstance(document, list):
         inner = cast("list[Any]", document)
     return 1 + sum(map(_count, inner))
+
+
+@pytest.mark.parametrize("name", ["session", "modifiers", "views", "provenance", "compensation"])
+async def test_reports_under_more_names_than_can_be_looked_at_in_one_turn_end_the_call(name: str) -> None:
+    names = b",".join(b'"k%d":1' % number for number in range(20_000))
+    heard = await hear(framed_result(b'{"ok":true,"value":1,"reports":{"%b":{%b}}}' % (name.encode(), names)))
+    assert (heard.outcome.status, heard.outcome.why) == ("limit", "10000 reports")
+
+
+def framed_result(body: bytes) -> bytes:
+    return frames.frame(frames.RESULT, body)

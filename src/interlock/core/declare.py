@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from interlock.core.context import Context
 from interlock.core.errors import Failure
 from interlock.core.explain import brief
-from interlock.core.hints import PARAMETERS, Annotations, hints_of, read_annotations
+from interlock.core.hints import PARAMETERS, Annotations, hints_of, parameter_hints, read_annotations
 from interlock.core.manifest import (
     AddedType,
     Approval,
@@ -65,6 +65,7 @@ class Tool(Generic[P, R]):
         self.arguments = annotations.converters
         self.rich = annotations.rich
         self.dump = annotations.dump
+        self._undo_context = False
         self._facts = facts
         self._manifest: Manifest | None = manifest
         # The text that runs in the sandbox: read once, when the manifest with its digest is made.
@@ -159,13 +160,25 @@ class Tool(Generic[P, R]):
     def undo_takes_context(self) -> bool:
         """Whether the compensation wants to report what it changes."""
         handler = self.handlers.get("compensate")
-        return handler is not None and Context in hints_of(handler).values()
+        return handler is not None and (self._undo_context or Context in hints_of(handler).values())
 
     def _handle(self, name: str, handler: Handler) -> Handler:
         if self._manifest is not None:
             raise Failure("E3105", f"{self!r} is in use already; declare its {name} handler right after the tool")
+        if name == "compensate":
+            self._read_undo(handler)
         self.handlers[name] = handler
         return handler
+
+    def _read_undo(self, handler: Callable[..., Any]) -> None:
+        """Note whether a compensation wants a context. Its type may be imported where the handler is declared."""
+        around = sys._getframe(3).f_locals  # pyright: ignore[reportPrivateUsage] - of whoever declares the handler
+        try:
+            hints = parameter_hints(handler, around)
+        except (NameError, AttributeError, TypeError, SyntaxError) as error:
+            words = f"a type hint of the compensate handler of {self!r} cannot be read where it is declared: {error}"
+            raise Failure("E3105", f"{words}; import the type before the handler, outside `if TYPE_CHECKING`") from None
+        self._undo_context = Context in hints.values()
 
 
 _ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -97,6 +97,13 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
+def parameter_hints(function: Callable[..., Any], around: Mapping[str, Any]) -> dict[str, Any]:
+    """The hints of a function's parameters, with types that only live `around` it. NameError where one is not found."""
+    hints = {name: hint for name, hint in getattr(function, "__annotations__", {}).items() if name != "return"}
+    known = {**getattr(inspect.unwrap(function), "__globals__", {}), **around}
+    return {name: eval(hint, known) if isinstance(hint, str) else hint for name, hint in hints.items()}  # noqa: S307
+
+
 def convert(function: Callable[..., Any], arguments: Json) -> Json:
     """JSON arguments as the types a handler asks for."""
     hints = hints_of(function)

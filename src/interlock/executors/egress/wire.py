@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PIECE = 64 * 2**10
 _FAREWELL_PIECES = 64
+_EVENTS_A_TURN = 32
 
 
 class RefusedError(Exception):
@@ -83,12 +84,17 @@ class Peer:
         self.stream = stream
         self.http = h11.Connection(role, max_incomplete_event_size=head_bytes)
         self._ended = False
+        self._events = 0
 
     async def hear(self) -> h11.Event | type[h11.PAUSED]:
         """The next thing the other end says. RefusedError for a client's nonsense, OSError for an upstream's."""
         try:
             while True:
                 event = self.http.next_event()
+                self._events += 1
+                if self._events % _EVENTS_A_TURN == 0:
+                    # Many small pieces are read without waiting for anything: others have a turn in between.
+                    await asyncio.sleep(0)
                 if event is not h11.NEED_DATA:
                     return event  # pyright: ignore[reportReturnType] - a sentinel that is a class does not narrow
                 data = await self.stream.read()

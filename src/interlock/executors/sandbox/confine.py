@@ -23,6 +23,7 @@ _THROUGH_PROXY = dict.fromkeys(
 _PROCESSES = 65_536
 _OPEN_FILES = 256
 _STACK = 8 << 20
+_SIGNALS = 1024
 _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
 
@@ -85,6 +86,8 @@ def _limit(bonds: Bonds, limits: Json) -> None:
         (resource.RLIMIT_STACK, _STACK),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        # Queued signals and timers: the kernel counts them per user, and a server without root is that user too.
+        (resource.RLIMIT_SIGPENDING, _SIGNALS),
     ):
         _, hard = resource.getrlimit(kind)
         lower = most if hard == resource.RLIM_INFINITY else min(most, hard)

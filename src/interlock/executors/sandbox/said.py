@@ -194,7 +194,10 @@ def _named(what: str) -> Check:
     """An object whose names are short and plain. Its values are data."""
 
     def check(said: Any) -> Json:
-        return {_name(name, what): value for name, value in _fields(said, what).items()}
+        given = _fields(said, what)
+        if len(given) > _MOST_REPORTS:
+            raise TooMuch(f"{_MOST_REPORTS} reports")
+        return {_name(name, what): value for name, value in given.items()}
 
     return check
 
@@ -234,9 +237,14 @@ def _list(said: Any, what: str) -> list[Any]:
 
 
 def _name(said: Any, what: str, most: int = _NAME) -> str:
-    if not isinstance(said, str) or not 0 < len(said) <= most or plain_text(said, most) != said:
+    # Most names are plain ASCII, which is quickly seen; thousands of them come in one frame.
+    if not isinstance(said, str) or not 0 < len(said) <= most or not _is_plain(said):
         raise Malformed(f"{what} in it has a name that is too long or not plain text")
     return said
+
+
+def _is_plain(text: str) -> bool:
+    return (text.isascii() and text.isprintable()) or plain_text(text, len(text)) == text
 
 
 def _is_number(said: Any) -> bool:

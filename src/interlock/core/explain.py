@@ -130,9 +130,8 @@ def type_words(part: Json) -> str:
 
 def brief(value: Any) -> str:
     """A value short enough to quote in a message."""
-    kind = type(value)
-    if kind in (list, dict) and size_of(value, _QUOTABLE) > _QUOTABLE:
-        return "[…]" if kind is list else "{…}"
+    if value.__class__ in (list, dict) and size_of(value, _QUOTABLE) > _QUOTABLE:
+        return "[…]" if value.__class__ is list else "{…}"
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
 

@@ -140,7 +140,7 @@ def _torn(lines: Lines) -> Lines:
 
 
 def _reformatted(lines: Lines) -> Lines:
-    return [line.replace(b'","record":', b'", "record": ') for line in lines]
+    return [line.replace(b',"record":', b', "record": ') for line in lines]
 
 
 def _rechained(lines: Lines) -> Lines:

@@ -18,6 +18,7 @@ from interlock.gateway.desk import Desk
 from interlock.gateway.reconcile import block_orphans
 from interlock.resilience import limits
 from interlock.settings import Settings
+from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.journal import Journal, Transaction
 
@@ -149,8 +150,8 @@ def _purge_due(transaction: Transaction) -> bool:
 
 
 def _turn(transaction: Transaction, name: str, every_ms: int) -> bool:
-    row = transaction.one("SELECT value FROM fact WHERE name = ?", (name,))
-    if row is not None and transaction.now_ms - int(row[0]) < every_ms:
+    last = facts.get(transaction, name)
+    if last is not None and transaction.now_ms - int(last) < every_ms:
         return False
-    transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (name, str(transaction.now_ms)))
+    facts.put(transaction, name, str(transaction.now_ms))
     return True

@@ -7,7 +7,6 @@ import itertools
 import os
 import pwd
 import random
-import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -58,7 +57,9 @@ from interlock.registry.latency import Latencies, measure
 from interlock.registry.source import load
 from interlock.resilience.retry import Pacing, call_with_retries
 from interlock.settings import Settings
+from interlock.store import facts, ledger, payloads
 from interlock.store.home import Home, Instance
+from interlock.store.inspection import has_sandboxed_tools
 from interlock.store.journal import Journal
 from interlock.store.readers import Readers
 from interlock.store.sealing import Box
@@ -455,13 +456,13 @@ class Interlock:
         trace_id: str | None = None,
     ) -> Result:
         """Run the compensation that a call stored when it succeeded. Governed like any call of whoever asks for it."""
-        call = self.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (invocation_id,))
-        if not call:
+        record = ledger.newest_of_kind(self.journal.reader, invocation_id, "closed")
+        if record is None:
             raise Failure("E3702", f"no call {invocation_id} is on record")
         who = caller or self.caller
         if who.capability is not None and not self.ownership.has_call(who, invocation_id):
             raise Failure("E3702", f"no call `{invocation_id}` of yours is on record")
-        closed: Json = orjson.loads(call[-1][0])
+        closed: Json = orjson.loads(record)
         return await self.gateway.invoke(
             Request(
                 tool=closed["toolId"],
@@ -478,14 +479,14 @@ class Interlock:
     async def read_payload(self, ref: str, *, caller: Caller | None = None) -> bytes:
         """The full bytes of a result that was kept instead of sent. Only for the caller that made the call."""
         who = caller or self.caller
-        rows = self.journal.read("SELECT body, owner, reason, call, size FROM payload WHERE ref = ?", (ref,))
-        if not rows or rows[0][1] != f"{who.tenant}/{who.id}" or not ref.startswith("payload:"):
+        found = payloads.find(self.journal.reader, ref)
+        if found is None or found.owner != f"{who.tenant}/{who.id}" or not ref.startswith("payload:"):
             raise Failure("E3702", f"no payload `{ref}`")
-        if who.capability is not None and not self.ownership.has_call(who, rows[0][3]):
+        if who.capability is not None and not self.ownership.has_call(who, found.call):
             raise Failure("E3702", f"no payload `{ref}`")
-        body = await self.gateway.kept.opened(ref, rows[0][0], rows[0][4])
+        body = await self.gateway.kept.opened(ref, found.body, found.size)
         if body is None:
-            raise Failure("E3702", f"the payload `{ref}` is gone: {rows[0][2]}")
+            raise Failure("E3702", f"the payload `{ref}` is gone: {found.reason}")
         return body
 
     def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:
@@ -504,10 +505,10 @@ class Interlock:
         kept = self.gateway.kept.inputs(invocation_id)
         if kept is not None:
             return lambda: inputs.read(kept())
-        rows = self.journal.read("SELECT body FROM journal WHERE call = ? AND kind = 'closed'", (invocation_id,))
-        if not rows:
+        record = ledger.newest_of_kind(self.journal.reader, invocation_id, "closed")
+        if record is None:
             raise Failure("E3702", f"no call `{invocation_id}` has ended")
-        closed: Json = orjson.loads(rows[-1][0])
+        closed: Json = orjson.loads(record)
         try:
             contract = self.catalog.exact(closed["toolId"], closed["version"]).prepared.contract
             defaults = dict(contract.input.defaults)
@@ -531,10 +532,10 @@ class Interlock:
         self, tool: str, step: str, params: Mapping[str, Any], *, session: str = "", caller: Caller | None = None
     ) -> str:
         """An idempotency key that the same step of the same tenant always gives again, also after a restart."""
-        rows = self.journal.read("SELECT value FROM fact WHERE name = 'key_secret'")
-        if not rows:
+        known = facts.get(self.journal.reader, "key_secret")
+        if known is None:
             raise Failure("E3108", "the home has no key secret yet")
-        secret = tenant_secret(bytes.fromhex(rows[0][0]), (caller or self.caller).tenant)
+        secret = tenant_secret(bytes.fromhex(known), (caller or self.caller).tenant)
         return derive_key(secret, session_id=session, tool_id=tool, step_id=step, params=dict(params))
 
     # Watching
@@ -564,7 +565,7 @@ class Interlock:
 
         async def open_sandbox() -> None:
             await asyncio.sleep(after_s)
-            if await self.readers.read(_needs_sandbox):
+            if await self.readers.read(has_sandboxed_tools):
                 await self.gateway.execution.warm_up()
 
         return self.supervisor.keep("opening of the sandbox", open_sandbox)
@@ -746,12 +747,6 @@ def _with_options(result: Result, named: Mapping[str, Any]) -> Result:
     if error is None or not hints or not any(f"/{name}" in strange for name in named if name in _OPTIONS):
         return result
     return replace(result, error=error.saying("; ".join([error.message, *hints]), error.details))
-
-
-def _needs_sandbox(connection: sqlite3.Connection) -> bool:
-    """Whether the home has sandboxed tools, from the text of the manifests: all of them are read."""
-    query = "SELECT 1 FROM tool_version WHERE instr(manifest, '\"sandbox\":{') LIMIT 1"
-    return connection.execute(query).fetchone() is not None
 
 
 def local_user() -> str:

@@ -18,6 +18,7 @@ from interlock.gateway import reconcile
 from interlock.gateway.hooks import Hook
 from interlock.registry.source import function
 from interlock.settings import HookSetting, load_settings
+from interlock.store import facts
 from interlock.store.home import Home
 from interlock.store.journal import Transaction, Unit
 
@@ -126,6 +127,6 @@ def _with_key_secret(secret: str) -> Unit[None]:
     """A unit that gives a new home the secret its idempotency keys are derived under."""
 
     def unit(transaction: Transaction) -> None:
-        transaction.execute("INSERT OR IGNORE INTO fact (name, value) VALUES ('key_secret', ?)", (secret,))
+        facts.put_once(transaction, "key_secret", secret)
 
     return unit

@@ -161,11 +161,9 @@ def looking(body: Callable[..., Awaitable[int]]) -> Callable[..., None]:
 def _left_behind(lock: Interlock) -> Failure | None:
     """What became of the writes of this process, now that it was told to stop; None if there are none."""
     from interlock.core.errors import CODES, Failure
+    from interlock.store import idempotency
 
-    rows = lock.journal.read(
-        "SELECT tool || '@' || version, call, state FROM reservation WHERE owner = ? AND state != 'executing'"
-        " ORDER BY reserved_ms", (lock.instance.id,),
-    )  # fmt: skip
+    rows = idempotency.ended(lock.journal.reader, lock.instance.id)
     if not rows:
         return None
     unknown = [(tool, call) for tool, call, state in rows if state == "unknown"]
@@ -228,14 +226,13 @@ def _guarded(out: Output, work: Callable[[], int]) -> int:
 
 
 def _failure(error: Exception) -> Failure:
-    import sqlite3
-
     from interlock.core.errors import Failure
+    from interlock.store.connection import StoreError
     from interlock.store.home import no_room, store_failure
 
     if isinstance(error, Failure):
         return error
-    if isinstance(error, sqlite3.Error):
+    if isinstance(error, StoreError):
         return store_failure(error)
     if isinstance(error, OSError):
         words = f"the home cannot be used: {error.strerror or type(error).__name__}"

@@ -6,7 +6,7 @@ id; those about a message to approvers, and those of an approval that was given 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +14,7 @@ import orjson
 
 from interlock.approvals.tickets import of_call
 from interlock.core.errors import CODES, Failure
+from interlock.store import ledger
 
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
@@ -153,28 +154,24 @@ def find(
     INVARIANT: whoever is of another tenant learns of that tenant's calls only.
     """
     tenant = None if by is None or by.tenant == "local" else by.tenant
-    rows = journal.read(_OF_CALL, (name,))
+    rows = ledger.placed_of_call(journal.reader, name)
     if tenant is not None and all(entry.record.get("tenant") != tenant for entry in _entries(rows)):
         rows = []
     prefix = name.rstrip("….").upper()
     if not rows and len(prefix) < SHORTEST:
         raise too_short(name)
     if not rows:
-        found = journal.read(
-            "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ?"
-            " AND (? IS NULL OR json_extract(CAST(body AS TEXT), '$.tenant') = ?) LIMIT 5",
-            (prefix, prefix + "\U0010ffff", tenant, tenant),
-        )
+        found = ledger.calls_with_prefix(journal.reader, prefix, tenant, 5)
         if len(found) > 1:
-            raise Failure("E3702", f"`{name}` is the beginning of {', '.join(row[0] for row in found)} and maybe more")
+            raise Failure("E3702", f"`{name}` is the beginning of {', '.join(found)} and maybe more")
         if found:
-            return find(journal, found[0][0], by, opened)
+            return find(journal, found[0], by, opened)
     if not rows:
         raise Failure("E3702", f"no call `{name}` in this journal; see interlock calls list")
     entries = _entries(rows)
     named = {str(entry.record["approvalTicketId"]) for entry in entries if entry.record.get("approvalTicketId")}
     for ticket in named:
-        entries += [entry for entry in _entries(journal.read(_OF_CALL, (ticket,))) if _about(entry, name)]
+        entries += [entry for entry in _entries(ledger.placed_of_call(journal.reader, ticket)) if _about(entry, name)]
     asked = [] if opened is None else [opened(ticket) for ticket in of_call(journal.reader, name)]
     return History(
         name,
@@ -197,10 +194,7 @@ def too_short(name: str) -> Failure:
     )
 
 
-_OF_CALL = "SELECT seq, hash, body FROM journal WHERE call = ? ORDER BY seq"
-
-
-def _entries(rows: Iterable[Sequence[Any]]) -> list[Entry]:
+def _entries(rows: Iterable[ledger.Placed]) -> list[Entry]:
     return [Entry(seq, digest.hex(), orjson.loads(body)) for seq, digest, body in rows]
 
 

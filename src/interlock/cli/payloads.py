@@ -63,11 +63,12 @@ async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]
     from interlock.cli.history import find
     from interlock.core.artifacts import is_file, recalled
     from interlock.core.errors import Failure
+    from interlock.store import payloads
 
     if not name.startswith("payload:"):
         history = find(lock.journal, name, caller)
         ref = f"payload:{history.facts.get('replayOf') or history.call}"
-        if not lock.journal.read("SELECT 1 FROM payload WHERE ref = ?", (ref,)):
+        if not payloads.exists(lock.journal.reader, ref):
             files = "its files: interlock calls save" if history.facts.get("artifacts") else "see interlock calls show"
             raise Failure("E3702", f"call {history.call} has no result that was kept", resolution=files)
         return ref, await lock.read_payload(ref, caller=caller)

@@ -16,6 +16,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.gateway import cover
 from interlock.service.rights import same_place
+from interlock.store import notifications
 from interlock.store.journal import Journal
 
 if TYPE_CHECKING:
@@ -166,10 +167,7 @@ def shows(lock: Interlock, ticket: Ticket, by: Caller) -> bool:
 
 def told(journal: Journal, ticket: Ticket) -> list[str]:
     """The channels by which people were told of a ticket."""
-    sent = journal.read(
-        "SELECT DISTINCT channel FROM notification WHERE ticket = ? AND state = 'sent' ORDER BY 1", (ticket.id,)
-    )
-    return [channel for (channel,) in sent]
+    return notifications.sent_channels(journal.reader, ticket.id)
 
 
 def _ticket_document(ticket: Ticket) -> Json:

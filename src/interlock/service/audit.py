@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +15,15 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.service.rights import require, same_place
-from interlock.store import records
+from interlock.store import ledger, records
 from interlock.store.home import Home
 from interlock.store.journal import Transaction, Unit
-from interlock.store.lasthead import note_anchor
+from interlock.store.lasthead import SignedHead, note_anchor
+from interlock.store.port import Reader
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
-    from interlock.audit.chain import SignedHead
 
 PAGE = 100
 # How many records one page looks through at most, and how many one slice of a long read takes.
@@ -134,15 +133,9 @@ class Audit:
         return unit
 
 
-def _page(
-    sought: Sought, by: Caller, after: int, limit: int, connection: sqlite3.Connection
-) -> tuple[list[Json], int | None]:
+def _page(sought: Sought, by: Caller, after: int, limit: int, reader: Reader) -> tuple[list[Json], int | None]:
     """One page of the records that somebody wants to see."""
-    rows = connection.execute(
-        "SELECT seq, hash, body FROM journal WHERE seq > ? AND kind = coalesce(?, kind)"
-        " AND call = coalesce(?, call) ORDER BY seq LIMIT ?",
-        (after, sought.kind, sought.call, LOOKED_THROUGH),
-    )
+    rows = ledger.behind(reader, after, kind=sought.kind, call=sought.call, most=LOOKED_THROUGH)
     found: list[Json] = []
     for looked, (seq, digest, body) in enumerate(rows, 1):
         record: Json = orjson.loads(body)
@@ -153,40 +146,30 @@ def _page(
     return found, None
 
 
-def _lines(home: Home, upto: int, connection: sqlite3.Connection) -> Generator[tuple[int, bytes]]:
+def _lines(home: Home, upto: int, reader: Reader) -> Generator[tuple[int, bytes]]:
     """The lines of an export. The body goes out byte for byte. E3410 where retention removes what is being read."""
-    from interlock.audit.chain import SignedHead
     from interlock.audit.exported import line_of
 
     after: int | None = None
     while after != upto:
-        rows = connection.execute(
-            "SELECT j.seq, j.hash, j.body, a.at_ms, a.key_id, a.signature FROM journal j LEFT JOIN anchor a USING (seq)"
-            " WHERE j.seq > ? AND j.seq <= ? ORDER BY j.seq LIMIT ?",
-            (-1 if after is None else after, upto, AT_A_TIME),
-        ).fetchall()
-        expected, first = (after or 0) + 1, rows[0][0] if rows else upto + 1
+        rows = ledger.exported(reader, -1 if after is None else after, upto, AT_A_TIME)
+        expected, first = (after or 0) + 1, rows[0].seq if rows else upto + 1
         if not rows or (after is not None and first != expected):
             words = f"records {expected} to {first - 1} were purged while the journal was exported"
             raise Failure("E3410", words, resolution="export the journal again")
         lines: list[bytes] = []
-        for seq, digest, body, *signature in rows:
-            signed = None if signature[0] is None else SignedHead(seq, digest, *signature)
+        for seq, digest, body, at_ms, key_id, signature in rows:
+            signed = None
+            if at_ms is not None and key_id is not None and signature is not None:
+                signed = SignedHead(seq, digest, at_ms, key_id, signature)
             if after is None and not lines:
                 key = Signer(home.keys).public
-                lines.append(line_of(seq, digest, body, signed, public_key=key, after=_purged(connection, seq - 1)))
+                purged = ledger.segment_ending(reader, seq - 1)
+                lines.append(line_of(seq, digest, body, signed, public_key=key, after=purged))
             else:
                 lines.append(line_of(seq, digest, body, signed))
         yield len(lines), b"".join(lines)
-        after = rows[-1][0]
-
-
-def _purged(connection: sqlite3.Connection, seq: int) -> SignedHead | None:
-    """The signed head of what retention removed up to a record, if it did."""
-    from interlock.audit.chain import SignedHead
-
-    query = "SELECT last_seq, hash, at_ms, key_id, signature FROM segment WHERE last_seq = ?"
-    return next((SignedHead(*row) for row in connection.execute(query, (seq,))), None)
+        after = rows[-1].seq
 
 
 def _tools_named(record: Json) -> set[str]:

@@ -28,7 +28,7 @@ from interlock.gateway.inputs import Inputs
 from interlock.gateway.ownership import facts_in
 from interlock.service.rights import require
 from interlock.service.trails import Trails
-from interlock.store import records
+from interlock.store import ledger, records
 from interlock.telemetry.w3c import joined, trace_hex
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ class Calls:
         return self._lock.ownership.reaches(caller, facts)
 
     def _has_ended(self, call_id: str) -> bool:
-        rows = self._lock.journal.read("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed' LIMIT 1", (call_id,))
-        return bool(rows)
+        return ledger.is_closed(self._lock.journal.reader, call_id)
 
     def status(self, call_id: str, caller: Caller, *, own: bool = False) -> Json:
         """Where a call stands, as the journal tells it; E3702 for calls that are not the caller's to see.

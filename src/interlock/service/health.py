@@ -11,7 +11,7 @@ from interlock.approvals.notify import undelivered
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.core.threads import CHECKS
-from interlock.store.journal import Transaction
+from interlock.store import readiness
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -70,10 +70,10 @@ class Health:
         now = self._lock.clock.monotonic()
         if now >= self._write_due:
             self._write_due, self._wrote = now + WRITE_EVERY_S, False
-            await self._lock.journal.commit(_write)
+            await self._lock.journal.commit(readiness.write)
             self._wrote = True
         elif self._wrote:
-            await self._lock.journal.commit(lambda transaction: transaction.one("SELECT 1"))
+            await self._lock.journal.commit(readiness.ask)
         else:
             raise Failure("E3803", "the store could not be written a moment ago")
 
@@ -95,15 +95,10 @@ class Health:
         return "degraded" if self._lock.supervisor.failing else "healthy"
 
     def _upstreams(self) -> Condition:
-        if not self._lock.journal.read("SELECT 1 FROM upstream LIMIT 1"):
+        if not readiness.has_upstreams(self._lock.journal.reader):
             return "healthy"  # without loading what upstreams need, which takes a moment
         answering = [one.state == "available" for one in self._lock.upstreams.list()]
         return "healthy" if all(answering) else "degraded" if any(answering) else "down"
-
-
-def _write(transaction: Transaction) -> None:
-    """Replace the one row that is there for this: it is written to disk, and nothing grows."""
-    transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES ('ready_ms', ?)", (str(transaction.now_ms),))
 
 
 async def _holds(attempt: Awaitable[None]) -> Condition:

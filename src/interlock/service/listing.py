@@ -9,7 +9,6 @@ is found by bisection.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -23,7 +22,8 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.gateway.ownership import facts_in
 from interlock.gateway.reconcile import BEGUN
-from interlock.store import records
+from interlock.store import calls, ledger, records
+from interlock.store.port import Reader
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -150,10 +150,10 @@ _Found = tuple[Json, Json]
 
 
 def _page(
-    wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
+    wanted: Wanted, seen: _Seen, before: int | None, limit: int, reader: Reader
 ) -> tuple[list[_Found], int | None]:
-    live, begun = _live(wanted, seen, before, limit, connection)
-    ended, closed = _ended(wanted, seen, before, limit, connection)
+    live, begun = _live(wanted, seen, before, limit, reader)
+    ended, closed = _ended(wanted, seen, before, limit, reader)
     # Where a call has ended meanwhile, its end is what counts.
     known = {line["invocation_id"]: (seq, line, facts) for seq, line, facts in (*live, *ended)}
     # Beyond the place where either was looked through no further, the order of both is not known yet.
@@ -169,47 +169,33 @@ def _page(
 _Row = tuple[int, Json, Json]
 
 
-def _live(
-    wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
-) -> tuple[list[_Row], int | None]:
+def _live(wanted: Wanted, seen: _Seen, before: int | None, limit: int, reader: Reader) -> tuple[list[_Row], int | None]:
     """Calls that run, and calls that wait for a person, newest first, and the place to go on from; None at the end."""
-    begun = connection.execute(
-        "SELECT * FROM (SELECT call, state, at, (SELECT min(seq) FROM journal WHERE journal.call = one.call) AS seq"
-        " FROM (SELECT call, 'running' AS state, reserved_ms AS at FROM reservation WHERE state = 'executing'"
-        " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
-        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?) AS one)"
-        " WHERE seq < ? ORDER BY seq DESC LIMIT ?",
-        (len(BEGUN) + 1, BEGUN, BEGUN + "\U0010ffff", _ALL if before is None else before, LIVE_LOOKED_THROUGH),
-    ).fetchall()
+    begun = calls.live(reader, BEGUN, _ALL if before is None else before, LIVE_LOOKED_THROUGH)
     rows: list[_Row] = []
     for call, state, at_ms, seq in begun:
-        facts = facts_in(_told(connection, call))
+        facts = facts_in(_told(reader, call))
         at = iso(at_ms) if at_ms is not None else facts.get("timestamp", "")
         line = _line(call, at, facts, _STATES[state])
         if wanted.fits(line) and _is_seen(seen, facts):
             rows.append((seq, line, facts))
             if len(rows) == limit:
                 return rows, seq
-    return rows, begun[-1][3] if len(begun) == LIVE_LOOKED_THROUGH else None
+    return rows, begun[-1].place if len(begun) == LIVE_LOOKED_THROUGH else None
 
 
 def _ended(
-    wanted: Wanted, seen: _Seen, before: int | None, limit: int, connection: sqlite3.Connection
+    wanted: Wanted, seen: _Seen, before: int | None, limit: int, reader: Reader
 ) -> tuple[list[_Row], int | None]:
-    first, last = _span(connection, wanted.since, wanted.until)
+    first, last = _span(reader, wanted.since, wanted.until)
     if before is not None:
         last = min(last, before - 1)
     least = max(first, last - LOOKED_THROUGH + 1)
-    where, values = _conditions(wanted, seen)
-    rows = connection.execute(
-        "SELECT seq, call, body FROM journal WHERE seq BETWEEN ? AND ? AND kind = 'closed'"  # noqa: S608 - our words
-        f"{where} ORDER BY seq DESC LIMIT ?",
-        (least, last, *values, limit),
-    ).fetchall()
+    rows = calls.closed(reader, least, last, _filter(wanted, seen), limit)
     found: list[_Row] = []
     for seq, call, body in rows:
         record: Json = orjson.loads(body)
-        told = _told(connection, call)
+        told = _told(reader, call)
         state = (record.get("states") or ["closed"])[-1]
         if record.get("outcome") == "unknown":
             state = "settled" if any(one.get("kind") in ("settled", "late") for one in told) else "unknown"
@@ -217,53 +203,38 @@ def _ended(
         if wanted.fits(line):
             found.append((seq, line, facts_in(told)))
     if len(rows) == limit:
-        return found, rows[-1][0]
+        return found, rows[-1].place
     return found, least if least > first else None
 
 
-_TEXT = "CAST(body AS TEXT)"
+def _filter(wanted: Wanted, seen: _Seen) -> calls.Filter:
+    """The conditions that the store can check."""
+    unsure = wanted.state in ("unknown", "settled")
+    return calls.Filter(
+        tenant=seen.tenant,
+        owner=seen.caller,
+        caller=wanted.caller,
+        tool=None if wanted.tool is None else wanted.tool.partition("@")[0],
+        error=wanted.error,
+        outcome="unknown" if unsure else None,
+        state=None if unsure else wanted.state,
+    )
 
 
-def _conditions(wanted: Wanted, seen: _Seen) -> tuple[str, list[str]]:
-    """What can be told of a record in SQL, so that few of them are read whole."""
-    said: list[tuple[str, str | None]] = [
-        (f"json_extract({_TEXT}, '$.tenant') = ?", seen.tenant),
-        (f"json_extract({_TEXT}, '$.callerId') = ?", seen.caller),
-        (f"json_extract({_TEXT}, '$.callerId') = ?", wanted.caller),
-        (f"json_extract({_TEXT}, '$.toolId') = ?", None if wanted.tool is None else wanted.tool.partition("@")[0]),
-    ]
-    if wanted.error is not None:
-        said.append(
-            (f"? IN (json_extract({_TEXT}, '$.error_code'), json_extract({_TEXT}, '$.errorCode'))", wanted.error)
-        )
-    if wanted.state in ("unknown", "settled"):
-        said.append((f"json_extract({_TEXT}, '$.outcome') = ?", "unknown"))
-    elif wanted.state is not None:
-        said.append((f"json_extract({_TEXT}, '$.states[#-1]') = ?", wanted.state))
-    used = [(words, value) for words, value in said if value is not None]
-    return "".join(f" AND {words}" for words, _ in used), [value for _, value in used]
-
-
-def _span(connection: sqlite3.Connection, since: str | None, until: str | None) -> tuple[int, int]:
+def _span(reader: Reader, since: str | None, until: str | None) -> tuple[int, int]:
     """The first and the last record of a span of time."""
-    # Each by itself, as SQLite uses no index for both at once.
-    (first,) = connection.execute("SELECT coalesce(min(seq), 1) FROM journal").fetchone()
-    (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM journal").fetchone()
-    begin = first if since is None else _first_from(connection, since, first, last)
-    end = last if until is None else _first_from(connection, until, first, last) - 1
+    first, last = calls.ends(reader)
+    begin = first if since is None else _first_from(reader, since, first, last)
+    end = last if until is None else _first_from(reader, until, first, last) - 1
     return begin, end
 
 
-def _first_from(connection: sqlite3.Connection, at: str, first: int, last: int) -> int:
+def _first_from(reader: Reader, at: str, first: int, last: int) -> int:
     """The first record that is not older than a time; one behind the last if all are."""
     low, high = first, last + 1
     while low < high:
         middle = (low + high) // 2
-        row = connection.execute(
-            "SELECT seq, json_extract(CAST(body AS TEXT), '$.timestamp') FROM journal WHERE seq >= ?"
-            " ORDER BY seq LIMIT 1",
-            (middle,),
-        ).fetchone()
+        row = calls.next_from(reader, middle)
         if row is None or (row[1] or "") >= at:
             high = middle
         else:
@@ -271,9 +242,8 @@ def _first_from(connection: sqlite3.Connection, at: str, first: int, last: int) 
     return low
 
 
-def _told(connection: sqlite3.Connection, call: str) -> list[Json]:
-    rows = connection.execute("SELECT body FROM journal WHERE call = ? ORDER BY seq", (call,))
-    return [orjson.loads(body) for (body,) in rows]
+def _told(reader: Reader, call: str) -> list[Json]:
+    return [orjson.loads(body) for body in ledger.of_call(reader, call)]
 
 
 def _is_seen(seen: _Seen, facts: Json) -> bool:
@@ -298,28 +268,13 @@ def _line(call: str, at: str, facts: Json, state: str) -> Json:
     }
 
 
-_ORDER: dict[Lead, str] = {"failures": "failures", "cost": "cost", "calls": "calls"}
-
-
-def _top(lead: Lead, seen: _Seen, since: str, until: str | None, limit: int, connection: sqlite3.Connection) -> Json:
-    first, last = _span(connection, since, until)
+def _top(lead: Lead, seen: _Seen, since: str, until: str | None, limit: int, reader: Reader) -> Json:
+    first, last = _span(reader, since, until)
     least = max(first, last - SUMMED_UP + 1)
-    where, values = _conditions(Wanted(), seen)
-    whose = "callerId" if lead == "cost" else "toolId"
-    rows = connection.execute(
-        "SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost FROM ("  # noqa: S608 - our words
-        f"SELECT json_extract({_TEXT}, '$.{whose}') AS name,"
-        f" json_extract({_TEXT}, '$.error_code') IS NOT NULL AS failed,"
-        f" json_extract({_TEXT}, '$.cost.total') AS cost FROM journal"
-        f" WHERE seq BETWEEN ? AND ? AND kind = 'closed'{where})"
-        f" GROUP BY name HAVING {_ORDER[lead]} > 0 ORDER BY {_ORDER[lead]} DESC, name LIMIT ?",
-        (least, last, *values, limit),
-    ).fetchall()
+    of = "callerId" if lead == "cost" else "toolId"
+    rows = calls.sums(reader, least, last, _filter(Wanted(), seen), of=of, order=lead, most=limit)
     if least > first:
-        row = connection.execute(
-            "SELECT json_extract(CAST(body AS TEXT), '$.timestamp') FROM journal WHERE seq = ?", (least,)
-        ).fetchone()
-        since = row[0] if row and row[0] else since
+        since = calls.time_of(reader, least) or since
     top = [
         {"caller" if lead == "cost" else "tool": name, "calls": calls, "failures": failures, "cost": cost}
         for name, calls, failures, cost in rows

@@ -184,6 +184,15 @@ def of_call(reader: Reader, call: str) -> OfCall | None:
     return None if row is None else OfCall._make(row)
 
 
+def ended(reader: Reader, owner: str) -> list[tuple[str, str, str]]:
+    """The keys of a process whose calls run no more, oldest first: tool and version, call, state."""
+    return reader.all(
+        "SELECT tool || '@' || version, call, state FROM reservation WHERE owner = ? AND state != 'executing'"
+        " ORDER BY reserved_ms",
+        (owner,),
+    )
+
+
 def evict(transaction: Transaction, now_ms: int, stepped_ms: int, surely_ms: int, most: int) -> int:
     """Delete up to `most` done keys whose window has passed. Returns how many.
 

@@ -129,7 +129,7 @@ class Undelivered(NamedTuple):
     """Notifications of one channel that did not arrive and that somebody still waits for."""
 
     channel: str
-    count: int
+    notifications: int
     error: str
 
 
@@ -185,6 +185,11 @@ def origins(reader: Reader) -> list[Origin]:
         " AND origin NOT LIKE 'library:%' AND origin NOT LIKE 'upstream:%' ORDER BY address, version"
     )
     return list(map(Origin._make, rows))
+
+
+def has_sandboxed_tools(reader: Reader) -> bool:
+    """Whether the home has sandboxed tools, from the text of the manifests: all of them are read."""
+    return reader.one("SELECT 1 FROM tool_version WHERE instr(manifest, '\"sandbox\":{') LIMIT 1") is not None
 
 
 def groups(reader: Reader) -> frozenset[str]:

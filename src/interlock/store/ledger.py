@@ -7,7 +7,9 @@ Only the journal itself writes to this table.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from interlock.store.lasthead import SignedHead
 from interlock.store.port import Reader
 
 
@@ -61,3 +63,67 @@ def session_changes(reader: Reader) -> list[bytes]:
 def from_place(reader: Reader, seq: int) -> Iterator[tuple[str, bytes]]:
     """Kind and record of everything from a place on, in order."""
     return reader.each("SELECT kind, body FROM journal WHERE seq >= ? ORDER BY seq", (seq,))
+
+
+# Parts of the journal
+
+
+class Placed(NamedTuple):
+    """A record with its place and hash."""
+
+    seq: int
+    hash: bytes
+    body: bytes
+
+
+class Exported(NamedTuple):
+    """A record with its place and hash and, where its place was signed, the signature."""
+
+    seq: int
+    hash: bytes
+    body: bytes
+    at_ms: int | None
+    key_id: str | None
+    signature: bytes | None
+
+
+def placed_of_call(reader: Reader, call: str) -> list[Placed]:
+    """Every record of a call, oldest first."""
+    rows = reader.all("SELECT seq, hash, body FROM journal WHERE call = ? ORDER BY seq", (call,))
+    return list(map(Placed._make, rows))
+
+
+def calls_with_prefix(reader: Reader, prefix: str, tenant: str | None, most: int) -> list[str]:
+    """Ids of calls that begin with a text; with `tenant`, those that have a record of it."""
+    rows = reader.all(
+        "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ?"
+        " AND (? IS NULL OR json_extract(CAST(body AS TEXT), '$.tenant') = ?) LIMIT ?",
+        (prefix, prefix + "\U0010ffff", tenant, tenant, most),
+    )
+    return [call for (call,) in rows]
+
+
+def behind(reader: Reader, after: int, *, kind: str | None, call: str | None, most: int) -> Iterator[Placed]:
+    """Records behind a place, in order; those of a kind or a call, where given."""
+    rows = reader.each(
+        "SELECT seq, hash, body FROM journal WHERE seq > ? AND kind = coalesce(?, kind)"
+        " AND call = coalesce(?, call) ORDER BY seq LIMIT ?",
+        (after, kind, call, most),
+    )
+    return map(Placed._make, rows)
+
+
+def exported(reader: Reader, after: int, upto: int, most: int) -> list[Exported]:
+    """Records behind a place, up to another with that, in order, with their signatures."""
+    rows = reader.all(
+        "SELECT j.seq, j.hash, j.body, a.at_ms, a.key_id, a.signature FROM journal j LEFT JOIN anchor a USING (seq)"
+        " WHERE j.seq > ? AND j.seq <= ? ORDER BY j.seq LIMIT ?",
+        (after, upto, most),
+    )
+    return list(map(Exported._make, rows))
+
+
+def segment_ending(reader: Reader, seq: int) -> SignedHead | None:
+    """The signed head of the removed records that end at a place; None where none end there."""
+    row = reader.one("SELECT last_seq, hash, at_ms, key_id, signature FROM segment WHERE last_seq = ?", (seq,))
+    return None if row is None else SignedHead(*row)

@@ -93,6 +93,14 @@ def owner(reader: Reader, notification: str) -> str | None:
     return None if row is None else row[0]
 
 
+def sent_channels(reader: Reader, ticket: str) -> list[str]:
+    """The channels by which notifications of a ticket were sent, by name."""
+    rows = reader.all(
+        "SELECT DISTINCT channel FROM notification WHERE ticket = ? AND state = 'sent' ORDER BY 1", (ticket,)
+    )
+    return [channel for (channel,) in rows]
+
+
 # Writing
 
 

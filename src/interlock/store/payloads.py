@@ -49,6 +49,26 @@ def insert(transaction: Transaction, payload: Payload) -> None:
     )
 
 
+class Found(NamedTuple):
+    """A payload, for somebody who asks for its content."""
+
+    body: bytes | None
+    owner: str
+    reason: str
+    call: str
+    size: int
+
+
+def find(reader: Reader, ref: str) -> Found | None:
+    row = reader.one("SELECT body, owner, reason, call, size FROM payload WHERE ref = ?", (ref,))
+    return None if row is None else Found._make(row)
+
+
+def exists(reader: Reader, ref: str) -> bool:
+    """Whether there is such a payload, with a body or without."""
+    return reader.one("SELECT 1 FROM payload WHERE ref = ?", (ref,)) is not None
+
+
 def content(reader: Reader, ref: str) -> Content | None:
     row = reader.one("SELECT body, size FROM payload WHERE ref = ?", (ref,))
     return None if row is None else Content._make(row)

@@ -1,0 +1,141 @@
+"""Lists of calls: those that run or wait, and those that have ended.
+
+Calls that run have an idempotency key in the table `reservation`, or a fact (reads). Calls that wait for a person have
+a row in `ticket`. Calls that have ended are read from their closing records in the table `journal`, which are in the
+order of their times. The place of a call is the number of a record: of its first one while it runs or waits, of its
+closing one when it has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from interlock.store.port import Reader
+
+_TEXT = "CAST(body AS TEXT)"
+_TIME = "json_extract(CAST(body AS TEXT), '$.timestamp')"
+
+
+class Live(NamedTuple):
+    """A call that runs (`running`) or waits (the state of its ticket). `at_ms` is None where only its records tell."""
+
+    call: str
+    state: str
+    at_ms: int | None
+    place: int
+
+
+class Closed(NamedTuple):
+    """The closing record of a call."""
+
+    place: int
+    call: str
+    body: bytes
+
+
+class Sum(NamedTuple):
+    """The calls of one tool or caller."""
+
+    name: str
+    calls: int
+    failures: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Conditions on closing records; None is no condition. `caller` and `owner` both name the caller."""
+
+    tenant: str | None = None
+    owner: str | None = None
+    caller: str | None = None
+    tool: str | None = None
+    error: str | None = None
+    outcome: str | None = None
+    state: str | None = None
+
+
+def live(reader: Reader, begun: str, before: int, most: int) -> list[Live]:
+    """Calls that run or wait, at places before one, newest first. `begun` is the prefix of the facts of reads."""
+    rows = reader.all(
+        "SELECT * FROM (SELECT call, state, at, (SELECT min(seq) FROM journal WHERE journal.call = one.call) AS seq"
+        " FROM (SELECT call, 'running' AS state, reserved_ms AS at FROM reservation WHERE state = 'executing'"
+        " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
+        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?) AS one)"
+        " WHERE seq < ? ORDER BY seq DESC LIMIT ?",
+        (len(begun) + 1, begun, begun + "\U0010ffff", before, most),
+    )
+    return list(map(Live._make, rows))
+
+
+def closed(reader: Reader, first: int, last: int, wanted: Filter, most: int) -> list[Closed]:
+    """Closing records at the places from one to another, newest first."""
+    where, values = _conditions(wanted)
+    rows = reader.all(
+        "SELECT seq, call, body FROM journal WHERE seq BETWEEN ? AND ? AND kind = 'closed'"  # noqa: S608 - our words
+        f"{where} ORDER BY seq DESC LIMIT ?",
+        (first, last, *values, most),
+    )
+    return list(map(Closed._make, rows))
+
+
+def sums(
+    reader: Reader,
+    first: int,
+    last: int,
+    wanted: Filter,
+    *,
+    of: Literal["callerId", "toolId"],
+    order: Literal["failures", "cost", "calls"],
+    most: int,
+) -> list[Sum]:
+    """Calls, failures and cost per caller or tool at the places from one to another, the highest first."""
+    where, values = _conditions(wanted)
+    rows = reader.all(
+        "SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost FROM ("  # noqa: S608 - our words
+        f"SELECT json_extract({_TEXT}, '$.{of}') AS name,"
+        f" json_extract({_TEXT}, '$.error_code') IS NOT NULL AS failed,"
+        f" json_extract({_TEXT}, '$.cost.total') AS cost FROM journal"
+        f" WHERE seq BETWEEN ? AND ? AND kind = 'closed'{where})"
+        f" GROUP BY name HAVING {order} > 0 ORDER BY {order} DESC, name LIMIT ?",
+        (first, last, *values, most),
+    )
+    return list(map(Sum._make, rows))
+
+
+def _conditions(wanted: Filter) -> tuple[str, list[str]]:
+    """The conditions that SQL can check, so that few records are read whole."""
+    said: list[tuple[str, str | None]] = [
+        (f"json_extract({_TEXT}, '$.tenant') = ?", wanted.tenant),
+        (f"json_extract({_TEXT}, '$.callerId') = ?", wanted.owner),
+        (f"json_extract({_TEXT}, '$.callerId') = ?", wanted.caller),
+        (f"json_extract({_TEXT}, '$.toolId') = ?", wanted.tool),
+        (f"? IN (json_extract({_TEXT}, '$.error_code'), json_extract({_TEXT}, '$.errorCode'))", wanted.error),
+        (f"json_extract({_TEXT}, '$.outcome') = ?", wanted.outcome),
+        (f"json_extract({_TEXT}, '$.states[#-1]') = ?", wanted.state),
+    ]
+    used = [(words, value) for words, value in said if value is not None]
+    return "".join(f" AND {words}" for words, _ in used), [value for _, value in used]
+
+
+# Places and times
+
+
+def ends(reader: Reader) -> tuple[int, int]:
+    """The first and the last place of the journal; 1 and 0 when it is empty."""
+    # Each by itself, as SQLite uses no index for both at once.
+    (first,) = reader.one("SELECT coalesce(min(seq), 1) FROM journal")
+    (last,) = reader.one("SELECT coalesce(max(seq), 0) FROM journal")
+    return first, last
+
+
+def next_from(reader: Reader, place: int) -> tuple[int, str | None] | None:
+    """The first record at a place or behind it: its place and time."""
+    return reader.one(f"SELECT seq, {_TIME} FROM journal WHERE seq >= ? ORDER BY seq LIMIT 1", (place,))  # noqa: S608 - our words
+
+
+def time_of(reader: Reader, place: int) -> str | None:
+    """The time of a record."""
+    row = reader.one(f"SELECT {_TIME} FROM journal WHERE seq = ?", (place,))  # noqa: S608 - our words
+    return None if row is None else row[0]

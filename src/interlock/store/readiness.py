@@ -1,0 +1,21 @@
+"""Reads and writes by which a process finds out whether it can serve calls."""
+
+from __future__ import annotations
+
+from interlock.store import facts
+from interlock.store.port import Reader, Transaction
+
+
+def ask(reader: Reader) -> None:
+    """Ask the database something that it can always answer."""
+    reader.one("SELECT 1")
+
+
+def write(transaction: Transaction) -> None:
+    """Replace the one row that is there for this: it is written to disk, and nothing grows."""
+    facts.put(transaction, "ready_ms", str(transaction.now_ms))
+
+
+def has_upstreams(reader: Reader) -> bool:
+    """Whether the home has an upstream."""
+    return reader.one("SELECT 1 FROM upstream LIMIT 1") is not None

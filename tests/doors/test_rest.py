@@ -315,6 +315,25 @@ async def test_a_call_in_the_background_is_followed_step_by_step_to_its_end(worl
     refused(await world.post(f"{body['poll']}/cancel", by="boss"), 404, "E3702")
 
 
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+async def test_a_stream_ends_when_its_token_does(world: World, how: str) -> None:
+    sample.world.gate = asyncio.Event()
+    token = await world.token("scout", user="alice")
+    body = (await world.invoke("demo.stepwise", {"steps": 3}, token, execution_mode="async")).json()
+    heard = asyncio.create_task(world.get(body["events"], token))
+    await until(lambda: bool(world.lock.gateway.observer.followers))
+    if how == "revoked":
+        await world.lock.tokens.revoke(token, reason="lost", by=world.lock.caller)
+    else:
+        world.clock.advance(7200)
+    sample.world.gate.set()
+    *_, last = (await heard).text.strip().split("\n\n")
+    name, data = last.splitlines()
+    assert (name, orjson.loads(data.partition(": ")[2])["error_code"]) == ("event: error", "E3201")
+    assert "tool.invocation.status" not in heard.result().text
+    assert "step 1" not in heard.result().text
+
+
 @pytest.mark.supports("OPS-01")
 async def test_a_call_in_the_background_can_be_cancelled(world: World) -> None:
     sample.world.gate = asyncio.Event()

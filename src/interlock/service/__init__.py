@@ -80,6 +80,16 @@ class Service:
             self.refusals.note(failure)
             raise
 
+    def refusal(self, caller: Caller) -> Failure | None:
+        """Why the token of a caller who was authenticated before holds no longer; None while it does."""
+        try:
+            if caller.capability is not None:
+                self.lock.tokens.check(caller.capability)
+        except Failure as failure:
+            self.refusals.note(failure)
+            return failure
+        return None
+
     async def undo(self, call_id: str, *, by: Caller, key: str, door: str, trace: str | None = None) -> Result:
         """Run the compensation that a call of this caller stored. Governed like any call."""
         if not self.lock.ownership.has_call(by, call_id):

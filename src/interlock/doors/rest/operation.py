@@ -27,6 +27,7 @@ class Asked:
     caller: Caller
     token: str
     trace: str | None
+    trace_id: str
 
 
 async def _asked(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)] = None) -> Asked:
@@ -34,7 +35,8 @@ async def _asked(request: Request, _: Annotated[HTTPAuthorizationCredentials | N
     authorization = request.headers.get("authorization")
     caller = service.known(authorization) or await service.authenticate(authorization)
     assert authorization is not None
-    return Asked(service, caller, authorization.partition(" ")[2].strip(), request.scope["interlock.trace"])
+    token = authorization.partition(" ")[2].strip()
+    return Asked(service, caller, token, request.scope["interlock.trace"], request.scope["interlock.trace_id"])
 
 
 Ask = Annotated[Asked, Depends(_asked)]

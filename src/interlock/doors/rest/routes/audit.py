@@ -56,5 +56,5 @@ async def follow_events(ask: Ask) -> Response:
     """All events of this server as they happen, as server-sent events: declarations, changes of the list of tools,
     calls, hooks, decisions, results, errors and alerts. Needs `audit:read` in the tenant `local`; that they are read is
     on record."""
-    events = frames(await ask.service.events.follow(by=ask.caller, door=DOOR))
+    events = frames(ask, await ask.service.events.follow(by=ask.caller, door=DOOR))
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})

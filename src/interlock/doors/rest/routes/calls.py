@@ -70,16 +70,23 @@ async def follow_call(invocation_id: Id, ask: Ask, last_event_id: LastEvent = ""
     calls = ask.service.calls
     calls.status(invocation_id, ask.caller)  # refused before the stream begins
     known = last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < _LONGEST_NUMBER
-    events = frames(calls.follow(invocation_id, ask.caller, after=int(last_event_id) if known else None))
+    events = frames(ask, calls.follow(invocation_id, ask.caller, after=int(last_event_id) if known else None))
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def frames(events: AsyncGenerator[tuple[int | None, Json]]) -> AsyncGenerator[bytes]:
-    """Events as frames of a stream, with a comment now and then while nothing happens."""
+async def frames(ask: Ask, events: AsyncGenerator[tuple[int | None, Json]]) -> AsyncGenerator[bytes]:
+    """Events as frames of a stream, with a comment now and then while nothing happens.
+
+    A stream outlives its request, so its token is checked again before each frame. When it has expired or was revoked,
+    the envelope that says so is the last frame.
+    """
     coming = asyncio.ensure_future(anext(events, None))
     try:
         while True:
             done, _ = await asyncio.wait({coming}, timeout=SILENCE_S)
+            if (refused := ask.service.refusal(ask.caller)) is not None:
+                yield b"event: error\ndata: " + encode(refused.envelope(ask.trace_id)) + b"\n\n"
+                return
             if not done:
                 yield b": nothing new\n\n"
                 continue

@@ -271,7 +271,8 @@ async def test_what_goes_wrong_before_a_call_is_told_in_the_same_words(
     def broken(*_: object) -> list[Any]:
         raise Failure("E3801", "the journal cannot be read")
 
-    monkeypatch.setattr(here.lock.journal, "read", broken)
+    for kind in ("one", "all", "each"):
+        monkeypatch.setattr(type(here.lock.journal.reader), kind, broken)
     await asyncio.sleep(2 * LOOK_EVERY_S)
     for request, peer in asked:
         assert (await ask(peer, request)).settled == (await ask(await here.raw(), request)).settled, request

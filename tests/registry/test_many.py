@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,26 @@ class Counted:
 
     def __init__(self, lock: Interlock, patch: pytest.MonkeyPatch) -> None:
         self.parsed = self.read = 0
-        reading = lock.journal.read
+        self._reader = lock.journal.reader
 
         def parse(document: Any) -> Any:
             self.parsed += 1
             return parse_contract(document)
 
-        def read(statement: str, parameters: Any = ()) -> list[Any]:
-            rows = reading(statement, parameters)
-            if "manifest" in statement:
-                self.read += len(rows)
-            return rows
-
         patch.setattr(catalog, "parse_contract", parse)
-        patch.setattr(lock.journal, "read", read)
+        patch.setattr(lock.journal, "reader", self)
+
+    def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
+        rows = self._reader.all(statement, parameters)
+        if "manifest" in statement:
+            self.read += len(rows)
+        return rows
+
+    def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
+        return next(iter(self.all(statement, parameters)), None)
+
+    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
+        return iter(self.all(statement, parameters))
 
     def since(self) -> tuple[int, int]:
         found = self.parsed, self.read

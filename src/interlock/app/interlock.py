@@ -691,8 +691,7 @@ class Interlock:
         """The contract tests that passed or failed on exactly this content, if they were ever run."""
         from interlock.registry import admission
 
-        rows = self.journal.read("SELECT digest, passed, mode, report FROM evidence WHERE digest = ?", (digest,))
-        found = admission.stored_evidence(rows)
+        found = admission.stored_evidence(self.journal.reader, digest)
         return found if found is not None and found.passed else None
 
     async def try_out(self, tool: Tool[..., Any], *, live: bool = False) -> Trial:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import orjson
 
@@ -24,8 +24,9 @@ from interlock.core.versions import predecessor
 from interlock.core.wire_names import shortened
 from interlock.registry.catalog import Version, bump_epoch
 from interlock.registry.compat import Surface, classify, require_bump
-from interlock.store import records
+from interlock.store import records, tools
 from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Reader
 
 Conjunct = Literal[
     "schema_valid",
@@ -223,32 +224,18 @@ def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by
 
     def unit(transaction: Transaction) -> bool:
         # Looked at again inside the write: another process may have published since the examination.
-        row = transaction.one(
-            "SELECT digest FROM tool_version WHERE address = ? AND version = ?", (str(contract.id), contract.version)
-        )
-        if row is not None:
-            if row[0] == digest:
+        published = tools.digest(transaction, str(contract.id), contract.version)
+        if published is not None:
+            if published == digest:
                 return False
             raise Failure("E3103", f"{contract.ref} is published with other content; give the change a new version")
         _refuse_collisions(transaction, contract)
-        transaction.execute(
-            "INSERT INTO tool_version (address, version, digest, state, manifest, origin, published_ms)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                str(contract.id),
-                contract.version,
-                digest,
-                manifest.lifecycle_state,
-                document,
-                origin,
-                transaction.now_ms,
-            ),
-        )
+        tools.insert(
+            transaction, str(contract.id), contract.version, digest=digest, state=manifest.lifecycle_state,
+            manifest=document, origin=origin, published_ms=transaction.now_ms,
+        )  # fmt: skip
         for alias in manifest.aliases:
-            transaction.execute(
-                "INSERT OR IGNORE INTO tool_alias (alias, address) VALUES (?, ?)",
-                (f"{manifest.namespace}.{alias}", str(contract.id)),
-            )
+            tools.insert_alias(transaction, f"{manifest.namespace}.{alias}", str(contract.id))
         record_evidence(transaction, evidence)
         bump_epoch(transaction)
         body = records.plain(
@@ -263,17 +250,16 @@ def publish(manifest: Manifest, digest: str, origin: str, evidence: Evidence, by
 
 def _refuse_collisions(transaction: Transaction, contract: Contract) -> None:
     address, namespace = str(contract.id), contract.id.namespace
-    taken = transaction.one("SELECT address FROM tool_alias WHERE alias = ? AND address != ?", (address, address))
+    taken = tools.aliased_by_other(transaction, address, address)
     if taken is not None:
-        raise Failure("E3103", f"`{address}` is already an alias of {taken[0]}")
+        raise Failure("E3103", f"`{address}` is already an alias of {taken}")
     for alias in contract.manifest.aliases:
         name = f"{namespace}.{alias}"
-        other = transaction.one("SELECT address FROM tool_alias WHERE alias = ? AND address != ?", (name, address))
-        tool = transaction.one("SELECT address FROM tool_version WHERE address = ?", (name,))
-        if other is not None or (tool is not None and name != address):
-            raise Failure("E3103", f"the alias `{name}` collides with {(other or tool)[0]}")
+        other = tools.aliased_by_other(transaction, name, address)
+        if other is not None or (name != address and tools.exists(transaction, name)):
+            raise Failure("E3103", f"the alias `{name}` collides with {other or name}")
     if names := shortened(address):
-        for (other,) in transaction.all("SELECT DISTINCT address FROM tool_version WHERE address != ?", (address,)):
+        for other in tools.other_addresses(transaction, address):
             if names & shortened(other):
                 raise Failure("E3103", same_name(address, other))
 
@@ -284,12 +270,11 @@ def same_name(address: str, other: str) -> str:
 
 
 def record_evidence(transaction: Transaction, evidence: Evidence) -> None:
-    transaction.execute(
-        "INSERT OR REPLACE INTO evidence (digest, mode, passed, report, at_ms) VALUES (?, ?, ?, ?, ?)",
-        (evidence.digest, evidence.mode, int(evidence.passed), evidence.report, transaction.now_ms),
-    )
+    row = tools.Evidence(evidence.digest, int(evidence.passed), evidence.mode, evidence.report)
+    tools.put_evidence(transaction, row, transaction.now_ms)
 
 
-def stored_evidence(rows: list[Any]) -> Evidence | None:
-    """Evidence from a row of (digest, passed, mode, report)."""
-    return Evidence(rows[0][0], bool(rows[0][1]), rows[0][2], rows[0][3]) if rows else None
+def stored_evidence(reader: Reader, digest: str) -> Evidence | None:
+    """The result of the contract tests that were run on a content; None where none were."""
+    row = tools.evidence(reader, digest)
+    return None if row is None else Evidence(row.digest, bool(row.passed), row.mode, row.report)

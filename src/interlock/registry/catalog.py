@@ -7,7 +7,7 @@ deprecate or remove at any time: the registry's epoch, looked at now and then, s
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.core.versions import common, resolve
 from interlock.registry.source import reload
+from interlock.store import facts, tools
 from interlock.store.journal import Journal, Transaction
 
 STALE_AFTER_S = 0.2
@@ -237,11 +238,11 @@ class Catalog:
         """Every tool that has a version to be had: that version, and all of them. Read in one statement."""
         whole: dict[str, dict[str, Version]] = {}
         # Manifests are most of what there is to read, and those that were read before are known by their digests.
-        rows = self._journal.read(f"{_WITHOUT_MANIFEST} ORDER BY address, published_ms")
-        if sum(raw[2] not in self._contents for raw in rows) > _ONE_BY_ONE:
-            rows = self._journal.read(f"{_SELECT} ORDER BY address, published_ms")
-        for raw in rows:
-            version = self._version(raw)
+        stored = tools.all_without_manifests(self._journal.reader)
+        if sum(one.digest not in self._contents for one in stored) > _ONE_BY_ONE:
+            stored = tools.all_versions(self._journal.reader)
+        for one in stored:
+            version = self._version(one)
             if version is not None:
                 whole.setdefault(version.row.address, {})[version.row.version] = version
         self._contents = {one.row.digest: one.content for versions in whole.values() for one in versions.values()}
@@ -249,19 +250,17 @@ class Catalog:
         found = ((_chosen(versions, now_ms), versions) for versions in whole.values())
         return [(chosen, versions) for chosen, versions in found if chosen is not None]
 
-    def _version(self, raw: Sequence[Any]) -> Version | None:
+    def _version(self, stored: tools.Row) -> Version | None:
         """A version as it was read; None for one that has gone since."""
-        address, version, digest, state, manifest, *rest = raw
+        address, version, digest, _, manifest, *_ = stored
         content = self._contents.get(digest)
         if content is None:
             if manifest is None:
-                query = "SELECT manifest FROM tool_version WHERE address = ? AND version = ? AND digest = ?"
-                read = self._journal.read(query, (address, version, digest))
-                if not read:
+                manifest = tools.manifest(self._journal.reader, address, version, digest)
+                if manifest is None:
                     return None
-                manifest = read[0][0]
             content = self._contents[digest] = Content(manifest)
-        return Version(_row((address, version, digest, state, content.manifest, *rest)), self._bind, content)
+        return Version(_row(stored, content.manifest), self._bind, content)
 
     def exact(self, address: str, version: str) -> Version:
         """A version by its full name, whatever has become of it since: what it did must stay undoable."""
@@ -332,15 +331,8 @@ class Catalog:
         if len(name) > 600:
             raise Failure("E3101", "no tool has a name that long")
         if "." in name:
-            row = self._journal.read("SELECT address FROM tool_alias WHERE alias = ?", (name,))
-            return row[0][0] if row else name
-        # Namespaces have no dots, so the bare name is what follows the first one; both expressions are indexed.
-        rows = self._journal.read(
-            "SELECT DISTINCT address FROM tool_version WHERE substr(address, instr(address, '.') + 1) = ? UNION "
-            "SELECT address FROM tool_alias WHERE substr(alias, instr(alias, '.') + 1) = ? ORDER BY 1",
-            (name, name),
-        )
-        candidates = [row[0] for row in rows]
+            return tools.aliased(self._journal.reader, name) or name
+        candidates = tools.with_bare_name(self._journal.reader, name)
         if len(candidates) > 1:
             candidates = [one for one in candidates if self._shows(one, capability)]
             if not candidates:
@@ -356,8 +348,7 @@ class Catalog:
         self._refresh()
         known = self._versions.get(address)
         if known is None:
-            rows = self._journal.read(f"{_SELECT} WHERE address = ?", (address,))
-            found = (self._version(raw) for raw in rows)
+            found = (self._version(one) for one in tools.versions(self._journal.reader, address))
             known = {one.row.version: one for one in found if one is not None}
             if known:
                 self._versions[address] = known
@@ -365,12 +356,10 @@ class Catalog:
 
     def rows(self) -> list[Row]:
         """Everything registered, in order of name."""
-        return [_row(raw) for raw in self._journal.read(f"{_SELECT} ORDER BY address, published_ms")]
+        return [_row(one, one.manifest or "") for one in tools.all_versions(self._journal.reader)]
 
     def addresses(self) -> list[str]:
-        return [
-            row[0] for row in self._journal.read("SELECT DISTINCT address FROM tool_version ORDER BY 1 LIMIT 20000")
-        ]
+        return tools.first_addresses(self._journal.reader, _MOST_ADDRESSES)
 
     def attach(self, tool: Tool[..., Any]) -> None:
         """Serve this version with a function of this process."""
@@ -388,8 +377,7 @@ class Catalog:
         if now - self._looked_at < STALE_AFTER_S:
             return
         self._looked_at = now
-        rows = self._journal.read("SELECT value FROM fact WHERE name = 'registry_epoch'")
-        epoch = int(rows[0][0]) if rows else 0
+        epoch = int(facts.get(self._journal.reader, tools.EPOCH) or 0)
         if epoch != self._epoch:
             self._drop()
             known, self._epoch = self._epoch, epoch
@@ -425,10 +413,7 @@ class Catalog:
 
 def bump_epoch(transaction: Transaction) -> None:
     """Tell every process on this home that the registry changed."""
-    transaction.execute(
-        "INSERT INTO fact (name, value) VALUES ('registry_epoch', '1') "
-        "ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
-    )
+    facts.increase(transaction, tools.EPOCH)
 
 
 def contract_digest(tool: Tool[..., Any]) -> str:
@@ -438,9 +423,7 @@ def contract_digest(tool: Tool[..., Any]) -> str:
     return digest(tool.manifest.document())
 
 
-_COLUMNS = "address, version, digest, state, manifest, origin, published_ms, notice"
-_SELECT = f"SELECT {_COLUMNS} FROM tool_version"  # noqa: S608 - constants
-_WITHOUT_MANIFEST = _SELECT.replace("manifest", "NULL")
+_MOST_ADDRESSES = 20_000
 _ONE_BY_ONE = 100  # manifests that are read by themselves; of more, all are read in one statement
 
 
@@ -499,7 +482,7 @@ def _is_exact(spec: str, versions: Iterable[str]) -> bool:
     return spec.lstrip("=v ") in versions
 
 
-def _row(raw: Any) -> Row:
-    address, version, digest, state, manifest, origin, published_ms, notice = raw
+def _row(stored: tools.Row, manifest: str) -> Row:
+    address, version, digest, state, _, origin, published_ms, notice = stored
     told = None if notice is None else Notice(**orjson.loads(notice))
     return Row(address, version, digest, state, manifest, origin, published_ms, told)

@@ -17,13 +17,13 @@ from interlock.core.contract import Contract, class_for_latency, infer_class
 from interlock.core.manifest import Manifest, TimeoutClass
 from interlock.core.record import record
 from interlock.core.schema import Json
+from interlock.store import ledger
 from interlock.store.port import Reader
 
 # How many of the latest closing records are looked at, and how many calls of a version make a measurement.
 MOST_RECORDS = 20_000
 ENOUGH = 100
 _ORDER: tuple[TimeoutClass, ...] = ("interactive", "standard", "long_running", "async")
-_LATEST = "SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT ?"
 
 
 @record
@@ -36,7 +36,7 @@ class Measured:
 
 def measure(reader: Reader) -> dict[str, Measured]:
     """The latency of every version that was called often enough lately, by its ref."""
-    return measured(body for (body,) in reader.each(_LATEST, (MOST_RECORDS,)))
+    return measured(ledger.newest_closed(reader, MOST_RECORDS))
 
 
 def measured(bodies: Iterable[bytes]) -> dict[str, Measured]:

@@ -6,13 +6,14 @@ passing of time lift nothing. Every process on a home hears of it within a momen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from interlock.core.clock import iso
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.registry.catalog import bump_epoch
+from interlock.store import quarantine as table
 from interlock.store import records
 from interlock.store.journal import Journal, Transaction, Unit
 
@@ -54,13 +55,7 @@ def impose(digest: str, tool: str, call: str, reason: str) -> Unit[None]:
     """A unit that puts content into quarantine."""
 
     def unit(transaction: Transaction) -> None:
-        transaction.execute(
-            "INSERT INTO quarantine (digest, tool, call, reason, at_ms, lifted_ms, epoch)"
-            " VALUES (?, ?, ?, ?, ?, NULL, (SELECT COALESCE(MAX(epoch), 0) + 1 FROM quarantine))"
-            " ON CONFLICT (digest) DO UPDATE SET call = excluded.call, reason = excluded.reason,"
-            " at_ms = excluded.at_ms, lifted_ms = NULL, epoch = excluded.epoch",
-            (digest, tool, call, reason, transaction.now_ms),
-        )
+        table.impose(transaction, digest, tool, call, reason, transaction.now_ms)
         bump_epoch(transaction)
         body = records.plain(
             "registry", call, transaction.now_ms, event="tool.quarantined", toolId=tool, digest=digest, reason=reason
@@ -80,17 +75,11 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
         raise Failure("E3004", "say why the quarantine is lifted")
 
     def unit(transaction: Transaction) -> Quarantined:
-        row = transaction.one(
-            f"SELECT {_COLUMNS} FROM quarantine WHERE (tool = ? OR digest = ?) AND lifted_ms IS NULL",  # noqa: S608 - constant
-            (tool, tool),
-        )
+        row = table.find_held(transaction, tool)
         if row is None:
             raise Failure("E3101", f"`{tool}` is not in quarantine")
-        found = Quarantined(*row)
-        transaction.execute(
-            "UPDATE quarantine SET lifted_ms = ?, epoch = (SELECT MAX(epoch) + 1 FROM quarantine) WHERE digest = ?",
-            (transaction.now_ms, found.digest),
-        )
+        found = Quarantined._make(row)
+        table.lift(transaction, found.digest, transaction.now_ms)
         bump_epoch(transaction)
         body = records.plain(
             "registry", found.call, transaction.now_ms, event="tool.quarantine_lifted", toolId=found.tool,
@@ -102,14 +91,11 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
     return unit
 
 
-_COLUMNS = "digest, tool, call, reason, at_ms, lifted_ms"
-
-
 class Quarantine:
     """What is in quarantine now, as every process on the home sees it."""
 
     def __init__(self, journal: Journal, monotonic: Callable[[], float]) -> None:
-        self._read: Callable[[str, Sequence[Any]], list[Any]] = journal.read
+        self._reader = journal.reader
         self._monotonic = monotonic
         self._looked = float("-inf")
         self._epoch = -1
@@ -133,11 +119,11 @@ class Quarantine:
     def look(self) -> None:
         """Look whether anything was put in or let out."""
         self._looked = self._monotonic()
-        epoch: int = self._read("SELECT COALESCE(MAX(epoch), 0) FROM quarantine", ())[0][0]
+        epoch = table.epoch(self._reader)
         if epoch != self._epoch:
             self._epoch = epoch
             self._held = {one.digest: one for one in self.all() if one.lifted_ms is None}
 
     def all(self) -> list[Quarantined]:
         """Everything that ever was in quarantine."""
-        return [Quarantined(*row) for row in self._read(f"SELECT {_COLUMNS} FROM quarantine ORDER BY at_ms", ())]  # noqa: S608 - constant
+        return [Quarantined._make(row) for row in table.entries(self._reader)]

@@ -28,7 +28,7 @@ from interlock.core.manifest import LifecycleState, Uri
 from interlock.core.schema import Json
 from interlock.core.versions import resolve
 from interlock.registry.catalog import Notice, bump_epoch
-from interlock.store import records
+from interlock.store import facts, ledger, records, tools
 from interlock.store.journal import Journal, Transaction, Unit
 
 Happening = Literal[
@@ -159,14 +159,8 @@ def _require_registered(transaction: Transaction, address: str, version: str, su
     if successor is None:
         return
     name, at, spec = successor.partition("@")
-    alias = transaction.one("SELECT address FROM tool_alias WHERE alias = ?", (name,))
-    found = alias[0] if alias is not None else name
-    rows = transaction.execute(
-        "SELECT version FROM tool_version WHERE address = ? AND state IN ('active', 'deprecated')"
-        " AND NOT (address = ? AND version = ?)",
-        (found, address, version),
-    )
-    others = [row[0] for row in rows]
+    found = tools.aliased(transaction, name) or name
+    others = tools.callable_versions(transaction, found, but=(address, version))
     if not (any(_admits(spec, one) for one in others) if at else others):
         words = "is not registered beside it; name a tool in full, as in demo.post or demo.post@2.0.0"
         raise Failure("E3004", f"the successor `{successor}` {words}, or say that it is meant anyway")
@@ -191,15 +185,12 @@ async def sweep(
     A version that is still in demand is not removed: its removal date moves by `extend_days`, or with `force` it goes
     all the same.
     """
-    rows = journal.read(
-        "SELECT address, version FROM tool_version WHERE state IN ('deprecated', 'sunset') AND notice IS NOT NULL"
-        " ORDER BY address, version"
-    )
-    if not rows:
+    versions = tools.deprecated(journal.reader)
+    if not versions:
         return []
     tally = await _count(journal, now_ms)
     happened: list[Milestone] = []
-    for address, version in rows:
+    for address, version in versions:
         judge = _Judge(address, version, now_ms, by, tally, None if force else extend_days)
         happened.extend(await journal.commit(judge.unit))
     return happened
@@ -208,8 +199,7 @@ async def sweep(
 async def usage(journal: Journal, address: str, version: str, now_ms: int) -> Usage:
     """How often a version was asked for, as the journal has it."""
     tally = await _count(journal, now_ms)
-    aliases = journal.read("SELECT alias FROM tool_alias WHERE address = ?", (address,))
-    return tally.of(_names(address, aliases), version)
+    return tally.of(_names(address, tools.aliases(journal.reader, address)), version)
 
 
 # Judging one version
@@ -237,11 +227,11 @@ class _Judge:
 
     def _report(self, transaction: Transaction, notice: Notice) -> list[Milestone]:
         name = f"deprecation_report:{self.address}@{self.version}"
-        last = transaction.one("SELECT value FROM fact WHERE name = ?", (name,))
-        since = notice.deprecated_ms if last is None else int(last[0])
+        last = facts.get(transaction, name)
+        since = notice.deprecated_ms if last is None else int(last)
         if self.now_ms < since + REPORT_DAYS * _DAY_MS:
             return []
-        transaction.execute("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (name, str(self.now_ms)))
+        facts.put(transaction, name, str(self.now_ms))
         used = self._usage(transaction)
         event: Happening = "DEPRECATION_MIGRATION_PROGRESS" if used.week else "DEPRECATION_MIGRATION_COMPLETE"
         return [self._tell(transaction, event, notice, used)]
@@ -265,10 +255,8 @@ class _Judge:
 
     def _usage(self, transaction: Transaction) -> Usage:
         """The usage that was counted, and what has come to the journal since."""
-        newer = transaction.execute(f"{_RECORDS} WHERE seq > ? AND kind = 'closed'", (self.tally.head,))
-        tally = self.tally.with_more(newer)
-        aliases = transaction.execute("SELECT alias FROM tool_alias WHERE address = ?", (self.address,))
-        return tally.of(_names(self.address, aliases), self.version)
+        tally = self.tally.with_more(ledger.attempts_after(transaction, self.tally.head))
+        return tally.of(_names(self.address, tools.aliases(transaction, self.address)), self.version)
 
     def _tell(
         self, transaction: Transaction, event: Happening, notice: Notice, used: Usage, *, forced: bool = False
@@ -282,12 +270,6 @@ class _Judge:
 
 
 # Counting
-
-
-_RECORDS = (
-    "SELECT call, json_extract(CAST(body AS TEXT), '$.toolId'), json_extract(CAST(body AS TEXT), '$.version'),"
-    " json_extract(CAST(body AS TEXT), '$.error_code'), json_extract(CAST(body AS TEXT), '$.versionSpec') FROM journal"
-)
 
 
 class _Attempt(NamedTuple):
@@ -315,8 +297,10 @@ class _Tally:
     day_start: str
     attempts: Counter[_Attempt]
 
-    def with_more(self, rows: Iterable[Any]) -> _Tally:
-        more = Counter(_Attempt(*facts, today=call >= self.day_start) for call, *facts in rows)
+    def with_more(self, attempts: Iterable[ledger.Attempt]) -> _Tally:
+        more = Counter(
+            _Attempt(one.tool, one.version, one.error, one.spec, today=one.call >= self.day_start) for one in attempts
+        )
         return _Tally(self.head, self.day_start, self.attempts + more)
 
     def of(self, names: frozenset[str], version: str) -> Usage:
@@ -330,15 +314,11 @@ async def _count(journal: Journal, now_ms: int) -> _Tally:
     tally = _Tally(head, _first_call(now_ms - _DAY_MS), Counter())
     after = _first_call(now_ms - 7 * _DAY_MS)
     while True:
-        # Calls are named by ULIDs, which sort by time and begin with 0 to 7; other records have other names.
-        page = journal.read(
-            f"{_RECORDS} WHERE call >= ? AND call < '8' AND kind = 'closed' AND seq <= ? ORDER BY call LIMIT {_PAGE}",
-            (after, head),
-        )
+        page = ledger.attempts_of_calls(journal.reader, after, through=head, most=_PAGE)
         tally = tally.with_more(page)
         if len(page) < _PAGE:
             return tally
-        after = page[-1][0] + "\0"
+        after = page[-1].call + "\0"
         await asyncio.sleep(0)
 
 
@@ -346,9 +326,9 @@ def _first_call(at_ms: int) -> str:
     return new_id(max(at_ms, 0), bytes(10))
 
 
-def _names(address: str, aliases: Iterable[Any]) -> frozenset[str]:
+def _names(address: str, aliases: Iterable[str]) -> frozenset[str]:
     """Every name a caller may have used: a refused call is on record under the one it used."""
-    full = {address, *(row[0] for row in aliases)}
+    full = {address, *aliases}
     return frozenset(full | {name.rpartition(".")[2] for name in full})
 
 
@@ -367,12 +347,10 @@ _ORDER = (*NEXT, "removed")
 
 def _look(transaction: Transaction, address: str, version: str) -> tuple[LifecycleState, Notice | None]:
     """State and notice of a version; E3101 or E3102 where there is none."""
-    row = transaction.one(
-        "SELECT state, notice FROM tool_version WHERE address = ? AND version = ?", (address, version)
-    )
-    if row is not None:
-        return row[0], None if row[1] is None else Notice(**orjson.loads(row[1]))
-    if transaction.one("SELECT 1 FROM tool_version WHERE address = ?", (address,)) is not None:
+    found = tools.lifecycle(transaction, address, version)
+    if found is not None:
+        return found.state, None if found.notice is None else Notice(**orjson.loads(found.notice))
+    if tools.exists(transaction, address):
         raise Failure("E3102", f"{address} has no version `{version}`")
     raise Failure("E3101", f"no tool named `{address}`")
 
@@ -388,10 +366,7 @@ def _require_move(transaction: Transaction, address: str, version: str, to: Life
 
 def _set(transaction: Transaction, address: str, version: str, state: LifecycleState, notice: Notice | None) -> None:
     told = None if notice is None else orjson.dumps(notice).decode()
-    transaction.execute(
-        "UPDATE tool_version SET state = ?, notice = ? WHERE address = ? AND version = ?",
-        (state, told, address, version),
-    )
+    tools.set_lifecycle(transaction, address, version, state, told)
     bump_epoch(transaction)
 
 

@@ -12,6 +12,23 @@ from typing import NamedTuple
 from interlock.store.lasthead import SignedHead
 from interlock.store.port import Reader
 
+_ATTEMPT = (
+    "SELECT call, json_extract(CAST(body AS TEXT), '$.toolId'), json_extract(CAST(body AS TEXT), '$.version'),"
+    " json_extract(CAST(body AS TEXT), '$.error_code'), json_extract(CAST(body AS TEXT), '$.versionSpec') FROM journal"
+)
+
+
+class Attempt(NamedTuple):
+    """What the closing record of a call says of the tool that was asked for. A call that was refused early has no
+    version; `spec` is the range of versions that it asked for.
+    """
+
+    call: str
+    tool: str
+    version: str | None
+    error: str | None
+    spec: str | None
+
 
 def of_call(reader: Reader, call: str) -> list[bytes]:
     """Every record of a call, oldest first."""
@@ -127,3 +144,24 @@ def segment_ending(reader: Reader, seq: int) -> SignedHead | None:
     """The signed head of the removed records that end at a place; None where none end there."""
     row = reader.one("SELECT last_seq, hash, at_ms, key_id, signature FROM segment WHERE last_seq = ?", (seq,))
     return None if row is None else SignedHead(*row)
+
+
+def attempts_of_calls(reader: Reader, first: str, *, through: int, most: int) -> list[Attempt]:
+    """The closed calls from an id on, in order of id, at most so many; of records up to number `through`."""
+    # Calls are named by ULIDs, which sort by time and begin with 0 to 7; other records have other names.
+    rows = reader.all(
+        f"{_ATTEMPT} WHERE call >= ? AND call < '8' AND kind = 'closed' AND seq <= ? ORDER BY call LIMIT ?",
+        (first, through, most),
+    )
+    return [Attempt._make(row) for row in rows]
+
+
+def attempts_after(reader: Reader, seq: int) -> Iterator[Attempt]:
+    """The calls that were closed after a record."""
+    return map(Attempt._make, reader.each(f"{_ATTEMPT} WHERE seq > ? AND kind = 'closed'", (seq,)))
+
+
+def newest_closed(reader: Reader, most: int) -> Iterator[bytes]:
+    """The newest closing records, at most so many, the newest first."""
+    rows = reader.each("SELECT body FROM journal WHERE kind = 'closed' ORDER BY seq DESC LIMIT ?", (most,))
+    return (body for (body,) in rows)

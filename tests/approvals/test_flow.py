@@ -36,6 +36,7 @@ from interlock.authority.identities import Identity
 from interlock.core.canonical import digest
 from interlock.core.capability import ToolGrant
 from interlock.core.clock import iso
+from interlock.core.events import Event
 from interlock.core.export import permission_profile, shown
 from interlock.core.manifest import Approval, ApprovalStep
 from interlock.core.objects.calls import ToolPermissionDecision
@@ -754,6 +755,19 @@ async def test_hooks_see_a_reviewers_edit_and_what_they_make_of_it_is_shown_and_
     reviewed = [one for one in found.changes if one["after"] == "call_input"]
     assert [(one["source"], one["pointer"]) for one in reviewed] == [("reviewer:local:ben", "/to")]
     assert [one["output"] for one in result.metadata["hook_outputs"]] == ["updated_input"]
+
+
+@pytest.mark.supports("LIFE-21")
+async def test_what_hooks_say_of_a_reviewers_edit_is_told_under_the_id_of_the_call_that_waits(lock: Interlock) -> None:
+    lock.hook(Hook(id="speaks", when="pre", tools="demo.mail", run=lambda _: HookResult(messages=("mind the gap",))))
+    pending = await lock.call("demo.mail", to="carl", note="a", key="k")
+    heard: list[Event] = []
+    lock.listen(heard.append)
+    await lock.approvals.approve(ticket_of(pending), by=BEN, edit={"to": "dora"})
+    assert any("hook" in event.type for event in heard)
+    assert {event.document()["invocation_id"] for event in heard} == {pending.invocation_id}
+    assert (await lock.approvals.resume(ticket_of(pending))).ok
+    assert {event.document()["invocation_id"] for event in heard} == {pending.invocation_id}
 
 
 @pytest.mark.proves("HITL-08")

@@ -6,11 +6,11 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from interlock import Interlock
+from interlock import Failure, Field, Interlock, tool
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.doors.test_conditions import RATE, READS
 from tests.upstreams.servers import Answer, HttpServer, json_answer
@@ -65,7 +65,7 @@ def classes(report: Json) -> dict[str, str]:
 def test_a_server_is_looked_at_added_called_probed_and_let_go(fresh: Cli) -> None:
     looked = add(fresh, "--dry-run")
     assert states(looked) == {"search": "offered", "note": "offered"}
-    assert fresh.ask("upstream", "list") == {"upstreams": []}
+    assert fresh.ask("upstream", "list") == {"upstreams": [], "services": []}
     # Its hint that a tool only reads is believed by nobody until somebody says so.
     assert set(classes(looked).values()) == {"write_irreversible"}
     hinted = add(fresh, "--accept-hints")
@@ -244,6 +244,29 @@ async def test_tools_of_an_upstream_that_does_not_answer_are_listed_and_shown_as
         assert (availability, "unavailable" in line) == ({"AVAILABLE"}, False)
         again = await asyncio.to_thread(fresh.call, "bank.rate", {"of": "CHF"})
         assert again["structured_content"] == {"rate": 1}
+
+
+async def test_the_breaker_of_a_service_that_is_no_upstream_is_shown_where_operators_look(fresh: Cli) -> None:
+    @tool(version="1.0.0", mutation_class="read_only", namespace="bank", external_service="ledger")
+    async def fails(of: Annotated[str, Field(description="any text", examples=["a"])]) -> str:
+        """Ask a service that is away."""
+        if of == "a":
+            return of
+        raise Failure("E3502", "the ledger is away")
+
+    async with Interlock.open(fresh.home, housekeeping=False) as lock:
+        await lock.add(fails)
+        for number in range(6):
+            assert not (await lock.call("bank.fails", {"of": f"C{number}"})).ok
+        await lock.gateway.execution.services.settle()
+        (service,) = (await asyncio.to_thread(fresh.ask, "upstream", "list"))["services"]
+        assert (service["service"], service["state"]) == ("ledger", "open")
+        assert service["retryAfterMs"] > 0
+        assert "breaker of ledger: open; no call for " in (await asyncio.to_thread(fresh, "upstream", "list")).out
+        findings = (await asyncio.to_thread(fresh.ask, "doctor"))["findings"]
+        (found,) = [one for one in findings if one["name"] == "services"]
+        assert found["status"] == "attention"
+        assert "ledger is open: E3502" in found["what"]
 
 
 async def test_the_breakers_of_an_upstream_are_shown(fresh: Cli) -> None:

@@ -46,6 +46,8 @@ _VARYING = (
     (re.compile(r"\b\d+(\.\d+)? ?m?s\b"), "<duration>"),
     # A call that takes its time leaves one record more.
     (re.compile(r"\b\d+ records\b"), "<count> records"),
+    # So does the position in the journal at which a list goes on.
+    (re.compile(r"(?<=--before )\d+"), "<position>"),
     (re.compile(r"(?<=took ms)\s+[\d.]+"), " <duration>"),
     (re.compile(r"\b[0-9a-f]{4}…[0-9a-f]{2}\b|\b[0-9a-f]{64}\b|\b[0-9a-f]{32}\b|\b[0-9a-f]{16}\b"), "<hash>"),
     (re.compile(r"\s+"), " "),

@@ -63,8 +63,8 @@ class Wires:
         self.service = service
         self._bearer = {"authorization": f"Bearer {token}"}
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, headers=self._bearer)
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
-        self._stub = GatewayStub(self._channel)
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
+        self._stub = GatewayStub(self.channel)
         self._session: str | None = None
 
     def bear(self, token: str) -> None:
@@ -75,7 +75,7 @@ class Wires:
 
     async def close(self) -> None:
         await self.http.aclose()
-        await self._channel.close(grace=None)
+        await self.channel.close(grace=None)
 
     # Calling
 

@@ -179,7 +179,9 @@ async def test_the_modern_era_needs_no_handshake_and_refuses_versions_it_does_no
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}}
         answer = await http.post(world.url, json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["data"] == {"supported": ["2026-07-28"], "requested": "2099-01-01"}
+    data = answer.json()["error"]["data"]
+    assert (data["supported"], data["requested"]) == (["2026-07-28"], "2099-01-01")
+    assert (data["errorCode"], data["error_code"]) == ("INVALID_INPUT", "E3004")
 
 
 # Lists

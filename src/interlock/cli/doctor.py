@@ -188,6 +188,16 @@ def _check_journal(home: Home) -> Iterator[Finding]:
         if schema == SCHEMA_HEAD:
             yield from _tickets(reader)
             yield from _alone(reader)
+            yield from _breakers(reader)
+
+
+def _breakers(reader: Reader) -> Iterator[Finding]:
+    """Tell the services that are left alone because their calls fail, whether they are upstreams or not."""
+    from interlock.store.inspection import open_breakers
+
+    for service, state, reason in open_breakers(reader):
+        what = f"the breaker of {service} is {state.replace('_', ' ')}: {reason}"
+        yield Finding("services", "attention", what, "it is tried again by itself; see: interlock upstream list")
 
 
 def _rewritten(reader: Reader, last: SignedHead | None) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from interlock.cli.render import Page
     from interlock.core.connector import UpstreamKind
     from interlock.core.errors import Failure
+    from interlock.resilience.services import Health
     from interlock.upstreams.manager import Report
 
 Json = dict[str, Any]
@@ -322,21 +323,38 @@ def add_langchain(module: str) -> Json:
 @upstream.command("list")
 @looking
 async def list_upstreams(lock: Interlock, out: Output, /) -> int:
-    """Every upstream, whether it answers, and what it offers."""
+    """Every upstream, whether it answers, and what it offers; then the breakers of services that are no upstreams."""
     found = [(one, lock.upstreams.offers(one.name)) for one in lock.upstreams.list()]
+    # Services that tools name (`external_service`) have breakers too, and are no upstreams.
+    names = {one.name for one, _ in found}
+    others = [one for one in lock.gateway.execution.services.snapshot() if _service(one) not in names]
     documents = [{**one.document(), "tools": [tool.document() for tool in tools]} for one, tools in found]
 
     def show(page: Page) -> None:
-        if not found:
-            page.line("no upstreams yet; interlock upstream add --help")
-            return
         rows = [
             (one.name, one.kind, one.state, _counts([tool.state for tool in tools]), one.reason) for one, tools in found
         ]
-        page.table(rows, ("name", "kind", "state", "tools", ""))
+        if rows:
+            page.table(rows, ("name", "kind", "state", "tools", ""))
+        else:
+            page.line("no upstreams yet; interlock upstream add --help")
+        for one in others:
+            page.line(_breaker(one))
 
-    out.answer({"upstreams": documents}, show)
+    out.answer({"upstreams": documents, "services": [one.document() for one in others]}, show)
     return 0
+
+
+def _service(health: Health) -> str:
+    """The service whose health it is; an endpoint or a tool of it may have a breaker of its own."""
+    return re.split("[ #]", health.service, maxsplit=1)[0]
+
+
+def _breaker(health: Health) -> str:
+    from interlock.core.words import wait
+
+    left_ms = max(health.retry_after_ms, health.suspended_ms)
+    return f"breaker of {health.service}: {health.state}" + (f"; no call for {wait(left_ms)}" if left_ms else "")
 
 
 def _counts(states: list[str]) -> str:
@@ -350,19 +368,12 @@ async def show(lock: Interlock, out: Output, /, name: str) -> int:
     """One upstream, its breakers and each of its tools; of those that changed, what differs from when admitted."""
     found, tools = lock.upstreams.get(name), lock.upstreams.offers(name)
     changes = lock.upstreams.changes(name)
-    from interlock.core.words import wait
-
-    services = [
-        one
-        for one in lock.gateway.execution.services.snapshot()
-        if re.split("[ #]", one.service, maxsplit=1)[0] == name
-    ]
+    services = [one for one in lock.gateway.execution.services.snapshot() if _service(one) == name]
 
     def write(page: Page) -> None:
         page.facts([("kind", found.kind), ("state", f"{found.state} {found.reason}".strip())])
         for one in services:
-            left_ms = max(one.retry_after_ms, one.suspended_ms)
-            page.line(f"breaker of {one.service}: {one.state}" + (f"; no call for {wait(left_ms)}" if left_ms else ""))
+            page.line(_breaker(one))
         page.table([(one.name, one.state, one.address, one.version or "", one.reason) for one in tools])
         for tool, parts in changes.items():
             page.line("")

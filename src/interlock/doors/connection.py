@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
 import httptools
+import orjson
 
-from interlock.doors.asgi import App, Scope
+from interlock.core.errors import Failure
+from interlock.doors.asgi import App, Scope, refusal
 from interlock.doors.crowd import MOST_PER_PEER, crowd_of
 from interlock.doors.exchange import Exchange
 from interlock.doors.heads import Head, Knows, known
@@ -476,7 +479,9 @@ class Connection(asyncio.Protocol):
     def _end(self, status: bytes) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        body = _refusal(status)
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
         self._close(still_sends=self._deaf)
 
     def _close(self, *, still_sends: bool) -> None:
@@ -487,6 +492,20 @@ class Connection(asyncio.Protocol):
             self._expect(LINGER_S, self.transport.abort)
         else:
             self.transport.close()
+
+
+# By their status: the code and the words of what is refused before there is a request.
+_REFUSALS = {
+    b"408": ("E3002", "the request did not come in time; send it whole"),
+    b"431": ("E3004", "the headers of the request are too long; send fewer or shorter ones"),
+    b"503": ("E3001", "too many connections are open; wait, then connect again"),
+}
+
+
+def _refusal(status: bytes) -> bytes:
+    """The body of an answer to what is no request: the envelope that every failure has."""
+    code, words = _REFUSALS.get(status[:3], ("E3004", "what came is not a request of HTTP/1.1"))
+    return orjson.dumps(refusal(Failure(code, words), os.urandom(16).hex()))
 
 
 class _Encoded:

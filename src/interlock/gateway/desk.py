@@ -149,9 +149,14 @@ class Desk:
         arguments = _merged(content["arguments"], edit)
         caller = stored_caller(content["caller"])
         key = content["key"]
-        request = Request(tool=ticket.tool, version=ticket.version, arguments=arguments, caller=caller, key=key)
+        # Events of hooks that look at the edit are those of the call that waits.
+        request = Request(
+            tool=ticket.tool, version=ticket.version, arguments=arguments, caller=caller, key=key, id=ticket.call
+        )
         # INVARIANT: nobody agrees to what they were not shown; what cannot be foreseen is not agreed to.
         checked = await self._gateway.checked(request)
+        # The preview runs under an id of its own: somebody else may agree meanwhile, and the call itself may run.
+        checked.requested.call.id = self._gateway.with_id(request).id or ""
         call, agreed = checked.requested.call, checked.permission_input
         was: Json = content["arguments"]
         names = [name for name in sorted(was.keys() | arguments.keys()) if was.get(name) != arguments.get(name)]

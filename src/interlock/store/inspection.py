@@ -142,6 +142,14 @@ def undelivered(reader: Reader) -> list[Undelivered]:
     return list(map(Undelivered._make, rows))
 
 
+def open_breakers(reader: Reader) -> list[tuple[str, str, str]]:
+    """Services whose breaker is not closed: the service, the state and the reason."""
+    return [
+        (str(service), str(state), str(reason))
+        for service, state, reason in reader.all("SELECT service, state, reason FROM breaker ORDER BY service")
+    ]
+
+
 def open_calls(home: Home, now_ms: int) -> tuple[int, int]:
     """How many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
     with closing(sqlite3.connect(home.database, factory=Connection)) as connection:

@@ -103,6 +103,7 @@ class GrpcDoor:
             self._servicer.handler(),
             places.health_handler(self._health, health.SERVICE_NAME, visits),
             *reflection.handlers((NAME, health.SERVICE_NAME), visits),
+            places.Unknown(visits),
         )
         bounds = (
             ("grpc.max_receive_message_length", _ROOM * self._max_message_bytes),

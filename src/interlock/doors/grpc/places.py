@@ -11,6 +11,7 @@ with headers alone, an RPC without a token that is known is handed its headers f
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, cast
@@ -20,6 +21,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from interlock.core.errors import Failure
+from interlock.doors.grpc import messages
 
 # RPCs of health and reflection that one peer may have open, and all peers together.
 VISITS_PER_PEER, VISITS = 32, 1024
@@ -104,12 +106,12 @@ class Visits:
             try:
                 await method(requests, context)
             except Failure as failure:
-                await context.abort(grpc.StatusCode[failure.row.grpc], failure.message)
+                await refuse(context, failure)
             except asyncio.CancelledError:
                 if task in self._all:
                     raise
                 words = f"ended to make room: {VISITS_PER_PEER} RPCs without a token may be open from one address"
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+                await refuse(context, Failure("E3407", words))
             finally:
                 self._leave(task, peer)
 
@@ -134,6 +136,28 @@ class Visits:
         theirs.pop(task, None)
         if not theirs:
             self._peers.pop(peer, None)
+
+
+async def refuse(context: Any, failure: Failure, code: grpc.StatusCode | None = None) -> None:
+    """End an RPC that no call came about for, with the envelope that every failure has."""
+    code = code or grpc.StatusCode[failure.row.grpc]
+    status = messages.status(failure, os.urandom(16).hex())
+    status.code = code.value[0]
+    await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))
+
+
+class Unknown(grpc.GenericRpcHandler):  # pyright: ignore[reportMissingTypeArgument] - it takes none at run time
+    """The last handler: refuses RPCs that no other knows, in place of gRPC, whose refusal has no envelope."""
+
+    def __init__(self, visits: Visits) -> None:
+        async def act(_requests: Any, context: Any) -> None:
+            words = "there is no such RPC here; reflection lists those that there are"
+            await refuse(context, Failure("E3004", words), grpc.StatusCode.UNIMPLEMENTED)
+
+        self._method: Any = cast("Any", grpc).stream_stream_rpc_method_handler(visits.bounded(act))
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self._method
 
 
 def health_handler(servicer: Any, name: str, visits: Visits) -> Any:

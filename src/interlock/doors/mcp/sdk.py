@@ -42,6 +42,7 @@ from interlock.doors.mcp.changes import Changes
 from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, named, native_ids
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
+from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
 from interlock.doors.mcp.thin import MODERN, Message, Receive, Send
 from interlock.service import Service
@@ -302,7 +303,7 @@ class Sdk:
         # Blanks around a value are no part of it, and not every HTTP server takes them away.
         headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         named = {**scope, "headers": headers, CALLER: caller, "user": AuthenticatedUser(token)}
-        await self.sessions.handle(f"{caller.tenant}/{caller.id}", named, receive, send)
+        await self.sessions.handle(f"{caller.tenant}/{caller.id}", named, receive, Enveloped(send))
 
     # What the thin path asks, so that it judges as the SDK does
 
@@ -344,11 +345,17 @@ async def _enveloped(ctx: Context, call_next: Callable[[Context], Awaitable[Any]
         return await call_next(ctx)
     except MCPError as error:
         fault = error.error
-        if isinstance(fault.data, dict):
-            raise  # ours, or a form of the protocol's own
+        if "errorCode" in _members(fault.data):
+            raise  # ours
     except ValidationError:
         fault = types.ErrorData(code=types.INVALID_PARAMS, message="Invalid request parameters")
-    raise MCPError(fault.code, fault.message, Failure("E3004", fault.message).envelope(no_trace()))
+    # What the protocol itself has to say stays beside the envelope.
+    kept = _members(fault.data)
+    raise MCPError(fault.code, fault.message, {**kept, **Failure("E3004", fault.message).envelope(no_trace())})
+
+
+def _members(data: Any) -> Json:
+    return cast("Json", data) if isinstance(data, dict) else {}
 
 
 _CHANGES = NotificationOptions(tools_changed=True, resources_changed=True, prompts_changed=True)

@@ -14,15 +14,15 @@ from typing_extensions import TypedDict
 
 
 class Item(TypedDict):
-    id: int
-    name: str
-    tags: list[str]
-    score: float
-    text: str
+    id: Annotated[int, Field(description="the number of the item")]
+    name: Annotated[str, Field(description="the name of the item")]
+    tags: Annotated[list[str], Field(description="what it is filed under")]
+    score: Annotated[float, Field(description="how good it is")]
+    text: Annotated[str, Field(description="what it is")]
 
 
 class Order(TypedDict):
-    items: list[Item]
+    items: Annotated[list[Item], Field(description="the items, in their order")]
 
 
 def _item(number: int) -> Item:

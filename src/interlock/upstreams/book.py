@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 
@@ -26,19 +26,17 @@ from interlock.core.schema import Json
 from interlock.registry import admission, quarantine
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import bump_epoch
+from interlock.store import quarantine as stored_quarantine
 from interlock.store import records
+from interlock.store import tools as stored_tools
+from interlock.store import upstreams as store
 from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Reader
 from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.overlay import Overlay, classify, parse_overlay
 
 _CHANGED = quarantine.DEFINITION_CHANGED
 _COUNTED = ("admitted", "changed", "gone", "refused")
-
-
-class Read(Protocol):
-    """Reads rows, within a transaction or outside of one."""
-
-    def __call__(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,59 +168,49 @@ class Outdated(Failure):
 
 # Reading
 
-_UPSTREAM = "name, kind, config, overlay, state, reason, added_ms, added_by, discovered_ms, probed_ms"
 
-
-def upstreams(read: Read) -> list[Upstream]:
+def upstreams(reader: Reader) -> list[Upstream]:
     """Every upstream there is, by name."""
-    return [_upstream(row) for row in read(f"SELECT {_UPSTREAM} FROM upstream ORDER BY name")]  # noqa: S608 - constant
+    return [_upstream(row) for row in store.every(reader)]
 
 
-def offers(read: Read, name: str) -> tuple[Offered, ...]:
+def offers(reader: Reader, name: str) -> tuple[Offered, ...]:
     """What an upstream was last seen to offer, and what became of each."""
-    known = read(f"SELECT {_UPSTREAM} FROM upstream WHERE name = ?", (name,))  # noqa: S608 - constant
-    if not known:
+    known = store.find(reader, name)
+    if known is None:
         return ()
-    upstream = _upstream(known[0])
+    upstream = _upstream(known)
     overlay, hints = parse_overlay(upstream.overlay), bool(upstream.config.get("accept_hints"))
-    rows = read(
-        "SELECT name, state, address, version, reason, seen, definition FROM upstream_tool"
-        " WHERE upstream = ? ORDER BY name",
-        (name,),
-    )
-    return tuple(_seen(row, overlay, accept_hints=hints) for row in rows)
+    return tuple(_seen(row, overlay, accept_hints=hints) for row in store.tools(reader, name))
 
 
-def _seen(row: Sequence[Any], overlay: Overlay, *, accept_hints: bool) -> Offered:
-    definition = _defined(orjson.loads(row[6]))
+def _seen(row: store.ToolRow, overlay: Overlay, *, accept_hints: bool) -> Offered:
+    definition = _defined(orjson.loads(row.definition))
     judged = None if definition is None else classify(definition, overlay, accept_hints=accept_hints)
     return Offered(
-        *row[:4],
+        row.name,
+        row.state,
+        row.address,
+        row.version,
         mutation_class="" if judged is None else judged.mutation_class,
         why="" if judged is None else judged.why,
-        reason=row[4],
-        seen=row[5],
+        reason=row.reason,
+        seen=row.seen,
         definition=definition,
     )
 
 
-def page(read: Read, name: str) -> Page:
+def page(reader: Reader, name: str) -> Page:
     """What the book says of an upstream, to judge a look at it by."""
-    overlay = read("SELECT overlay FROM upstream WHERE name = ?", (name,))
-    rows = read(
-        "SELECT name, u.address, u.version, pinned, seen, u.state,"
-        " EXISTS (SELECT 1 FROM quarantine q WHERE q.tool = u.address || '@' || u.version AND q.lifted_ms IS NULL"
-        " AND q.reason LIKE ? || '%'),"
-        " COALESCE(v.state, '') <> 'sunset', v.manifest"
-        " FROM upstream_tool u LEFT JOIN tool_version v ON v.address = u.address AND v.version = u.version"
-        " WHERE upstream = ? AND u.version IS NOT NULL",
-        (_CHANGED, name),
-    )
-    tools = {
-        row[0]: Pinned(*row[1:6], definition=_implementation(row[8]), held=bool(row[6]), served=bool(row[7]))
-        for row in rows
-    }
-    return Page(overlay[0][0] if overlay else None, tools)
+    tools = {row.name: _pinned(row) for row in store.published(reader, name, _CHANGED)}
+    return Page(store.overlay(reader, name), tools)
+
+
+def _pinned(row: store.PublishedRow) -> Pinned:
+    return Pinned(
+        row.address, row.version, row.pinned, row.seen, row.state,
+        definition=_implementation(row.manifest), held=bool(row.held), served=bool(row.served),
+    )  # fmt: skip
 
 
 def _implementation(manifest: str | None) -> str:
@@ -231,13 +219,10 @@ def _implementation(manifest: str | None) -> str:
     return str(execution.get("implementation") or "")
 
 
-def foreign(read: Read, origin: str, addresses: Collection[str]) -> dict[str, str]:
+def foreign(reader: Reader, origin: str, addresses: Collection[str]) -> dict[str, str]:
     """Of some addresses, those under which others serve a tool or an alias, and who."""
-    rows = [
-        *read("SELECT address, origin FROM tool_version WHERE origin <> ?", (origin,)),
-        *read("SELECT alias, address FROM tool_alias WHERE alias <> address"),
-    ]
-    return {row[0]: row[1] for row in rows if row[0] in addresses}
+    others = [*stored_tools.of_other_origins(reader, origin), *stored_tools.all_aliases(reader)]
+    return {address: by for address, by in others if address in addresses}
 
 
 # Writing
@@ -259,12 +244,12 @@ def settle(
     fresh = [one for one in looked if one.state == "admitted" and one.manifest is not None]
 
     def unit(transaction: Transaction) -> None:
-        read = transaction.all
         # INVARIANT: whatever forbids the change is found before anything is written.
-        if page(read, known.name) != judged_by or foreign(read, known.origin, {one.address for one in fresh}):
+        taken = foreign(transaction, known.origin, {one.address for one in fresh})
+        if page(transaction, known.name) != judged_by or taken:
             raise Outdated(known.name)
         for one in fresh:
-            if read("SELECT 1 FROM tool_version WHERE address = ? AND version = ?", (one.address, one.version)):
+            if stored_tools.digest(transaction, one.address, one.version or "") is not None:
                 raise Outdated(known.name)
         _store(transaction, known, new=new)
         for one in looked:
@@ -273,7 +258,7 @@ def settle(
                 proof = evidence[one.name]
                 admission.publish(one.manifest, proof.digest, known.origin, proof, by)(transaction)
                 if before is not None and before.address != one.address:
-                    _sunset(transaction, before.address)  # it has another name now
+                    stored_tools.sunset(transaction, before.address)  # it has another name now
             elif before is not None:
                 _follow(transaction, known.name, one, before, by, lift=one.name in lift)
         for one in looked:
@@ -289,13 +274,8 @@ def removal(name: str, by: str) -> Unit[None]:
     """A unit that strikes an upstream out and sunsets its tools."""
 
     def unit(transaction: Transaction) -> None:
-        transaction.execute(
-            "UPDATE tool_version SET state = 'sunset' WHERE address IN"
-            " (SELECT address FROM upstream_tool WHERE upstream = ? AND version IS NOT NULL)",
-            (name,),
-        )
-        transaction.execute("DELETE FROM upstream_tool WHERE upstream = ?", (name,))
-        transaction.execute("DELETE FROM upstream WHERE name = ?", (name,))
+        stored_tools.sunset_of_upstream(transaction, name)
+        store.delete(transaction, name)
         note(transaction, name, "upstream.removed", by=by)
         bump_epoch(transaction)
 
@@ -306,10 +286,7 @@ def marking(known: Upstream, state: str, reason: str) -> Unit[None]:
     """A unit that notes whether an upstream answers."""
 
     def unit(transaction: Transaction) -> None:
-        transaction.execute(
-            "UPDATE upstream SET state = ?, reason = ?, probed_ms = ? WHERE name = ?",
-            (state, reason, transaction.now_ms, known.name),
-        )
+        store.mark_probed(transaction, known.name, state, reason, transaction.now_ms)
         if known.state != state:
             note(transaction, known.name, f"upstream.{state}", reason=reason)
 
@@ -328,75 +305,53 @@ def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinne
         if lift:
             _lift(transaction, ref, by)
         if not before.served:
-            transaction.execute(
-                "UPDATE tool_version SET state = 'active' WHERE address = ? AND version = ?",
-                (before.address, before.version),
-            )
+            stored_tools.activate(transaction, before.address, before.version)
     elif one.state != "changed":
-        _sunset(transaction, before.address)
+        stored_tools.sunset(transaction, before.address)
     elif not before.held:
-        row = transaction.one(
-            "SELECT digest FROM tool_version WHERE address = ? AND version = ?", (before.address, before.version)
-        )
-        if row is not None:
-            quarantine.impose(row[0], ref, upstream, f"{_CHANGED}: {one.reason}")(transaction)
-
-
-def _sunset(transaction: Transaction, address: str) -> None:
-    transaction.execute("UPDATE tool_version SET state = 'sunset' WHERE address = ?", (address,))
+        digest = stored_tools.digest(transaction, before.address, before.version)
+        if digest is not None:
+            quarantine.impose(digest, ref, upstream, f"{_CHANGED}: {one.reason}")(transaction)
 
 
 def _lift(transaction: Transaction, ref: str, by: str) -> None:
     """A person has looked at a definition that is what was admitted: it is in quarantine for nothing any more."""
-    row = transaction.one("SELECT digest, reason FROM quarantine WHERE tool = ? AND lifted_ms IS NULL", (ref,))
-    if row is None or not str(row[1]).startswith(_CHANGED):
+    held = stored_quarantine.held(transaction, ref)
+    if held is None or not held.reason.startswith(_CHANGED):
         return
-    transaction.execute(
-        "UPDATE quarantine SET lifted_ms = ?, epoch = (SELECT MAX(epoch) + 1 FROM quarantine) WHERE digest = ?",
-        (transaction.now_ms, row[0]),
-    )
-    note(transaction, ref, "tool.quarantine_lifted", digest=row[0], by=by)
+    stored_quarantine.lift(transaction, held.digest, transaction.now_ms)
+    note(transaction, ref, "tool.quarantine_lifted", digest=held.digest, by=by)
 
 
 def _store(transaction: Transaction, known: Upstream, *, new: bool) -> None:
     overlay, now = orjson.dumps(known.overlay).decode(), transaction.now_ms
-    if new:
-        transaction.execute(
-            f"INSERT INTO upstream ({_UPSTREAM}) VALUES (?, ?, ?, ?, 'available', '', ?, ?, ?, ?)",  # noqa: S608 - constant
-            (known.name, known.kind, orjson.dumps(known.config).decode(), overlay, now, known.added_by, now, now),
-        )
+    if not new:
+        store.mark_discovered(transaction, known.name, overlay, now)
         return
-    transaction.execute(
-        "UPDATE upstream SET overlay = ?, state = 'available', reason = '', discovered_ms = ?, probed_ms = ?"
-        " WHERE name = ?",
-        (overlay, now, now, known.name),
-    )
+    config = orjson.dumps(known.config).decode()
+    store.insert(
+        transaction, known.name, kind=known.kind, config=config, overlay=overlay, added_by=known.added_by, at_ms=now
+    )  # fmt: skip
 
 
 def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None:
-    found = transaction.one(
-        "SELECT address, version, pinned, discovered_ms FROM upstream_tool WHERE upstream = ? AND name = ?",
-        (known.name, one.name),
-    )
+    found = store.admitted(transaction, known.name, one.name)
     address, version, pinned, discovered_ms = found or (one.address, None, None, transaction.now_ms)
     if one.state == "admitted":
         address, version, pinned = one.address, one.version, one.seen
     # What was refused is not kept: nobody looks at it again, and it may be of a form that cannot be written down.
     definition = {} if one.definition is None or one.state == "refused" else _definition(one.definition)
-    transaction.execute(
-        "INSERT OR REPLACE INTO upstream_tool"
-        " (upstream, name, address, version, pinned, seen, definition, state, reason, discovered_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            known.name, one.name, address, version, pinned, one.seen, orjson.dumps(definition).decode(), one.state,
-            one.reason, discovered_ms,
-        ),
+    row = store.ToolRow(
+        one.name, one.state, address, version, one.reason, one.seen, orjson.dumps(definition).decode()
     )  # fmt: skip
+    store.put_tool(transaction, known.name, row, pinned, discovered_ms)
 
 
-def _upstream(row: Sequence[Any]) -> Upstream:
-    name, kind, config, overlay, *rest = row
-    return Upstream(name, kind, orjson.loads(config), orjson.loads(overlay), *rest)
+def _upstream(row: store.Row) -> Upstream:
+    return Upstream(
+        row.name, cast("UpstreamKind", row.kind), orjson.loads(row.config), orjson.loads(row.overlay), row.state,
+        row.reason, row.added_ms, row.added_by, row.discovered_ms, row.probed_ms,
+    )  # fmt: skip
 
 
 def _definition(definition: Definition) -> Json:

@@ -19,8 +19,10 @@ from interlock.core.wire_names import shortened
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog, contract_digest
+from interlock.store import tools as stored_tools
+from interlock.store.port import Reader
 from interlock.upstreams import book
-from interlock.upstreams.book import Offered, Page, Pinned, Read, Upstream
+from interlock.upstreams.book import Offered, Page, Pinned, Upstream
 from interlock.upstreams.manifests import Imported, definition_digest, import_all
 from interlock.upstreams.overlay import parse_overlay
 from interlock.upstreams.schemas import visible
@@ -30,7 +32,7 @@ TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[Evidence]]]
 
 
 def judge(
-    read: Read, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
+    reader: Reader, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
 ) -> Sequence[Offered]:
     """What each definition would become: a first version, a next one, or what it is already."""
     overlay = parse_overlay(known.overlay)
@@ -49,18 +51,18 @@ def judge(
         known={name: one.address.partition(".")[2] for name, one in page.tools.items()},
     )
     offered = [_offered(known, one) for one in imported]
-    taken = book.foreign(read, known.origin, {one.address for one in offered})
-    offered = _distinct(read, offered)
+    taken = book.foreign(reader, known.origin, {one.address for one in offered})
+    offered = _distinct(reader, offered)
     return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
 
 
-def _distinct(read: Read, offered: list[Offered]) -> list[Offered]:
+def _distinct(reader: Reader, offered: list[Offered]) -> list[Offered]:
     """INVARIANT: no tool is admitted that clients would see under the shortened name of another."""
     mine = {one.address: shortened(one.address) for one in offered if one.address}
     if not any(mine.values()):
         return offered
-    there = {str(address) for (address,) in read("SELECT DISTINCT address FROM tool_version")}
-    owners = {name: address for address in sorted(there) for name in shortened(address)}
+    there = sorted(stored_tools.addresses(reader))
+    owners = {name: address for address in there for name in shortened(address)}
     judged: list[Offered] = []
     for one in offered:
         names = mine.get(one.address, frozenset())

@@ -180,7 +180,7 @@ class Upstreams:
 
     def list(self) -> list[Upstream]:
         """Every upstream there is, by name."""
-        return book.upstreams(self._journal.read)
+        return book.upstreams(self._journal.reader)
 
     def get(self, name: str) -> Upstream:
         """One upstream; E3101 when there is none of that name."""
@@ -203,7 +203,7 @@ class Upstreams:
 
     def offers(self, name: str) -> tuple[Offered, ...]:
         """What an upstream was last seen to offer, and what became of each."""
-        return book.offers(self._journal.read, name)
+        return book.offers(self._journal.reader, name)
 
     def changes(self, name: str) -> dict[str, dict[str, list[Any]]]:
         """Of the tools that changed, each part that is otherwise: as it was admitted, and as it is offered now."""
@@ -247,7 +247,7 @@ class Upstreams:
             discovered = await self._discover(wanted, connector)
         finally:
             await connector.close()
-        offered = judge(self._journal.read, wanted, discovered, Page(None, {}), {})
+        offered = judge(self._journal.reader, wanted, discovered, Page(None, {}), {})
         return Report(name, (*offered, *refused(discovered, offered)), dict(discovered.about))
 
     async def _discover(self, known: Upstream, connector: Connector) -> Discovered:
@@ -445,8 +445,8 @@ class Upstreams:
                     known = self.get(known.name)
                 if overlay is not None:
                     known = replace(known, overlay=_plain(overlay))
-                page = book.page(self._journal.read, known.name)
-                judged = judge(self._journal.read, known, discovered, page, accepted or {})
+                page = book.page(self._journal.reader, known.name)
+                judged = judge(self._journal.reader, known, discovered, page, accepted or {})
                 offered, evidence = await admit(self._catalog, self._try_out, judged)
                 looked = (*offered, *gone(page, offered), *refused(discovered, offered))
                 unit = book.settle(known, page, once(looked), evidence, by=by, new=new, lift=accepted or ())

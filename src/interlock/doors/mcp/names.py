@@ -16,6 +16,7 @@ import orjson
 from interlock.core.clock import Clock
 from interlock.core.wire_names import LONGEST
 from interlock.core.wire_names import mcp_name as shown
+from interlock.store import facts, tools, upstreams
 from interlock.store.journal import Journal
 
 STALE_AFTER_S = 0.2
@@ -62,26 +63,22 @@ class Names:
         if epoch == self._epoch:
             return
         self._epoch = epoch
-        long = self._journal.read("SELECT DISTINCT address FROM tool_version WHERE length(address) > ?", (LONGEST,))
+        long = tools.longer_addresses(self._journal.reader, LONGEST)
         self._own = self._without_prefix()
-        self._looked_up = {shown(address): address for (address,) in long}
+        self._looked_up = {shown(address): address for address in long}
         self._looked_up |= {name: address for address, name in self._own.items()}
 
     def _without_prefix(self) -> dict[str, str]:
         """The tools that keep their upstream's name. Of two that want the same one, the first in order has it."""
-        upstreams = self._journal.read("SELECT name, config FROM upstream")
-        plain = [name for name, config in upstreams if orjson.loads(config).get("prefix") is False]
+        reader = self._journal.reader
+        configs = upstreams.configs(reader)
+        plain = [name for name, config in configs if orjson.loads(config).get("prefix") is False]
         if not plain:
             return {}
-        rows = self._journal.read(
-            "SELECT name, address FROM upstream_tool WHERE version IS NOT NULL"
-            " AND upstream IN (SELECT value FROM json_each(?)) ORDER BY address",
-            (orjson.dumps(plain).decode(),),
-        )
         own: dict[str, str] = {}
         # INVARIANT: no upstream takes the name under which another tool is known.
-        taken = {shown(address) for (address,) in self._journal.read("SELECT DISTINCT address FROM tool_version")}
-        for name, address in rows:
+        taken = set(map(shown, tools.addresses(reader)))
+        for name, address in upstreams.published_names(reader, plain):
             # A name that looks like a shortened one could come to mean another tool.
             fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
             if fits:
@@ -98,5 +95,4 @@ def _read(name: str) -> str:
 
 def registry_epoch(journal: Journal) -> str:
     """Changes whenever the registry does, in whichever process."""
-    rows = journal.read("SELECT value FROM fact WHERE name = 'registry_epoch'")
-    return str(rows[0][0]) if rows else ""
+    return str(facts.get(journal.reader, tools.EPOCH) or "")

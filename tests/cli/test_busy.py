@@ -14,6 +14,7 @@ from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.cli.doctor import examine
 from interlock.service.audit import Audit
+from interlock.store.connection import Connection
 
 
 @pytest_asyncio.fixture
@@ -27,14 +28,14 @@ async def between(lock: Interlock, monkeypatch: pytest.MonkeyPatch) -> list[str]
         await lock.journal.drain()
         lock.journal.anchor()
 
-    class Interrupted(sqlite3.Connection):
+    class Interrupted(Connection):
         def execute(self, *given: Any) -> sqlite3.Cursor:
             statements.append(str(given[0]))
             asyncio.run_coroutine_threadsafe(write(), loop).result(60)
             return super().execute(*given)
 
     def interrupted(address: Any, **how: Any) -> sqlite3.Connection:
-        return connect(address, **how, factory=Interrupted) if "mode=ro" in str(address) else connect(address, **how)
+        return connect(address, **(how | {"factory": Interrupted} if "mode=ro" in str(address) else how))
 
     monkeypatch.setattr(sqlite3, "connect", interrupted)
     return statements

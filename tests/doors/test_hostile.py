@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -161,7 +162,7 @@ async def test_requests_that_two_readers_could_read_differently_end_the_connecti
     answer = await peer.answer()
     # A coding that nobody knows is said to be just that; what cannot be right in any reading is a bad request.
     assert answer.startswith(b"HTTP/1.1 501" if smuggled == "transfer-encoding: xchunked" else b"HTTP/1.1 400")
-    assert answer.count(b"HTTP/1.1") == 1
+    assert len(re.findall(rb"HTTP/1\.1 [0-9]{3} ", answer)) == 1
 
 
 async def test_what_follows_a_body_is_no_header(here: Place) -> None:

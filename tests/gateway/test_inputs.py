@@ -67,7 +67,11 @@ changed = st.fixed_dictionaries({}, optional={"count": st.integers(), "note": st
 dropped = st.sets(st.sampled_from(["note", "more"]))
 
 
-@pytest.mark.proves("LIFE-05")
+@pytest.mark.part_of(
+    "LIFE-05",
+    rest="the REST route that shows the inputs; what hooks after a call are shown; inputs as sandboxed tools and"
+    " programs get them",
+)
 @pytest.mark.parametrize("mode", ["changed", "always"])
 @settings(max_examples=25)
 @given(arguments=sent, change=changed, drop=dropped, hooked=st.booleans())

@@ -81,13 +81,15 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 
 @pytest.mark.parametrize("search", [safe_message, safe_log, without_credentials])
-@pytest.mark.parametrize("at", [0, 7_990, 8_000, 15_990, 16_000, 16_000 + MARGIN - 10, 500_000])
+@pytest.mark.parametrize(
+    "at", [0, 7_990, 8_000, 15_990, 16_000, 16_000 + MARGIN - 10, 31_990, 32_000 + MARGIN - 10, 500_000]
+)
 def test_a_credential_in_a_long_text_is_never_shown_not_even_the_half_of_it_before_the_cut(
     search: Any, at: int
 ) -> None:
     text = "- " * (at // 2) + SECRET + " -" * 400_000
     shown = search(Redactor(), text)
-    assert len(shown) < 20_000
+    assert len(shown) < 40_000
     assert SECRET[:5] not in shown
 
 

@@ -22,6 +22,7 @@ LONGEST_MESSAGE: Final = 2_000
 # Of longer texts only the beginning is searched, and shown.
 _MESSAGE_SEARCHED: Final = 8_000
 _LOG_LIMIT: Final = 16_000
+_REVIEW_LIMIT: Final = 32_000
 
 SENSITIVE_NAMES: Final = (
     "password",
@@ -163,8 +164,8 @@ class Patterns:
         return trim(self.mask(self._hide_credentials(text)), left_out)
 
     def without_credentials(self, text: str) -> str:
-        """The text without credentials; personal data stays."""
-        text, left_out = cut(text, _LOG_LIMIT)
+        """The text without credentials, for a person who must decide about it; personal data stays."""
+        text, left_out = cut(text, _REVIEW_LIMIT)
         return trim(self._hide_credentials(text), left_out)
 
     def private(self, text: str) -> str:

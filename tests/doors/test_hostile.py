@@ -394,4 +394,5 @@ async def test_memory_does_not_grow_with_what_callers_choose() -> None:
         soaked = await soak.soak(server, 1500)
     (half, before), (whole, after) = soaked.rss[len(soaked.rss) // 2 - 1], soaked.rss[-1]
     assert (after - before) / (whole - half) < 16, f"KiB are kept of each request: {soaked}"
-    assert {"200", "202", "400", "401", "404", "OK", "NOT_FOUND"} == set(soaked.answers)
+    # On a machine with much else to do, a call may come to its deadline.
+    assert {"200", "202", "400", "401", "404", "OK", "NOT_FOUND"} == set(soaked.answers) - {"504", "DEADLINE_EXCEEDED"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlock.core import patterns
 from interlock.core.errors import Failure
-from interlock.core.patterns import Patterns
+from interlock.core.patterns import SENSITIVE_NAMES, Patterns
 from interlock.core.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -621,3 +621,21 @@ def test_a_long_text_is_masked_in_windows_as_it_is_at_once(text: str, strict: bo
         in_windows = masking.mask(text)
         patch.setattr(patterns, "_WINDOW", 1 << 30)
         assert in_windows == masking.mask(text)
+
+
+@pytest.mark.parametrize(
+    "credential",
+    [
+        "-----BEGIN KEY----- abc -----END KEY-----", "://ann:pass@host", "bearer abcdef", "BEARER abcdef",
+        "sk-abcdefij",
+        "rk_abcdefij", "pk-abcdefij", "AKIAIOSFODNN7EXAMPLE", "ASIAIOSFODNN7EXAMPLE", "ghp_abcdefij",
+        "github_pat_abcdefij", "glpat-abcdefij", "xoxb-abcdefij", "AIzaabcdefijklmnopqrstuv", "eyJabcdefijk.klm.nop",
+        "password=abcdef", "api key: abcdef",
+    ],
+)  # fmt: skip
+def test_each_kind_of_credential_is_hidden_where_nothing_else_is_in_the_text(credential: str) -> None:
+    shown = Patterns(strict=False, extra=(), names=SENSITIVE_NAMES).log(credential)
+    assert "[REDACTED]" in shown
+    assert "abc" not in shown
+    assert "EXAMPLE" not in shown
+    assert "pass@" not in shown

@@ -110,7 +110,9 @@ _CREDENTIALS: Final = re.compile(
     re.DOTALL,
 )
 # Every credential but a bearer token holds one of these, and looking for fixed text costs a fraction of the expression.
-_IN_CREDENTIALS: Final = ("-----BEGIN ", "://", "k-", "k_", "AKIA", "ASIA", "gh", "glpat-", "xox", "AIza", "eyJ")
+_IN_CREDENTIALS: Final = (
+    "-----BEGIN ", "://", "k-", "k_", "AKIA", "ASIA", "gh", "github_pat_", "glpat-", "xox", "AIza", "eyJ"
+)  # fmt: skip
 # Words that stand before a credential in messages only; the sensitive field names come on top.
 _SPOKEN_NAMES: Final = ("passwd", "pwd", "passphrase", "authorization", "credential", "credentials", "cookie")
 _TRACEBACK: Final = re.compile(r"[ |+]*(?:Exception Group )?Traceback \(most recent call last\)")

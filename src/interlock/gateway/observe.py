@@ -40,6 +40,7 @@ _log = logging.getLogger("interlock.gateway")
 _LONGEST_REASONS = 8000
 # Of a longer text only the beginning is searched. Far more than is shown, so no credential is cut in two in what is.
 _LONGEST_TEXT = 1 << 18
+_NUMBERS = frozenset((int, float, bool))
 _MOST_SHOWN = 1 << 16
 # After so many failures in a row, an operator hears that a tool fails.
 FAILING_AFTER = 30
@@ -457,14 +458,18 @@ def _place(error: BaseException) -> tuple[str, int]:
 
 def _short(value: Any) -> Any:
     """Data without its longest texts: no text that is searched for private values is long enough to hold them."""
-    if size_of(value, _LONGEST_TEXT) <= _LONGEST_TEXT:
-        return value
+    return value if size_of(value, _LONGEST_TEXT) <= _LONGEST_TEXT else _without_long_texts(value)
+
+
+def _without_long_texts(value: Any) -> Any:
     if isinstance(value, str):
         return "" if len(value) > _LONGEST_TEXT else value
     if isinstance(value, dict):
-        return {name: _short(item) for name, item in cast("Json", value).items()}
+        members = cast("Json", value).items()
+        return {name: item if item.__class__ in _NUMBERS else _without_long_texts(item) for name, item in members}
     if isinstance(value, list | tuple):
-        return [_short(item) for item in cast("list[Any]", value)]
+        items = cast("list[Any]", value)
+        return [item if item.__class__ in _NUMBERS else _without_long_texts(item) for item in items]
     return value
 
 

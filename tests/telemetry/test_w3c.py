@@ -14,6 +14,7 @@ from interlock import Interlock
 from interlock.core.connector import Discovered, RemoteCall
 from interlock.core.declare import from_upstream
 from interlock.core.manifest import parse_manifest
+from interlock.core.schema import Json
 from interlock.telemetry import w3c
 from interlock.telemetry.w3c import Position
 from tests import sample
@@ -121,6 +122,9 @@ class Echo:
     async def call(self, call: RemoteCall) -> Any:
         self.asked.append(call)
         return call.arguments["text"]
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return None
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         return Discovered(())

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from interlock import Interlock
-from interlock.core.connector import RemoteCall, UpstreamKind
+from interlock.core.connector import RemoteCall
 from interlock.core.context import Caller
 from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.results import Result
@@ -503,7 +503,7 @@ class SocketServer:
 
 
 async def governed(
-    home: Path, kind: UpstreamKind, config: Json, *, tool: str, asked: Callable[[], int], fail: Callable[[], None]
+    home: Path, kind: str, config: Json, *, tool: str, asked: Callable[[], int], fail: Callable[[], None]
 ) -> str:
     """Hold a service behind Interlock to what every upstream is held to; the trace id of a call that succeeded.
 

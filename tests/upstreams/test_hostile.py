@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Interlock
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector, Definition, UpstreamKind, secret_of
+from interlock.core.connector import Connector, Definition, secret_of
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.testing import FakeClock
@@ -624,7 +624,7 @@ async def test_one_that_was_replaced_elsewhere_is_not_asked_through_the_old_conn
     class Moving(Scripted):
         to: Scripted | None = None
 
-        def make(self, name: str, kind: UpstreamKind, config: Json, changed: Callable[[], None]) -> Connector:
+        def make(self, name: str, kind: str, config: Json, changed: Callable[[], None]) -> Connector:
             return self.to or super().make(name, kind, config, changed)
 
     old, new = Moving(), Scripted()

@@ -13,7 +13,7 @@ import pytest
 
 from interlock import Caller, Interlock
 from interlock.authority.secrets import open_lease
-from interlock.core.connector import Connector, Definition, Discovered, RemoteCall, UpstreamKind
+from interlock.core.connector import Connector, Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.telemetry.alerts import Alert
@@ -43,7 +43,7 @@ class Scripted:
         self.failure: Failure | None = None
         self.changed: Callable[[], None] = lambda: None
 
-    def make(self, name: str, kind: UpstreamKind, config: Json, changed: Callable[[], None]) -> Connector:
+    def make(self, name: str, kind: str, config: Json, changed: Callable[[], None]) -> Connector:
         self.changed = changed
         return self
 
@@ -52,6 +52,9 @@ class Scripted:
         if self.failure is not None:
             raise self.failure
         return {"said": call.arguments.get("text", "")}
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return None
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         if self.away:

@@ -9,7 +9,7 @@ import pwd
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -213,23 +213,19 @@ class Interlock:
     @cached_property
     def upstreams(self) -> Upstreams:
         """Systems that others run. Most programs have none, so what they need is loaded when it is first asked for."""
-        from interlock.upstreams.connectors import connector
+        from interlock.upstreams.kinds import Site, connector
         from interlock.upstreams.manager import Upstreams
+
+        def make(name: str, kind: str, config: Json, changed: Callable[[], None]) -> Connector:
+            alert = partial(self._alert_upstream, name)
+            services, logs = self.gateway.execution.services, self.home.path / "logs"
+            return connector(name, kind, config, Site(self.clock, services, logs, changed, alert))
 
         return Upstreams(
             journal=self.journal,
             catalog=self.catalog,
             clock=self.clock,
-            make=lambda name, kind, config, changed: connector(
-                name,
-                kind,
-                config,
-                changed,
-                clock=self.clock,
-                logs=self.home.path / "logs",
-                services=self.gateway.execution.services,
-                alert=lambda words: self._alert_upstream(name, words),
-            ),
+            make=make,
             lend=self._lend,
             try_out=self.try_out_all,
             announce=self.gateway.observer.announce,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from interlock.cli.command import Output, looking, over_home
+from interlock.upstreams.kinds import KINDS
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.cli.render import Page
-    from interlock.core.connector import UpstreamKind
     from interlock.core.errors import Failure
     from interlock.resilience.services import Health
     from interlock.upstreams.manager import Report
@@ -50,7 +50,7 @@ def add() -> None:
     """
 
 
-def _adding(kind: UpstreamKind) -> Callable[[Callable[..., Json]], Callable[..., None]]:
+def _adding(kind: str) -> Callable[[Callable[..., Json]], Callable[..., None]]:
     """Make a command of a function that turns its arguments into a configuration."""
 
     def wrap(configure: Callable[..., Json]) -> Callable[..., None]:
@@ -138,7 +138,7 @@ _OPTIONS = (
 )
 
 
-def _secrets(kind: UpstreamKind, given: tuple[str, ...]) -> Json:
+def _secrets(kind: str, given: tuple[str, ...]) -> Json:
     """How a secret is shown to the upstream: as an environment variable, or as a header."""
     pairs = [one.partition("=") for one in given]
     for where, equals, name in pairs:
@@ -146,7 +146,7 @@ def _secrets(kind: UpstreamKind, given: tuple[str, ...]) -> Json:
             raise click.UsageError("--secret is written WHERE=NAME, such as Authorization=my-token")
     if not pairs:
         return {}
-    if kind == "mcp":
+    if KINDS[kind].named_secrets:
         return {"credentials": {where: name for where, _, name in pairs}}
     if len(pairs) > 1:
         raise click.UsageError("one --secret is enough for this kind of upstream")
@@ -224,57 +224,6 @@ def add_openapi(document: str, urls: tuple[str, ...]) -> Json:
     return {"openapi": read, "urls": found}
 
 
-@add.command("http")
-@click.argument("name")
-@click.argument("config", type=_FILE)
-@_adding("http")
-def add_http(config: Path) -> Json:
-    """An HTTP service whose operations a file describes: where it is, and each with its method, path and schemas.
-
-    `{name}` in path, query, headers and body stands for the argument of that name.
-
-    \b
-    urls: [https://rates.example.com]
-    tools:
-      - name: rate
-        description: The rate of one currency.
-        method: GET
-        path: /v1/rates/{of}
-        input_schema:
-          type: object
-          properties: {of: {type: string, description: the currency, examples: [CHF]}}
-          required: [of]
-        output_schema: {type: object, properties: {rate: {type: number}}}
-    """
-    return _document(config)
-
-
-@add.command("websocket")
-@click.argument("name")
-@click.argument("config", type=_FILE)
-@_adding("websocket")
-def add_websocket(config: Path) -> Json:
-    """A service on a WebSocket, whose operations a file describes: a JSON-RPC method, or a message to send.
-
-    `{id}` in the message is repeated by the service in the `id_field` of its answer.
-
-    \b
-    urls: [wss://feed.example.com/v1]
-    id_field: ref
-    tools:
-      - name: quote
-        description: The last price of one share.
-        send: {ref: "{id}", kind: quote, share: "{share}"}
-        result: price
-        input_schema:
-          type: object
-          properties: {share: {type: string, description: the share, examples: [ACME]}}
-          required: [share]
-        output_schema: {type: number}
-    """
-    return _document(config)
-
-
 @add.command("grpc")
 @click.argument("name")
 @click.argument("targets", nargs=-1, required=True, metavar="HOST:PORT...")
@@ -316,6 +265,18 @@ def add_langchain(module: str) -> Json:
     """The LangChain tools of a Python module, which run in this process."""
     return {"module": module}
 
+
+def _add_by_file(kind: str) -> None:
+    def configure(config: Path) -> Json:
+        return _document(config)
+
+    configure.__doc__ = KINDS[kind].help
+    command = click.argument("config", type=_FILE)(_adding(kind)(configure))
+    add.command(kind)(click.argument("name")(command))
+
+
+for _kind in KINDS.keys() - add.commands.keys():
+    _add_by_file(_kind)
 
 # Looking after them
 

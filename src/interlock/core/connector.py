@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from interlock.core.context import Caller
 from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.record import record
 from interlock.core.schema import Json
-
-UpstreamKind = Literal["mcp", "openapi", "http", "grpc", "websocket", "langchain", "functions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +183,13 @@ class Connector(Protocol):
     """
 
     async def call(self, call: RemoteCall) -> Any: ...
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        """The upstream's ids for what it was asked, as an external mapping of the standard; None where it has none.
+
+        Those of the operation are pinned in `native`; those of one call were `reported` by it.
+        """
+        ...
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered: ...
 

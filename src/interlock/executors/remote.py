@@ -13,7 +13,7 @@ from interlock.core.clock import Clock
 from interlock.core.connector import ALONE, Connector, RemoteCall, secret_of
 from interlock.core.context import Caller, Context
 from interlock.core.errors import Failure
-from interlock.core.manifest import Execution, NetworkPolicy
+from interlock.core.manifest import NetworkPolicy
 from interlock.core.phases import Granted
 from interlock.core.schema import Json
 from interlock.telemetry.trace import Recording
@@ -91,9 +91,9 @@ class RemoteExecutor:
             with span:
                 return await connector.call(replace(remote, span=span, traceparent=span.traceparent))
         finally:
-            mapping = _mapping(execution, remote.reported)
+            mapping = connector.mapping(execution.native, remote.reported)
             if mapping is not None:
-                call.mappings = (*call.mappings, mapping)
+                call.mappings = (*call.mappings, {"schema_version": "0.2.0", **mapping})
             if remote.provenance:
                 call.provenance = _provenance(remote.provenance)
 
@@ -104,27 +104,6 @@ class RemoteExecutor:
         from interlock.executors.egress.policy import upstream_objection
 
         return partial(upstream_objection, general=general, own=own, manifest=manifest)
-
-
-def _mapping(execution: Execution, reported: Json) -> Json | None:
-    """The ids that an upstream has for what it was asked: those that were pinned, and those it reported."""
-    native = execution.native
-    match native.get("protocol"):
-        case "mcp":
-            pinned = {"kind": "mcp", "server_id": execution.target, "method": "tools/call", "tool_name": native["name"]}
-        case "openapi":
-            pinned = {"kind": "openapi", "operation_id": native.get("operation_id"), "method": native["method"]}
-            schemes = {str(one["id"]) for every in native.get("security", ()) for one in every}
-            pinned |= {"path": native["path"], "security_scheme_refs": sorted(schemes)}
-        case "function_calling":
-            flags = {word: native[word] for word in ("strict", "defer_loading") if word in native}
-            pinned = {"kind": "function_calling", "function_name": native["name"], **flags}
-            reported = {}
-        case "langchain":
-            pinned = {"kind": "function_calling", "function_name": native["tool"]}
-        case _:
-            return None
-    return {"schema_version": "0.2.0", **pinned, **reported}
 
 
 def _provenance(said: Json) -> Json:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interlock.core.connector import UpstreamKind
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.service.rights import require, require_here
+from interlock.upstreams.kinds import kind_of
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -43,14 +43,12 @@ class Upstreams:
         state = await self._lock.upstreams.probe(name)
         return {"name": name, "state": state, "reason": self._lock.upstreams.get(name).reason}
 
-    async def add(
-        self, name: str, kind: UpstreamKind, config: Json, *, by: Caller, overlay: Json | None = None
-    ) -> Json:
+    async def add(self, name: str, kind: str, config: Json, *, by: Caller, overlay: Json | None = None) -> Json:
         """Connect to an upstream that runs elsewhere, and serve those of its tools that are admitted."""
         require_here(by, "tools:admin", "adding an upstream")
         # INVARIANT: through a door nobody starts a program, loads code, reads a file or reaches into the network that
         # this machine is in. Whoever wants that is on the machine.
-        if reaching := _ON_THE_MACHINE & config.keys() or ({"langchain"} if kind == "langchain" else set[str]()):
+        if reaching := _ON_THE_MACHINE & config.keys() or ({kind} if kind_of(kind).in_process else set[str]()):
             words = f"`{min(reaching)}` reaches into this machine: interlock upstream add, on the machine itself"
             raise Failure("E3206", words)
         if config.keys() & {"auth", "credentials"}:

@@ -19,7 +19,7 @@ import orjson
 
 from interlock.core.canonical import digest
 from interlock.core.clock import iso
-from interlock.core.connector import Definition, UpstreamKind
+from interlock.core.connector import Definition
 from interlock.core.errors import Failure
 from interlock.core.manifest import Manifest
 from interlock.core.schema import Json
@@ -44,7 +44,7 @@ class Upstream:
     """One upstream as it is stored."""
 
     name: str
-    kind: UpstreamKind
+    kind: str
     config: Json
     overlay: Json
     state: str
@@ -349,7 +349,7 @@ def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None
 
 def _upstream(row: store.Row) -> Upstream:
     return Upstream(
-        row.name, cast("UpstreamKind", row.kind), orjson.loads(row.config), orjson.loads(row.overlay), row.state,
+        row.name, row.kind, orjson.loads(row.config), orjson.loads(row.overlay), row.state,
         row.reason, row.added_ms, row.added_by, row.discovered_ms, row.probed_ms,
     )  # fmt: skip
 

@@ -20,8 +20,10 @@ from interlock.core.connector import Definition, Discovered
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.upstreams import formats
+from interlock.upstreams.configuration import read_config
 from interlock.upstreams.http import HttpConfig, HttpUpstream
 from interlock.upstreams.intake import in_thread
+from interlock.upstreams.kinds import Site
 
 # Bounds of what is read at once, and of the schemas of one function: larger ones would hold up everybody at admission.
 MOST_BYTES, MOST_VALUES = 2 << 20, 50_000
@@ -49,6 +51,10 @@ class FunctionsConfig(HttpConfig):
 
 class FunctionsUpstream(HttpUpstream):
     """Functions that a provider's schemas declare, carried out by one HTTP service."""
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        flags = {word: native[word] for word in ("strict", "defer_loading") if word in native}
+        return {"kind": "function_calling", "function_name": native["name"], **flags}
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         assert isinstance(self._config, FunctionsConfig)
@@ -92,3 +98,8 @@ def _objection(one: Definition) -> str:
     except Failure:
         return f"its schema has more than {MOST_VALUES_OF_ONE:,} values"
     return ""
+
+
+def make(name: str, config: Json, site: Site) -> FunctionsUpstream:
+    """The connector of one upstream, not connected yet."""
+    return FunctionsUpstream(name, read_config(FunctionsConfig, config), clock=site.clock, services=site.services)

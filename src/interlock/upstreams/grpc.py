@@ -27,7 +27,9 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.store import addresses
 from interlock.upstreams import protobuf, wire
+from interlock.upstreams.configuration import read_config
 from interlock.upstreams.intake import Intake, in_thread
+from interlock.upstreams.kinds import Site
 from interlock.upstreams.wire import RemoteConfig
 
 if TYPE_CHECKING:
@@ -113,6 +115,9 @@ class GrpcUpstream:
             call,
             lambda one, url: wire.within(one, self._name, self._ask(one, method, message, url.partition("://")[2])),
         )
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return None
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         look = wire.Look(credentials or {})
@@ -420,3 +425,8 @@ def _pause_ms(error: grpc.aio.AioRpcError) -> int | None:
         except DecodeError:
             pass  # it says nothing that we understand
     return None
+
+
+def make(name: str, config: Json, site: Site) -> GrpcUpstream:
+    """The connector of one upstream, not connected yet."""
+    return GrpcUpstream(name, read_config(GrpcConfig, config), clock=site.clock, services=site.services)

@@ -30,7 +30,9 @@ from interlock.core.schema import Json
 from interlock.store import addresses
 from interlock.store.outgoing import open_session
 from interlock.upstreams import openapi, wire
+from interlock.upstreams.configuration import read_config
 from interlock.upstreams.intake import Intake, decoded, in_thread
+from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
 from interlock.upstreams.wire import Part, RemoteConfig
 
@@ -179,6 +181,19 @@ class HttpUpstream:
 
     async def call(self, call: RemoteCall) -> Any:
         return await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        if native["protocol"] != "openapi":
+            return None
+        schemes = {str(one["id"]) for every in native.get("security", ()) for one in every}
+        return {
+            "kind": "openapi",
+            "operation_id": native.get("operation_id"),
+            "method": native["method"],
+            "path": native["path"],
+            "security_scheme_refs": sorted(schemes),
+            **reported,
+        }
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         document = self._config.openapi
@@ -430,3 +445,8 @@ def _one_line(name: str, value: str) -> str:
     except ValueError:
         raise Failure("E3305", f"the header `{name}` must be one line of text") from None
     return value
+
+
+def make(name: str, config: Json, site: Site) -> HttpUpstream:
+    """The connector of one upstream, not connected yet."""
+    return HttpUpstream(name, read_config(HttpConfig, config), clock=site.clock, services=site.services)

@@ -27,7 +27,9 @@ from interlock.core.errors import Failure
 from interlock.core.manifest import Part
 from interlock.core.schema import Json
 from interlock.upstreams import wire
+from interlock.upstreams.configuration import read_config
 from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES, Intake
+from interlock.upstreams.kinds import Site
 from interlock.upstreams.manifests import definition_digest
 
 if TYPE_CHECKING:
@@ -69,6 +71,9 @@ class LangChainUpstream:
         self._threads = _Threads(name, config.max_threads)
         self._tools: dict[str, BaseTool] | None = None
         self._digests: dict[str, str] = {}
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return {"kind": "function_calling", "function_name": native["tool"], **reported}
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         tools: list[Definition] = []
@@ -252,3 +257,8 @@ def _dumped(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return list(cast("Iterable[Any]", value))
     raise TypeError
+
+
+def make(name: str, config: Json, site: Site) -> LangChainUpstream:
+    """The connector of one upstream, not connected yet."""
+    return LangChainUpstream(name, read_config(LangChainConfig, config), clock=site.clock, on_change=site.changed)

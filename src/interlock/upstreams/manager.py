@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import orjson
 
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector, Discovered, UpstreamKind, secret_of
+from interlock.core.connector import Connector, Discovered, secret_of
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.phases import Lease
@@ -38,7 +38,7 @@ from interlock.upstreams.judging import TryOut, admit, gone, judge, once, refuse
 from interlock.upstreams.manifests import to_manifest
 from interlock.upstreams.overlay import parse_overlay
 
-__all__ = ["Offered", "Report", "Upstream", "Upstreams", "kinds"]
+__all__ = ["Offered", "Report", "Upstream", "Upstreams"]
 
 _log = logging.getLogger("interlock.upstreams")
 T = TypeVar("T")
@@ -55,7 +55,7 @@ _RESERVED = frozenset({"interlock"})
 # What a person looks at before they accept a definition.
 _COMPARED = ("tool_id", "title", "description", "parameters", "result_schema", "mutation_class")
 
-Make = Callable[[str, UpstreamKind, Json, Callable[[], None]], Connector]
+Make = Callable[[str, str, Json, Callable[[], None]], Connector]
 Lend = Callable[[tuple[str, ...], float], Awaitable[Lease]]
 
 
@@ -239,7 +239,7 @@ class Upstreams:
         ]
         return {**self.get(name).document(), "tools": tools}
 
-    async def try_connecting(self, name: str, kind: UpstreamKind, config: Json, overlay: Json | None = None) -> Report:
+    async def try_connecting(self, name: str, kind: str, config: Json, overlay: Json | None = None) -> Report:
         """What adding an upstream would bring. Connects to it and changes nothing."""
         wanted = self._wanted(name, kind, config, overlay, "")
         connector = self._make(name, kind, config, _nobody)
@@ -276,9 +276,7 @@ class Upstreams:
 
     # Changing
 
-    async def add(
-        self, name: str, kind: UpstreamKind, config: Json, *, by: Caller, overlay: Json | None = None
-    ) -> Report:
+    async def add(self, name: str, kind: str, config: Json, *, by: Caller, overlay: Json | None = None) -> Report:
         """Connect to an upstream, and serve those of its tools that are admitted."""
         _may(by)
         wanted = self._wanted(name, kind, config, overlay, by.acting)
@@ -410,7 +408,7 @@ class Upstreams:
 
     # Taking in
 
-    def _wanted(self, name: str, kind: UpstreamKind, config: Json, overlay: Json | None, by: str) -> Upstream:
+    def _wanted(self, name: str, kind: str, config: Json, overlay: Json | None, by: str) -> Upstream:
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise Failure("E3004", "an upstream is named by up to 63 of `a-z 0-9 _ -`, a letter first; not `interlock`")
         for one in self.list():
@@ -499,16 +497,3 @@ def _plain(overlay: Json | None) -> Json:
 
 def _nobody() -> None:
     """Nobody waits for news of an upstream that is only looked at."""
-
-
-def kinds() -> Mapping[UpstreamKind, str]:
-    """What an upstream can be, in words."""
-    return {
-        "mcp": "a Model Context Protocol server, by command or address",
-        "openapi": "an HTTP service with an OpenAPI document",
-        "http": "an HTTP service whose operations are written down by hand",
-        "grpc": "a gRPC service with reflection",
-        "websocket": "a service that answers messages on a WebSocket",
-        "langchain": "LangChain tools of a Python module",
-        "functions": "function schemas of a model provider, carried out by an HTTP service",
-    }

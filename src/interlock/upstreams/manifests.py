@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from interlock.core.canonical import digest as digest_of
-from interlock.core.connector import Definition, UpstreamKind
+from interlock.core.connector import Definition
 from interlock.core.contract import infer_class
 from interlock.core.errors import Failure
 from interlock.core.manifest import Effect, Manifest, parse_manifest
 from interlock.core.schema import Json, Schema, properties_of, resolve_ref
 from interlock.registry.admission import examine
+from interlock.upstreams.kinds import Kind, kind_of
 from interlock.upstreams.names import clean_id, in_words, tool_ids
 from interlock.upstreams.overlay import NO_OVERLAY, Judged, Overlay, ParameterOverlay, ToolOverlay, classify, unknown
 from interlock.upstreams.schemas import cleaned, mcp_result, visible
@@ -39,8 +40,6 @@ class Imported:
     refused: str | None = None
 
 
-_PROTOCOLS: Mapping[UpstreamKind, str] = {"mcp": "mcp", "openapi": "openapi", "langchain": "langchain"}
-_TOOL_KINDS: Mapping[UpstreamKind, str] = {"mcp": "mcp_tool", "openapi": "openapi_operation"}
 _UNPREFIXED = "default"
 _TIMEOUT_S = 30
 _LONGEST_DESCRIPTION = 2000
@@ -50,7 +49,7 @@ def import_all(
     definitions: Sequence[Definition],
     *,
     upstream: str,
-    kind: UpstreamKind,
+    kind: str,
     versions: Mapping[str, str] | str,
     overlay: Overlay = NO_OVERLAY,
     accept_hints: bool = False,
@@ -92,7 +91,7 @@ def to_manifest(
     definition: Definition,
     *,
     upstream: str,
-    kind: UpstreamKind,
+    kind: str,
     version: str,
     overlay: Overlay = NO_OVERLAY,
     accept_hints: bool = False,
@@ -119,7 +118,7 @@ def to_manifest(
                 "version": version,
                 "namespace": upstream if prefix else _UNPREFIXED,
                 "required_permissions": [f"credentials:{name}" for name in credentials],
-                **_contract(done, upstream, kind, said, needs),
+                **_contract(done, upstream, kind_of(kind), said, needs),
             }
         )
     except Failure as failure:
@@ -134,7 +133,7 @@ def to_manifest(
     return Imported(definition, given, done.digest, judged, manifest, tuple(needs))
 
 
-def _contract(done: Imported, upstream: str, kind: UpstreamKind, said: ToolOverlay, needs: list[str]) -> Json:
+def _contract(done: Imported, upstream: str, kind: Kind, said: ToolOverlay, needs: list[str]) -> Json:
     """All of the manifest that follows from the definition and what is said of it."""
     definition, judged = done.definition, done.judged
     name = visible(definition.name)
@@ -148,8 +147,8 @@ def _contract(done: Imported, upstream: str, kind: UpstreamKind, said: ToolOverl
         "description": said.description or _description(definition, upstream, needs),
         "provider": upstream,
         "external_service": upstream,
-        "protocol": _PROTOCOLS.get(kind, "custom"),
-        "tool_kind": _TOOL_KINDS.get(kind, "function"),
+        "protocol": kind.protocol,
+        "tool_kind": kind.tool_kind,
         "parameters": _parameters(definition.input_schema, said, needs),
         "result_schema": _result(definition, kind, said),
         "mutation_class": judged.mutation_class,
@@ -296,10 +295,10 @@ def _alone(root: Json, part: Json) -> Json:
     return {**part, **beside}
 
 
-def _result(definition: Definition, kind: UpstreamKind, said: ToolOverlay) -> Json:
+def _result(definition: Definition, kind: Kind, said: ToolOverlay) -> Json:
     declared = said.result_schema if said.result_schema is not None else definition.output_schema
     schema = None if declared is None else cleaned(declared, "output")
-    if kind == "mcp":
+    if kind.protocol == "mcp":
         return mcp_result(schema)
     if schema is None:
         raise Failure("E3105", "it does not say what it gives back; say result_schema in the overlay")

@@ -36,7 +36,9 @@ from interlock.core.schema import Json
 from interlock.resilience.retry import delay_s
 from interlock.store import addresses
 from interlock.upstreams import wire
+from interlock.upstreams.configuration import read_config
 from interlock.upstreams.intake import Allowance, Intake, addressee
+from interlock.upstreams.kinds import Site
 from interlock.upstreams.wire import Part, RemoteConfig
 
 if TYPE_CHECKING:
@@ -255,6 +257,9 @@ class WebSocketUpstream:
 
     async def call(self, call: RemoteCall) -> Any:
         return await self._sender.send(call, lambda one, url: wire.within(one, self._name, self._ask(one, url)))
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return None
 
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         return Discovered(tools=[tool.definition() for tool in self._config.tools])
@@ -488,3 +493,8 @@ def _within(message: Any, path: str) -> Any:
             return None
         message = cast("Json", message).get(name)
     return message
+
+
+def make(name: str, config: Json, site: Site) -> WebSocketUpstream:
+    """The connector of one upstream, not connected yet."""
+    return WebSocketUpstream(name, read_config(WebSocketConfig, config), clock=site.clock, services=site.services)

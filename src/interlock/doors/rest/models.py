@@ -10,11 +10,13 @@ import re
 from typing import Annotated, Any, Literal, cast
 
 import pydantic
-from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticKnownError
 
 from interlock.core.bounds import LONGEST_NAME
 from interlock.doors.rest.hot import LONGEST_MS
 from interlock.upstreams.formats import Provider
+from interlock.upstreams.kinds import KINDS
 
 Json = dict[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
@@ -797,7 +799,17 @@ class Budgets(Answer):
 
 # Upstreams
 
-Kind = Literal["mcp", "openapi", "http", "grpc", "websocket", "functions"]
+_KINDS = [name for name, kind in KINDS.items() if not kind.in_process]
+
+
+def _known_kind(name: str) -> str:
+    if name not in _KINDS:
+        *others, last = (f"'{one}'" for one in _KINDS)
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
+    return name
+
+
+Kind = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"type": "string", "enum": _KINDS})]
 
 
 class Upstream(Answer):

@@ -9,7 +9,23 @@ What a server says of its tools is taken down and not believed (`answers`). A de
 refused by itself; the others go on.
 """
 
+from interlock.core.schema import Json
+from interlock.upstreams.configuration import read_config
+from interlock.upstreams.kinds import Site
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.upstream import McpUpstream
 
-__all__ = ["McpConfig", "McpUpstream"]
+__all__ = ["McpConfig", "McpUpstream", "make"]
+
+
+def make(name: str, config: Json, site: Site) -> McpUpstream:
+    """The connector of one upstream, not connected yet."""
+    return McpUpstream(
+        name,
+        read_config(McpConfig, config),
+        clock=site.clock,
+        on_change=site.changed,
+        logs=site.logs,
+        alert=site.alert,
+        services=site.services,
+    )

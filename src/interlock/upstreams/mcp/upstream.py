@@ -167,6 +167,10 @@ class McpUpstream:
 
     # Looking
 
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        pinned = {"kind": "mcp", "server_id": self._name, "method": "tools/call", "tool_name": native["name"]}
+        return {**pinned, **reported}
+
     async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
         """Everything the server offers now. Raises E3502 when no version of the protocol is common to both."""
         async with self._asking(credentials) as session:

@@ -1,0 +1,89 @@
+"""The table of kinds of upstream: a kind is a module and a row."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pydantic
+import pytest
+from click.testing import CliRunner
+
+from interlock.app import Interlock
+from interlock.cli.upstream import add
+from interlock.core.connector import Definition, Discovered, RemoteCall
+from interlock.core.errors import Failure
+from interlock.core.schema import Json
+from interlock.upstreams import kinds
+from interlock.upstreams.configuration import read_config
+from interlock.upstreams.kinds import KINDS, Kind, Site
+
+
+class ParrotConfig(pydantic.BaseModel, extra="forbid"):
+    greeting: str
+
+
+class Parrot:
+    """The connector of a kind that Interlock does not have."""
+
+    def __init__(self, name: str, config: ParrotConfig) -> None:
+        self._name = name
+        self._greeting = config.greeting
+
+    async def call(self, call: RemoteCall) -> Any:
+        return f"{self._greeting} {call.arguments['text']}"
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return None
+
+    async def discover(self, credentials: Mapping[str, str] | None = None) -> Discovered:
+        text = {"type": "string", "description": "The text to say.", "examples": ["hi"]}
+        takes: Json = {"type": "object", "properties": {"text": text}, "required": ["text"]}
+        gives: Json = {"type": "string", "description": "What the parrot says."}
+        return Discovered([Definition("say", "Says a text.", takes, gives, {"protocol": "parrot"})])
+
+    async def probe(self, credentials: Mapping[str, str] | None = None) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def _parrots(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: str, config: Json, site: Site) -> Parrot:
+        return Parrot(name, read_config(ParrotConfig, config))
+
+    module = ModuleType("parrots")
+    vars(module)["make"] = make
+    monkeypatch.setitem(sys.modules, "parrots", module)
+    monkeypatch.setattr(kinds, "KINDS", {**KINDS, "parrot": Kind("parrots", "A parrot that a file configures.")})
+
+
+@pytest.mark.usefixtures("_parrots")
+async def test_a_module_and_a_row_are_a_new_kind_of_upstream(home: Path) -> None:
+    reads = {"defaults": {"mutation_class": "read_only"}}
+    async with Interlock.open(home) as lock:
+        with pytest.raises(Failure, match=r"`greting` is not a field there; did you mean `greeting`"):
+            await lock.upstreams.add("polly", "parrot", {"greting": "Ahoy"}, by=lock.caller)
+        report = await lock.upstreams.add("polly", "parrot", {"greeting": "Ahoy"}, by=lock.caller, overlay=reads)
+        assert [(one.name, one.state) for one in report.tools] == [("say", "admitted")]
+        assert (await lock.call("polly.say", text="there")).unwrap() == "Ahoy there"
+
+
+async def test_an_unknown_kind_is_refused_with_the_one_that_was_meant(home: Path) -> None:
+    async with Interlock.open(home) as lock:
+        with pytest.raises(Failure, match="`opnapi` is not a kind of upstream; did you mean `openapi`") as refused:
+            await lock.upstreams.add("shop", "opnapi", {}, by=lock.caller)
+    assert refused.value.code == "E3004"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_has_a_module_that_makes_it_and_a_command_that_explains_it(name: str) -> None:
+    assert callable(importlib.import_module(KINDS[name].module).make)
+    shown = CliRunner().invoke(add, [name, "--help"])
+    assert shown.exit_code == 0
+    assert "Usage" in shown.output
+    assert KINDS[name].help.split("\n", 1)[0] in " ".join(shown.output.split())

@@ -191,6 +191,12 @@ class Settings(pydantic.BaseModel):
         False, description="go on with approved calls of all callers in this process; a server does"
     )
     channels: tuple[Channel, ...] = pydantic.Field((), description="by which approvers are told; see notifications")
+    notify_timeout_s: float = pydantic.Field(
+        10.0,
+        gt=0,
+        le=300,
+        description="how long one attempt may take to notify by a channel with a url; its process is killed then",
+    )
     hooks: tuple[HookSetting, ...] = pydantic.Field(
         (), description="functions around the calls of every process on this home: id, when, run, tools, timeout_s"
     )

@@ -224,3 +224,12 @@ async def test_the_password_is_in_no_record_table_or_message(desk: Desk, home: P
 
 def _files_with(directory: Path, text: bytes) -> list[Path]:
     return [file for file in directory.rglob("*") if file.is_file() and text in file.read_bytes()]
+
+
+async def test_a_mail_server_that_refuses_three_times_raises_an_alert(desk: Desk) -> None:
+    desk.smtp.refusals = ["451 try again later"] * 3
+    await desk.ask()
+    for _ in range(3):
+        await desk.lock.courier.deliver_due()
+        desk.clock.advance(90)
+    assert desk.lock.gateway.observer.metrics["CHANNEL_FAILING"] == 1

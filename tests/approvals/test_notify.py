@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -569,3 +570,149 @@ def test_a_channel_serves_the_groups_it_names() -> None:
     some = Channel(name="x", console=True, groups=("finance",))
     assert (some.serves("finance"), some.serves("admin")) == (True, False)
     assert Channel(name="x", console=True).serves("anybody")
+
+
+# Services of apprise run in a process of their own
+
+
+def _service(receiver: Receiver, name: str = "ops", **more: Any) -> Channel:
+    url = f"json://user:s3cr3t@127.0.0.1:{receiver.port}/"
+    return Channel.model_validate({"name": name, "url": url, "allow_private": True} | more)
+
+
+def _senders() -> list[int]:
+    """Processes of this one that send for a channel."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in children if b"sender.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+async def test_a_service_that_hangs_is_killed_and_the_next_message_is_sent(post: Post, receiver: Receiver) -> None:
+    receiver.silent = True
+    courier = post.courier(_service(receiver), attempt_s=1.0)
+    await post.write("ops")
+    await courier.deliver_due()
+    assert [(one.state, one.error) for one in undelivered(post.journal)] == [("retry", "E3704 no answer in time")]
+    assert _senders() == []
+    receiver.silent = False
+    post.time.advance(60)
+    await courier.deliver_due()
+    assert (post.states(), _senders()) == (["sent"], [])
+
+
+async def test_an_endless_answer_of_a_service_ends_its_own_process_only(post: Post, receiver: Receiver) -> None:
+    sent = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                writer.write(b"x" * (1 << 20))
+                await writer.drain()
+                sent += 1
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(flood, "127.0.0.1", 0) as server:
+        receiver.port = server.sockets[0].getsockname()[1]
+        courier = post.courier(_service(receiver), attempt_s=60.0)
+        await post.write("ops")
+        await courier.deliver_due()
+    assert (post.states(), _senders()) == (["retry"], [])
+    assert sent < 300, "megabytes; the process may have 256"
+
+
+async def test_a_service_sees_no_proxy_password_or_credential_of_the_environment(
+    post: Post, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with Receiver.open() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / ".netrc").write_text("machine 127.0.0.1 login eve password s3cr3t\n")
+        (tmp_path / ".netrc").chmod(0o600)
+        url = f"json://127.0.0.1:{receiver.port}/"
+        courier = post.courier(_service(receiver, url=url))
+        await post.write("ops")
+        await courier.deliver_due()
+        assert (post.states(), proxy.got) == (["sent"], [])
+        assert "authorization" not in receiver.got[0].headers
+
+
+async def test_a_channel_uses_the_proxy_that_it_names(post: Post, receiver: Receiver) -> None:
+    public = Channel.model_validate(
+        {"name": "ops", "url": "json://service.example.com/in", "proxy": f"http://127.0.0.1:{receiver.port}"}
+    )
+    courier = post.courier(public)
+    await post.write("ops")
+    await courier.deliver_due()
+    assert (post.states(), receiver.got[0].path) == (["sent"], "http://service.example.com/in")
+
+
+@pytest.mark.parametrize(
+    "given_settings",
+    [
+        {"url": "json://x", "proxy": "socks5://s3cr3t"},
+        {"url": "json://x", "proxy": "http://[s3cr3t"},
+        {"console": True, "proxy": "http://s3cr3t"},
+    ],
+)
+def test_a_proxy_is_an_http_address_and_goes_with_a_url(given_settings: dict[str, Any]) -> None:
+    with pytest.raises(pydantic.ValidationError, match="a proxy is an http or https address") as refused:
+        Channel.model_validate({"name": "x", **given_settings})
+    assert "s3cr3t" not in str(refused.value)
+
+
+async def test_a_name_that_changes_its_address_after_the_check_leads_nowhere_else(
+    post: Post, receiver: Receiver
+) -> None:
+    names = Names(["127.0.0.1"], ["169.254.169.254"])
+    courier = post.courier(_service(receiver, url=f"json://moving.example.com:{receiver.port}/"), resolve=names)
+    await post.write("ops")
+    await courier.deliver_due()
+    assert (post.states(), names.asked) == (["sent"], 1), "nobody but us resolves it"
+    await post.write("ops", ticket="T2")
+    await courier.deliver_due()
+    assert [one.error.split()[0] for one in undelivered(post.journal)] == ["E3406"]
+
+
+async def test_datagrams_and_sockets_of_this_machine_are_held_to_the_same_rule(post: Post) -> None:
+    channel = Channel.model_validate({"name": "ops", "url": "rsyslog://127.0.0.1:9/user"})
+    courier = post.courier(channel)
+    await post.write("ops")
+    await courier.deliver_due()
+    assert [one.error.split()[0] for one in undelivered(post.journal)] == ["E3406"]
+
+
+async def test_a_courier_that_is_closed_leaves_no_sending_process(post: Post, receiver: Receiver) -> None:
+    receiver.silent = True
+    courier = post.courier(_service(receiver))
+    await post.write("ops")
+    courier.wake()
+    async with asyncio.timeout(60), receiver.arrived:
+        await receiver.arrived.wait_for(lambda: receiver.got)
+    assert len(_senders()) == 1
+    await courier.close()
+    assert _senders() == []
+
+
+async def test_an_alert_names_a_channel_that_fails_again_and_again_once(post: Post, receiver: Receiver) -> None:
+    alerts: list[tuple[str, int, str]] = []
+
+    def alert(channel: str, failures: int, reason: str) -> None:
+        alerts.append((channel, failures, reason))
+
+    courier = post.courier(hook(receiver), alert=alert)
+    receiver.answers = [*(Answer(500) for _ in range(5)), Answer(204), Answer(404)]
+    await post.write("hook", lives_ms=1000 * HOUR_MS)
+    for _ in range(6):
+        await courier.deliver_due()
+        post.time.advance(3600)
+    assert alerts == [("hook", 3, "E3704 the receiver answered 500")]
+    assert post.states() == ["sent"]
+    await post.write("hook", ticket="T2", lives_ms=1000 * HOUR_MS)
+    await courier.deliver_due()
+    assert alerts[1:] == [("hook", 1, "E3704 the receiver answered 404")]

@@ -187,6 +187,8 @@ class Interlock:
             secrets=self._secret_texts,
             box=box,
             supervisor=self.supervisor,
+            attempt_s=settings.notify_timeout_s,
+            alert=self._channel_fails,
         )
         self._caller_id = caller or f"local:{local_user()}"
         self._acting: Caller | None = None
@@ -601,6 +603,11 @@ class Interlock:
             return [credential.reveal()]
         finally:
             credential.wipe()
+
+    def _channel_fails(self, channel: str, failures: int, reason: str) -> None:
+        """Raise an alert about a channel that notifies nobody."""
+        facts = {"channel": channel, "failures": failures, "reason": reason}
+        self.gateway.observer.announce("tool.alert", "", "", alert="CHANNEL_FAILING", **facts)
 
     async def _revive(self, asked: Caller) -> Caller:
         """Who asked for a call that waited, with the authority they have now."""

@@ -20,14 +20,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import orjson
 
 from interlock.approvals import tickets
+from interlock.approvals.services import Broken, Service
 from interlock.approvals.webhook import Outcome, Webhooks
 from interlock.core.channels import SECRET, Channel
 from interlock.core.clock import Clock
@@ -44,10 +43,10 @@ from interlock.store.sealing import Box
 Secrets = Callable[[str], Awaitable[Sequence[str]]]
 
 ATTEMPTS = 8
-ATTEMPT_S = 10.0
+ATTEMPT_S = 10.0  # of a webhook; `notify_timeout_s` for services of apprise
+FAILING_AFTER = 3
 AT_ONCE = 4
 _FIRST_PAUSE_MS, _GROWTH, _LONGEST_PAUSE_MS = 5_000, 4, 3_600_000
-_THREAD = "interlock-notify"
 _log = logging.getLogger("interlock.notify")
 
 
@@ -70,6 +69,8 @@ class Courier:
         secrets: Secrets,
         box: Box,
         supervisor: Supervisor,
+        attempt_s: float = ATTEMPT_S,
+        alert: Callable[[str, int, str], None] = lambda channel, failures, reason: None,
         webhooks: Webhooks | None = None,
         resolve: addresses.Resolve = addresses.resolve_by_system,
     ) -> None:
@@ -83,8 +84,13 @@ class Courier:
         self._supervisor = supervisor
         self._webhooks = webhooks or Webhooks(clock, resolve=resolve)
         self._services = {
-            channel.name: _Service(channel, resolve) for channel in self._channels.values() if channel.url is not None
+            channel.name: Service(channel, resolve, attempt_s)
+            for channel in self._channels.values()
+            if channel.url is not None
         }
+        self._alert = alert
+        self._failures: dict[str, int] = {}
+        self._alerted: set[str] = set()
         self._lanes: dict[str, asyncio.Task[int]] = {}
         self._gone: set[str] = set()
 
@@ -110,7 +116,7 @@ class Courier:
         if lanes:
             await asyncio.wait(lanes)
         for service in self._services.values():
-            service.close()
+            await service.close()
         await self._webhooks.close()
 
     # Lanes
@@ -138,11 +144,13 @@ class Courier:
             # INVARIANT: no turn of the loop lies between the claim that found nothing and this, so whoever wakes the
             # courier after writing a row either is seen by that claim or starts a new lane.
             del self._lanes[name]
+            if name in self._services:
+                await self._services[name].release()
         return tried
 
     def _claim(self, name: str) -> Unit[list[DueRow]]:
         """A unit that makes the next rows of a channel ours, and closes those whose ticket needs nobody any more."""
-        # A service has one thread: what waits for it must not be waiting with its time running out.
+        # A service has one process: what waits for it must not be waiting with its time running out.
         at_once = 1 if name in self._services else AT_ONCE
 
         def unit(transaction: Transaction) -> list[DueRow]:
@@ -165,7 +173,19 @@ class Courier:
 
     async def _deliver(self, due: DueRow) -> None:
         outcome = await self._attempt(due)
+        self._count(due.channel, outcome)
         await self._journal.commit(self._note(due, outcome, max(self._pause_ms(due.attempts), outcome.wait_ms)))
+
+    def _count(self, channel: str, outcome: Outcome) -> None:
+        """Raise an alert when a channel has failed several times in a row or gives up; once until it succeeds."""
+        if outcome.result == "sent":
+            self._failures.pop(channel, None)
+            self._alerted.discard(channel)
+            return
+        failures = self._failures[channel] = self._failures.get(channel, 0) + 1
+        if channel not in self._alerted and (failures >= FAILING_AFTER or outcome.result == "failed"):
+            self._alerted.add(channel)
+            self._alert(channel, failures, outcome.error)
 
     async def _attempt(self, due: DueRow) -> Outcome:
         channel = self._channels.get(due.channel)
@@ -176,8 +196,7 @@ class Courier:
         if channel.console:
             return Outcome("sent")
         try:
-            async with asyncio.timeout(ATTEMPT_S):
-                outcome = await (self._post(channel, due) if channel.webhook is not None else self._tell(channel, due))
+            outcome = await (self._post(channel, due) if channel.webhook is not None else self._tell(channel, due))
         except TimeoutError:
             return Outcome("retry", "E3704 no answer in time")
         except Failure as failure:
@@ -198,21 +217,26 @@ class Courier:
         message_id = due.id.replace(".", "_")
         event = "approval.requested" if due.step == 0 else "approval.escalated"
         body = orjson.dumps({"type": event, "id": message_id, "data": self._message(due)})
-        return await self._webhooks.send(
-            channel.webhook.get_secret_value(),
-            body,
-            await self._secrets_of(channel),
-            message_id,
-            allow_private=channel.allow_private,
-        )
+        async with asyncio.timeout(ATTEMPT_S):
+            return await self._webhooks.send(
+                channel.webhook.get_secret_value(),
+                body,
+                await self._secrets_of(channel),
+                message_id,
+                allow_private=channel.allow_private,
+            )
 
     async def _tell(self, channel: Channel, due: DueRow) -> Outcome:
         assert channel.url is not None
         url = channel.url.get_secret_value()
         if SECRET in url:
-            url = url.replace(SECRET, quote((await self._secrets_of(channel))[0], safe=""))
-        if await self._services[channel.name].tell(url, *_in_words(self._message(due), due.step)):
-            return Outcome("sent")
+            async with asyncio.timeout(ATTEMPT_S):
+                url = url.replace(SECRET, quote((await self._secrets_of(channel))[0], safe=""))
+        try:
+            if await self._services[channel.name].tell(url, *_in_words(self._message(due), due.step)):
+                return Outcome("sent")
+        except Broken:
+            return Outcome("retry", "E3704 the process that sends for the channel broke off; its memory is limited")
         return Outcome("retry", "E3704 the service did not take the message")
 
     def _message(self, due: DueRow) -> Json:
@@ -276,68 +300,3 @@ def _in_words(body: Json, step: int) -> tuple[str, str]:
 def _on_one_line(value: Any) -> str:
     text = value if isinstance(value, str) else orjson.dumps(value).decode()
     return " ".join(text.split())
-
-
-# Services that apprise knows
-
-
-class _Service:
-    """One apprise address, served by a thread of its own: apprise blocks."""
-
-    def __init__(self, channel: Channel, resolve: addresses.Resolve) -> None:
-        self._channel = channel
-        self._resolve = resolve
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREAD}-{channel.name}")
-        self._opened: tuple[str, Any] | None = None
-
-    async def tell(self, url: str, title: str, text: str) -> bool:
-        """Send a message; whether the service took it. E3406 when the address leads where it must not."""
-        run = asyncio.get_running_loop().run_in_executor
-        if self._opened is None or self._opened[0] != url:
-            self._opened = url, await run(self._thread, _open, url, self._channel.name)
-        apprise = self._opened[1]
-        for host in _hosts(apprise):
-            try:
-                await addresses.checked(host, allow_private=self._channel.allow_private, resolve=self._resolve)
-            except OSError:
-                pass  # not a name: some services write a topic there; what has no address leads nowhere private
-        return bool(await run(self._thread, partial(apprise.notify, text, title, "warning", "text")))
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _open(url: str, name: str) -> Any:
-    """Make apprise ready for one address: nothing read from disk or kept there, no redirects, no words in the log."""
-    import apprise as library
-
-    apprise = cast("Any", library)  # its own types are incomplete
-    for logger in ("apprise", "urllib3.connectionpool", "urllib3.util.retry"):
-        logging.getLogger(logger).addFilter(_not_ours)
-    asset = apprise.AppriseAsset(
-        storage_mode="memory",
-        service_timeout=0,  # with a limit of its own it would send from a thread that is not ours
-        app_id="Interlock",
-        async_mode=False,
-        http_redirects=False,
-        pgp_autogen=False,
-        pem_autogen=False,
-    )
-    service = apprise.Apprise.instantiate(url, asset=asset)
-    if service is None:
-        raise Failure("E3004", f"the url of channel `{name}` is none that apprise understands")
-    service.redirects = False  # whatever the address says
-    opened = apprise.Apprise(asset=asset)
-    opened.add(service)
-    return opened
-
-
-def _not_ours(record: logging.LogRecord) -> bool:
-    """Drop what these libraries log in our threads: it holds addresses."""
-    return not (record.threadName or "").startswith(_THREAD)
-
-
-def _hosts(apprise: Any) -> list[str]:
-    """The hosts that an address names. Services with an address of their own, such as slack://, name none."""
-    named = (service for service in apprise if any("{host}" in str(template) for template in service.templates))
-    return [host for service in named if (host := getattr(service, "smtp_host", None) or service.host)]

@@ -40,6 +40,9 @@ class Channel(pydantic.BaseModel):
         default=None,
         description="the same from a file; while a secret is changed, both, one to a line, the newer first",
     )
+    proxy: pydantic.SecretStr | None = pydantic.Field(
+        default=None, description="an http or https proxy for url; proxies of the environment are not used"
+    )
     allow_private: bool = pydantic.Field(default=False, description="may lead to this machine or a private network")
 
     @pydantic.model_validator(mode="after")
@@ -53,13 +56,25 @@ class Channel(pydantic.BaseModel):
             _check_webhook(self.webhook.get_secret_value(), plain_allowed=self.allow_private)
             if not has_secret:
                 raise ValueError("a webhook needs a secret or a secret_file to be signed with")
-        elif has_secret != (self.url is not None and SECRET in self.url.get_secret_value()):
+        if self.proxy is not None:
+            _check_proxy(self.proxy.get_secret_value(), self.url is not None)
+        if self.webhook is None and has_secret != (self.url is not None and SECRET in self.url.get_secret_value()):
             raise ValueError("a secret goes where the url says {secret}, and only there")
         return self
 
     def serves(self, group: str) -> bool:
         """Whether the approvers of this group are told by it."""
         return "*" in self.groups or group in self.groups
+
+
+def _check_proxy(address: str, has_url: bool) -> None:
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urlsplit("")
+    if not has_url or not host or parts.scheme not in ("http", "https"):
+        raise ValueError("a proxy is an http or https address and goes with a url")
 
 
 def _check_webhook(address: str, *, plain_allowed: bool) -> None:

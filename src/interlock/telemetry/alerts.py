@@ -58,6 +58,7 @@ SIGNALS: Mapping[str, Severity] = {
     "APPROVAL_ESCALATED": "warning",
     "APPROVAL_AUTO_DENIED": "warning",
     "APPROVAL_LAPSED": "info",
+    "CHANNEL_FAILING": "warning",
     # Versions that come to their end.
     "DEPRECATION_MIGRATION_PROGRESS": "info",
     "DEPRECATION_MIGRATION_COMPLETE": "info",

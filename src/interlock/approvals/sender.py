@@ -1,0 +1,186 @@
+"""The program that sends the messages of one channel with apprise. `services` starts it as a process of its own.
+
+Plugins of apprise read answers of any size, look at the environment and at files of the user, and may never return. So
+they run here: with an empty environment, bounds on memory, files and time, and no way to reach an address that the
+server has not allowed. The server ends the process when it likes.
+
+It reads and writes one JSON object to a line:
+
+    <- {"path": […], "url": "…", "private": false, "limit_s": 40}
+    -> {"ready": true}                         false: no service of apprise has such a URL
+    <- {"title": "…", "text": "…"}
+    -> {"lookup": "host"}                      as often as a plugin resolves a name or connects
+    <- {"addresses": ["…"]}                    none: it has no address, or one that is not allowed
+    -> {"sent": true}
+
+Names are resolved by the server alone, and connections go to the addresses that it answered with. This file imports
+nothing of the package, so that it starts quickly.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Any, cast
+
+MEMORY_BYTES = 256 << 20
+OPEN_FILES = 64
+
+
+class Wire:
+    """The two pipes to the server."""
+
+    def __init__(self, incoming: IO[str], outgoing: IO[str]) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._lock = threading.Lock()
+        self.sending = False
+
+    def read(self) -> dict[str, Any] | None:
+        line = self._incoming.readline()
+        return cast("dict[str, Any]", json.loads(line)) if line else None
+
+    def write(self, message: dict[str, Any]) -> None:
+        self._outgoing.write(json.dumps(message) + "\n")
+        self._outgoing.flush()
+
+    def addresses(self, host: str) -> list[str]:
+        """Ask the server for the addresses of a host. OSError where there are none that may be connected to."""
+        with self._lock:
+            if not self.sending:
+                raise OSError("no message is being sent")
+            self.write({"lookup": host})
+            answer = self.read()
+        if not answer or not answer["addresses"]:
+            raise socket.gaierror(socket.EAI_NONAME, "no address that may be connected to")
+        return answer["addresses"]
+
+
+def bound() -> None:
+    """Limit what this process may use."""
+    limits = {"DATA": MEMORY_BYTES, "NOFILE": OPEN_FILES, "CORE": 0, "FSIZE": 0}
+    for name, limit in limits.items():
+        try:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+        except (AttributeError, OSError, ValueError):
+            pass  # a platform without this limit
+
+
+def guard(addresses: Callable[[str], list[str]], *, private: bool) -> None:
+    """Let no socket connect or send to an address that was not allowed."""
+    allowed: set[str] = set()
+    system_lookup = socket.getaddrinfo
+
+    def resolve(host: str) -> list[str]:
+        found = addresses(host)
+        allowed.update(found)
+        return found
+
+    def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:  # noqa: A002 - as the library has it
+        if host is None:
+            return system_lookup(host, port, family, type, proto, flags)
+        found: list[Any] = []
+        for address in resolve(host.decode() if isinstance(host, bytes) else host):
+            try:
+                found += system_lookup(address, port, family, type, proto, flags | socket.AI_NUMERICHOST)
+            except socket.gaierror:
+                continue  # of another family than was asked for
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "no address of this family")
+        return found
+
+    def checked(of: socket.socket, address: Any) -> Any:
+        if of.family not in (socket.AF_INET, socket.AF_INET6):
+            if private:
+                return address
+            raise PermissionError("sockets of this machine need allow_private")
+        host, *rest = address
+        return address if host in allowed else (resolve(host)[0], *rest)
+
+    base = cast("Any", socket.socket.__mro__[1])  # the class in C that does the work
+
+    def connect(of: socket.socket, address: Any, /) -> None:
+        base.connect(of, checked(of, address))
+
+    def connect_ex(of: socket.socket, address: Any, /) -> int:
+        return base.connect_ex(of, checked(of, address))
+
+    def sendto(of: socket.socket, data: Any, *rest: Any) -> int:
+        *flags, address = rest
+        return base.sendto(of, data, *flags, checked(of, address))
+
+    # Set on the class itself: sockets with TLS derive from it, and libraries have imported it by name.
+    patched: Any = socket.socket
+    patched.connect, patched.connect_ex, patched.sendto = connect, connect_ex, sendto
+
+    def gethostbyname(host: str) -> str:
+        return resolve(host)[0]
+
+    library: Any = socket
+    library.getaddrinfo, library.gethostbyname = getaddrinfo, gethostbyname
+
+
+def open_url(url: str) -> Any:
+    """Make apprise ready for one URL: nothing read from disk or kept there, no redirects. None where it knows none."""
+    import apprise as library
+
+    apprise = cast("Any", library)  # its own types are incomplete
+    asset = apprise.AppriseAsset(
+        storage_mode="memory",
+        service_timeout=0,  # no thread of its own; the server ends this process
+        app_id="Interlock",
+        async_mode=False,
+        http_redirects=False,
+        pgp_autogen=False,
+        pem_autogen=False,
+    )
+    service = apprise.Apprise.instantiate(url, asset=asset)
+    if service is None:
+        return None
+    service.redirects = False  # whatever the URL says
+    opened = apprise.Apprise(asset=asset)
+    opened.add(service)
+    return opened
+
+
+def serve(wire: Wire) -> None:
+    """Open the URL and send messages until the server closes its end."""
+    order = wire.read()
+    if order is None:
+        return
+    sys.path[:] = order["path"]
+    signal.alarm(order["limit_s"])
+    service = open_url(order["url"])
+    guard(wire.addresses, private=order["private"])
+    wire.write({"ready": service is not None})
+    while service is not None and (message := wire.read()):
+        signal.alarm(order["limit_s"])  # for the case that the server died; its default is to end this process
+        wire.sending = True
+        try:
+            sent = bool(service.notify(message["text"], message["title"], "warning", "text"))
+        except Exception:  # noqa: BLE001 - a plugin's fault or its memory limit; its words may hold the address
+            sent = False
+        wire.sending = False
+        wire.write({"sent": sent})
+
+
+def main() -> None:
+    """Keep the two pipes, close everything that a plugin could print to, and serve."""
+    wire = Wire(os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w"))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # what a plugin prints may hold the address
+        os.dup2(nothing, descriptor)
+    logging.disable()
+    bound()
+    serve(wire)
+
+
+if __name__ == "__main__":
+    main()

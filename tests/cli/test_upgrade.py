@@ -24,6 +24,9 @@ def set_back(cli: Cli) -> None:
         for trigger in ("payload_stored", "payload_expired", "payload_deleted"):
             database.execute(f"DROP TRIGGER {trigger}")
         database.execute("DROP TABLE payload_use")
+        database.execute("DROP TABLE payload_piece")
+        database.execute("DROP INDEX payload_in_pieces")
+        database.execute("ALTER TABLE payload DROP COLUMN pieces")
         database.execute("ALTER TABLE ticket DROP COLUMN changed")
         database.execute(EARLIER)
         database.execute("UPDATE alembic_version SET version_num = ?", (OLDER,))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,39 @@ async def test_those_who_call_one_after_the_other_let_others_run(
         await journal.append("k", str(number), b"{}")
     other.cancel()
     assert turns >= 10
+
+
+async def test_large_units_are_written_one_by_one_and_others_have_their_turn_between_two(journal: Journal) -> None:
+    """Each unit notes which transaction it was in; the head of the chain counts the records before it."""
+    order: list[tuple[int, str]] = []
+
+    def unit(name: str) -> Callable[[Transaction], tuple[int, int]]:
+        def work(transaction: Transaction) -> tuple[int, int]:
+            transaction.append("authority", name, b'{"call":"' + name.encode() + b'","kind":"authority"}')
+            return id(transaction), transaction.head[0]
+
+        return work
+
+    async def large(name: str, then: str = "") -> int:
+        where, place = await journal.commit_large(unit(name))
+        order.append((place, name))
+        if then:
+            await small(then)
+        return where
+
+    async def small(name: str) -> int:
+        where, place = await journal.commit(unit(name))
+        order.append((place, name))
+        return where
+
+    first, second, *others = await asyncio.gather(large("A", "e"), large("B"), small("c"), small("d"))
+    assert [name for _, name in sorted(order)] == ["c", "d", "A", "e", "B"]
+    assert others[0] == others[1]
+    assert len({first, second, others[0]}) == 3
+    await journal.drain()
+
+
+async def test_a_large_unit_is_not_written_on_the_event_loop(journal: Journal) -> None:
+    loop = threading.get_ident()
+    assert await journal.commit(lambda _: threading.get_ident()) == loop
+    assert await journal.commit_large(lambda _: threading.get_ident()) != loop

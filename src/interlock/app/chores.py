@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from interlock.app.condition import Condition
 from interlock.approvals.notify import Courier
 from interlock.audit import retention
-from interlock.audit.retention import expire_payloads
+from interlock.audit.retention import expire_payloads, remove_pieces
 from interlock.authority import budgets
 from interlock.core.clock import Clock
 from interlock.core.supervise import Supervisor
@@ -49,6 +49,7 @@ class Chores:
         upstreams: Callable[[], Upstreams],
         announce: Callable[..., None],
         pay: Callable[[], Awaitable[None]],
+        release_pieces: Callable[[Callable[[str], bool]], Awaitable[None]],
         heed: Callable[[], Awaitable[None]],
         alive: Callable[[str], bool],
         condition: Condition,
@@ -63,6 +64,7 @@ class Chores:
         self._upstreams = upstreams
         self._announce = announce
         self._pay = pay
+        self._release_pieces = release_pieces
         self._heed = heed
         self._alive = alive
         self._condition = condition
@@ -78,6 +80,7 @@ class Chores:
         supervisor.every("recording of owed outcomes", TICKETS_EVERY_S, self._pay)
         supervisor.every("requests of other processes", TICKETS_EVERY_S, self._heed)
         supervisor.every("calls of dead processes", TICKETS_EVERY_S, self._settle_orphans)
+        supervisor.every("pieces of payloads", TICKETS_EVERY_S, self._remove_pieces)
         supervisor.every("tickets", TICKETS_EVERY_S, self._keep_tickets)
         if self._settings.resume_approved:
             supervisor.every("approved calls", TICKETS_EVERY_S, self._approvals.resume_all)
@@ -90,6 +93,7 @@ class Chores:
         for evict, at_once in _EVICTIONS:
             while await self._journal.commit(evict) == at_once:
                 pass
+        await self._release_pieces(self._alive)
         await expire_payloads(self._journal)
         if self._settings.purge_records and await self._journal.commit(_purge_due):
             await DISK.run(self._purge)
@@ -115,6 +119,10 @@ class Chores:
 
     async def _settle_orphans(self) -> None:
         await block_orphans(self._journal, self._alive, self._announce)
+
+    async def _remove_pieces(self) -> None:
+        await self._release_pieces(self._alive)
+        await remove_pieces(self._journal)
 
     async def _keep_tickets(self) -> None:
         await self._approvals.sweep()

@@ -202,6 +202,7 @@ class Interlock:
             upstreams=lambda: self.upstreams,
             announce=self.gateway.observer.announce,
             pay=self.gateway.pay,
+            release_pieces=self.gateway.kept.release_pieces,
             heed=lambda: self.elsewhere.heed(self.gateway.execution.cancel),
             alive=self.instance.alive,
             condition=Condition(home, self.gateway.telemetry.alerts, self.gateway.observer.announce),
@@ -482,9 +483,9 @@ class Interlock:
             raise Failure("E3702", f"no payload `{ref}`")
         if who.capability is not None and not self.ownership.has_call(who, found.call):
             raise Failure("E3702", f"no payload `{ref}`")
-        body = await self.gateway.kept.opened(ref, found.body, found.size)
+        body = await self.gateway.kept.payload(ref)
         if body is None:
-            raise Failure("E3702", f"the payload `{ref}` is gone: {found.reason}")
+            raise Failure("E3702", f"the payload `{ref}` is gone: {payloads.reason(self.journal.reader, ref)}")
         return body
 
     def replay_session(self, session: str = "", *, caller: Caller | None = None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ MIN_YEARS, MAX_YEARS = 1, 7
 SEGMENT_RECORDS = 2_000
 PAYLOADS_AT_ONCE = 100
 PAYLOAD_BYTES_AT_ONCE = 4 * 2**20
+PIECES_AT_ONCE = 4
 PAUSE_S = 0.02
 
 
@@ -171,7 +172,17 @@ async def expire_payloads(journal: Journal, pause: Callable[[float], Awaitable[N
     while (slice_ := await journal.commit(expire_slice(place))) is not None:
         count, place = count + slice_.payloads, slice_.place
         await pause(PAUSE_S)
-    while count and await journal.commit(give_back):
+    removed = await remove_pieces(journal, pause)
+    while (count or removed) and await journal.commit(give_back):
+        await pause(PAUSE_S)
+    return count
+
+
+async def remove_pieces(journal: Journal, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
+    """Remove the pieces of large results that nothing needs any more, a few at a time; returns how many there were."""
+    count = 0
+    while any(not writer for _, writer in payloads.unnamed_pieces(journal.reader)):
+        count += await journal.commit_large(lambda transaction: payloads.remove_pieces(transaction, PIECES_AT_ONCE))
         await pause(PAUSE_S)
     return count
 

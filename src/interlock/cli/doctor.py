@@ -189,6 +189,16 @@ def _check_journal(home: Home) -> Iterator[Finding]:
             yield from _tickets(reader)
             yield from _alone(reader)
             yield from _breakers(reader)
+            yield from _payloads(reader)
+
+
+def _payloads(reader: Reader) -> Iterator[Finding]:
+    """Tell the large results and files that cannot be read because a part of them is missing."""
+    from interlock.store.payloads import incomplete
+
+    for ref in incomplete(reader):
+        what = f"a part of {ref} is missing, so it cannot be read"
+        yield Finding("payloads", "broken", what, "keep a copy as evidence, then restore the home from a backup")
 
 
 def _breakers(reader: Reader) -> Iterator[Finding]:

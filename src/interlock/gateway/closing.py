@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -37,7 +38,7 @@ from interlock.effects.session import SessionState
 from interlock.gateway import endings, keys, reconcile, verify
 from interlock.gateway.allowances import Allowances
 from interlock.gateway.endings import stored, unsettled
-from interlock.gateway.kept import Kept, PrivateValues, compensation, owner_of, session_id
+from interlock.gateway.kept import Kept, PrivateValues, Sealed, compensation, owner_of, session_id
 from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
@@ -69,6 +70,7 @@ class Closer:
         observer: Observer,
         allowances: Allowances,
         box: Box,
+        process: str,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -76,7 +78,7 @@ class Closer:
         self._settings = settings
         self._observer = observer
         self._allowances = allowances
-        self.kept = Kept(journal, observer, settings, box)
+        self.kept = Kept(journal, observer, settings, box, process)
         self._batched = settings.audit == "batched"
         self._keeps_all_inputs = settings.keep_inputs == "always"
         self._redactors: dict[str, SchemaRedactor] = {}
@@ -212,10 +214,8 @@ class Closer:
         hidden = [] if undo is None else self._observer.hidden(call)
         owner = owner_of(caller)
         sent = await self.kept.inputs_of(call)
-        # A write is not left waiting between its effect and its record: what it leaves is sealed as it is stored.
-        ahead = await self.kept.sealed_ahead(bodies if call.scope is None else {})
 
-        def unit(transaction: Transaction) -> tuple[str, tuple[Overrun, ...]]:
+        def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> tuple[str, tuple[Overrun, ...]]:
             withheld = ""
             if bodies and call.scope is None:
                 self.kept.check_room(transaction, caller, sum(map(len, bodies.values())))
@@ -239,10 +239,28 @@ class Closer:
             transaction.append("closed", call.id, records.with_budgets(told, booked.rows))
             return withheld, booked.overrun
 
-        call.recorded = True
-        withheld, overrun = await self._close_write(call, unit)
+        closing = self._close_with(call, bodies, unit)
+        try:
+            # INVARIANT: a write is not cut off between its effect and its record.
+            withheld, overrun = await (closing if call.scope is None or not bodies else _to_the_end(closing))
+        finally:
+            self.kept.abandon_inputs(call, sent)
         self._allowances.tell(call, overrun)
         return withheld
+
+    async def _close_with(
+        self, call: Call, bodies: Mapping[str, bytes], unit: Callable[[Transaction, Mapping[str, Sealed]], T]
+    ) -> T:
+        """Commit the closing of a call with the payloads that it leaves. Large ones are written ahead, in pieces."""
+        caller = call.request.caller
+        assert caller is not None
+        try:
+            ahead = await self.kept.write_ahead(caller, bodies, strict=call.scope is None)
+            call.recorded = True
+            return await self._close_write(call, lambda transaction: unit(transaction, ahead))
+        except BaseException:
+            self.kept.abandon(bodies)
+            raise
 
     def _attach(self, call: Call, attached: Attached, now_ms: int, metadata: Json) -> None:
         """Put what a call hands out beside its value into its metadata, without what its reader may not see."""
@@ -426,7 +444,10 @@ class Closer:
             transaction.append("closed", call.id, body)
 
         call.recorded = True
-        await self._journal.commit(unit)
+        try:
+            await self._journal.commit(unit)
+        finally:
+            self.kept.abandon_inputs(call, sent)
         call.move("succeeded")
         self._observer.closed(call, metadata, "replay")
         outcome = self.kept.outcome(found)
@@ -513,6 +534,7 @@ class Closer:
             return _Written(ended_before=ended_before, overrun=booked.overrun)
 
         written, failure = await self._record_failure(call, failure, unit)
+        self.kept.abandon_inputs(call, sent)
         self._allowances.tell(call, written.overrun)
         self._allowances.note_limit(call, failure)
         call.move(state)
@@ -782,6 +804,18 @@ def _persistence(call_id: str, size: int, tool: Prepared, *, fits: bool) -> Pers
             decision="persist", ref=ref, size=size, reason="results of this tool are private", private=True
         )
     return Persistence(decision="preview", ref=ref, size=size, reason="larger than max_inline_chars")
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do some work. Where the caller is cancelled meanwhile, that is raised when the work has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # it has been told: what could not be recorded is owed
+        raise
 
 
 def _latency_ms(call: Call, clock: Clock) -> float:

@@ -111,7 +111,7 @@ class Gateway:
         allowances = Allowances(
             journal=journal, settings=settings, observer=self.observer, owner=instance.id, clock=clock
         )
-        self._closer = Closer(journal, clock, redactor, settings, self.observer, allowances, box)
+        self._closer = Closer(journal, clock, redactor, settings, self.observer, allowances, box, instance.id)
         self.kept = self._closer.kept
         self.checkpoints = Checkpoints(
             journal=journal,

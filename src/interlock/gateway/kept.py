@@ -1,12 +1,18 @@
 """What calls leave behind beside their records: session state, payloads, outcomes under keys, the means to undo them.
 
+The unit that closes a call stores all of it. Only large payloads are encrypted and written in pieces before that, since
+other writers would wait for them; the closing unit then takes the pieces over. It never depends on them: where they
+cannot be used, it stores the payload whole.
+
 All of it is encrypted at rest. Rows that an older version wrote in clear text are still read: a session is text instead
 of bytes, a payload is as long as its row says, and an outcome is JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -28,7 +34,10 @@ from interlock.settings import Settings
 from interlock.store import ledger, payloads, sessions
 from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.payloads import Payload
+from interlock.store.port import Reader
 from interlock.store.sealing import VALUE, Box
+
+_log = logging.getLogger("interlock.gateway")
 
 _DAY_MS = 86_400_000
 _OUTCOME = "outcome"
@@ -44,12 +53,15 @@ def owner_of(caller: Caller) -> str:
 class Kept:
     """What calls left behind, on one home."""
 
-    def __init__(self, journal: Journal, observer: Observer, settings: Settings, box: Box) -> None:
+    def __init__(self, journal: Journal, observer: Observer, settings: Settings, box: Box, writer: str) -> None:
         self._journal = journal
         self._reader = journal.reader
         self._observer = observer
         self._settings = settings
         self._box = box
+        # This process, as the writer of pieces, and payloads whose pieces it wrote for nothing.
+        self._writer = writer
+        self._abandoned: set[str] = set()
 
     # Sessions
 
@@ -73,25 +85,35 @@ class Kept:
     # Payloads
 
     async def payload(self, ref: str) -> bytes | None:
-        """What is kept under a reference; None once it is not kept any more."""
-        row = payloads.content(self._reader, ref)
-        return None if row is None else await self.opened(ref, row.body, row.size)
+        """What is kept under a reference; None once it is not kept any more.
+
+        One in clear text is as long as its row says. Pieces are read one to a turn of the event loop, and a large
+        payload is decrypted beside it.
+        """
+        found = payloads.content(self._reader, ref)
+        if found is None or found.body is None or len(found.body) == found.size:
+            return None if found is None else found.body
+        parts = [found.body]
+        for number in range(1, found.pieces + 1):
+            await asyncio.sleep(0)
+            piece = payloads.piece(self._reader, ref, number)
+            if piece is None:
+                if payloads.has_body(self._reader, ref):
+                    raise Failure("E3604", f"a part of the payload `{ref}` is missing; restore the home from a backup")
+                return None  # expired or discarded meanwhile
+            parts.append(piece)
+        opening = partial(self._opened, ref, parts)
+        return opening() if found.size < _LARGE else await WALKS.run(opening)
+
+    def _opened(self, ref: str, parts: list[bytes]) -> bytes:
+        sealed = parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._box.open(sealed, purpose="payload", about=ref)
 
     def has(self, ref: str) -> bool:
         """Whether anything is kept under a reference now."""
         return payloads.has_body(self._reader, ref)
 
-    async def opened(self, ref: str, body: bytes | None, size: int) -> bytes | None:
-        """The content of a payload, from its row. One in clear text is as long as its row says.
-
-        A large one is decrypted beside the event loop.
-        """
-        if body is None or len(body) == size:
-            return body
-        opening = partial(self._box.open, body, purpose="payload", about=ref)
-        return opening() if size < _LARGE else await WALKS.run(opening)
-
-    def check_room(self, transaction: Transaction, caller: Caller, size: int) -> None:
+    def check_room(self, reader: Reader, caller: Caller, size: int) -> None:
         """Refuse (E3407) what would not fit into the quotas of the caller, the tenant and the home.
 
         It is asked in the transaction that stores, so calls at the same time cannot go over a quota together.
@@ -102,7 +124,7 @@ class Kept:
             f"tenant:{caller.tenant}": ("payload_bytes_per_tenant", settings.payload_bytes_per_tenant),
             "home": ("payload_bytes", settings.payload_bytes),
         }
-        used = payloads.bytes_used(transaction, quotas)
+        used = payloads.bytes_used(reader, quotas)
         for scope, (name, most) in quotas.items():
             if used.get(scope, 0) + size > most:
                 raise Failure(
@@ -113,23 +135,80 @@ class Kept:
                     f" ({settings.payload_days} days); an operator can raise {name}",
                 )
 
-    def why_withheld(self, transaction: Transaction, caller: Caller, bodies: Mapping[str, bytes]) -> str:
+    def why_withheld(self, reader: Reader, caller: Caller, bodies: Mapping[str, bytes]) -> str:
         """Why what a write leaves behind is not kept; empty when it fits into the quotas.
 
         The write has had its effect: its outcome is recorded in any case, with references that say why nothing stands
         behind them.
         """
         try:
-            self.check_room(transaction, caller, sum(map(len, bodies.values())))
+            self.check_room(reader, caller, sum(map(len, bodies.values())))
         except Failure as failure:
             return f"withheld: {failure.message}"
         return ""
 
-    async def sealed_ahead(self, bodies: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Large payloads, sealed beside the event loop; nothing of small ones, which are sealed as they are stored."""
-        if sum(map(len, bodies.values())) < _LARGE:
+    async def write_ahead(self, caller: Caller, bodies: Mapping[str, bytes], *, strict: bool) -> Mapping[str, Sealed]:
+        """Encrypt payloads beside the event loop and write the pieces of large ones; nothing where all are small.
+
+        Nothing is written that has no room: `strict` raises that (E3407), otherwise the unit that stores the payloads
+        decides. A failure of the store is left to that unit too, which then writes them whole.
+        """
+        size = sum(map(len, bodies.values()))
+        if size < _LARGE:
             return {}
-        return await WALKS.run(lambda: {ref: self._sealed(ref, body) for ref, body in bodies.items()})
+        try:
+            self.check_room(self._reader, caller, size)
+        except Failure:
+            if strict:
+                raise
+            return {}
+        sealed = await WALKS.run(lambda: {ref: self._sealed(ref, body) for ref, body in bodies.items()})
+        return {ref: Sealed(body, await self._write_pieces(ref, body)) for ref, body in sealed.items()}
+
+    async def _write_pieces(self, ref: str, sealed: bytes) -> int:
+        """Write the pieces of a payload. Returns how many there are; 0 where it is small or they cannot be written."""
+        pieces = payloads.pieces(sealed)
+        try:
+            for number, piece in enumerate(pieces, 1):
+                unit = partial(payloads.add_piece, ref=ref, number=number, piece=piece, writer=self._writer)
+                await self._journal.commit_large(unit)
+        except Failure as failure:
+            _log.warning("the pieces of `%s` could not be written: %s", ref, failure.message)
+            self._abandoned.add(ref)
+            return 0
+        except BaseException:
+            self._abandoned.add(ref)
+            raise
+        return len(pieces)
+
+    def abandon(self, bodies: Mapping[str, bytes]) -> None:
+        """Have the pieces of payloads removed, unless a row names them: the unit for that has failed."""
+        self._abandoned.update(ref for ref, body in bodies.items() if len(body) >= _LARGE)
+
+    def abandon_inputs(self, call: Call, sent: SentInputs | None) -> None:
+        """The same for the inputs of a call, once the unit that stores them has run or failed."""
+        if sent is not None and sent.sealed is not None and sent.sealed.pieces:
+            self._abandoned.add(f"inputs:{call.id}")
+
+    async def release_pieces(self, alive: Callable[[str], bool]) -> None:
+        """Leave to be removed the pieces that no row will name: abandoned ones, and those of processes that died."""
+        abandoned = frozenset(self._abandoned)
+
+        def useless(reader: Reader) -> list[str]:
+            return [
+                ref
+                for ref, writer in payloads.unnamed_pieces(reader)
+                if writer and (not alive(writer) or (writer == self._writer and ref in abandoned))
+            ]
+
+        def unit(transaction: Transaction) -> None:
+            # Looked at inside the write: a closing that was merely slow may have taken them.
+            for ref in useless(transaction):
+                payloads.release_pieces(transaction, ref)
+
+        if useless(self._reader):
+            await self._journal.commit(unit)
+        self._abandoned -= abandoned
 
     def _sealed(self, ref: str, body: bytes) -> bytes:
         return self._box.seal(body, purpose="payload", about=ref)
@@ -141,19 +220,29 @@ class Kept:
         caller: Caller,
         bodies: Mapping[str, bytes],
         withheld: str = "",
-        ahead: Mapping[str, bytes] = MappingProxyType({}),
+        ahead: Mapping[str, Sealed] = MappingProxyType({}),
     ) -> None:
         """Keep what a call leaves behind, by reference; or, where it is withheld, the reason.
 
-        `ahead` holds what was sealed already. A payload's size is that of its content.
+        `ahead` holds what was sealed already, and maybe written in pieces. A payload's size is that of its content.
         """
         owner, days = owner_of(caller), self._settings.payload_days
         for ref, body in bodies.items():
-            sealed = None
+            stored = Sealed(None, 0)
             if not withheld:
-                # INVARIANT: nothing is stored under a key that was retired after it was sealed.
-                sealed = ahead[ref] if ref in ahead and self._box.holds(ahead[ref]) else self._sealed(ref, body)
-            _store(transaction, ref, call, owner, sealed, len(body), days, withheld)
+                stored = self._taken(transaction, ref, ahead.get(ref)) or Sealed(self._sealed(ref, body), 0)
+            if not stored.pieces and ref in ahead and ahead[ref].pieces:
+                payloads.release_pieces(transaction, ref)
+            _store(transaction, ref, call, owner, stored, len(body), days, withheld)
+
+    def _taken(self, transaction: Transaction, ref: str, ahead: Sealed | None) -> Sealed | None:
+        """A payload that was sealed ahead, as its row holds it; None where it must be sealed again."""
+        # INVARIANT: nothing is stored under a key that was retired after it was sealed.
+        if ahead is None or ahead.body is None or not self._box.holds(ahead.body):
+            return None
+        if ahead.pieces and payloads.take_pieces(transaction, ref, self._writer):
+            return Sealed(payloads.head(ahead.body), ahead.pieces)
+        return Sealed(ahead.body, 0)
 
     def why_gone(self, ref: str) -> str:
         """The reason why nothing is kept under a reference."""
@@ -171,7 +260,7 @@ class Kept:
         days = self._settings.retention_years_writes * 366
         for ref, plain in values.kept.items():
             sealed = self._box.seal(plain, purpose=VALUE, about=ref)
-            _store(transaction, ref, call, owner_of(caller), sealed, len(plain), days)
+            _store(transaction, ref, call, owner_of(caller), Sealed(sealed, 0), len(plain), days)
 
     def value(self, recorded: Any) -> Any:
         """A value of a change, from its record. E3801 when what is kept is not what the record says, or is gone."""
@@ -235,11 +324,12 @@ class Kept:
             return SentInputs(b"", None, inputs.TOO_LARGE)
         if size <= LARGE_INPUT:
             return SentInputs(encode(inputs.to_keep(call)), None)
-        return await WALKS.run(self._written_inputs, call)
+        body, sealed = await WALKS.run(self._written_inputs, call)
+        return SentInputs(body, Sealed(sealed, await self._write_pieces(f"inputs:{call.id}", sealed)))
 
-    def _written_inputs(self, call: Call) -> SentInputs:
+    def _written_inputs(self, call: Call) -> tuple[bytes, bytes]:
         body = encode(inputs.to_keep(call))
-        return SentInputs(body, self._box.seal(body, purpose="inputs", about=f"inputs:{call.id}"))
+        return body, self._box.seal(body, purpose="inputs", about=f"inputs:{call.id}")
 
     def store_inputs(self, transaction: Transaction, call: Call, sent: SentInputs | None) -> Json:
         """Keep the inputs of a call, sealed. Returns what the closing record says if they are not kept.
@@ -251,18 +341,19 @@ class Kept:
             return {}
         ref = f"inputs:{call.id}"
         withheld = sent.withheld or self.why_withheld(transaction, caller, {ref: sent.body})
+        stored = None if withheld else self._taken(transaction, ref, sent.sealed)
+        if sent.sealed is not None and sent.sealed.pieces and (stored is None or not stored.pieces):
+            payloads.release_pieces(transaction, ref)
         if withheld:
             return {"inputsWithheld": withheld}
-        sealed = sent.sealed
-        if sealed is None or not self._box.holds(sealed):  # its key may have been retired meanwhile
-            sealed = self._box.seal(sent.body, purpose="inputs", about=ref)
-        _store(transaction, ref, call.id, owner_of(caller), sealed, len(sent.body), self._settings.payload_days)
+        stored = stored or Sealed(self._box.seal(sent.body, purpose="inputs", about=ref), 0)
+        _store(transaction, ref, call.id, owner_of(caller), stored, len(sent.body), self._settings.payload_days)
         return {}
 
     def inputs(self, call: str) -> Callable[[], Json] | None:
         """What is kept of the inputs of a call, to be opened on any thread; None if nothing is."""
         ref = f"inputs:{call}"
-        body = payloads.body(self._reader, ref)
+        body = payloads.whole(self._reader, ref)
         return None if body is None else lambda: decode(self._box.open(body, purpose="inputs", about=ref))
 
     # Undoing
@@ -278,7 +369,7 @@ class Kept:
     def store_undo(self, transaction: Transaction, call: str, owner: str, undo: Json, hidden: list[str]) -> None:
         ref = f"undo:{call}"
         sealed = self._box.seal(encode({**undo, "hidden": hidden}), purpose="undo", about=ref)
-        _store(transaction, ref, call, owner, sealed, len(sealed), self._settings.undo_days)
+        _store(transaction, ref, call, owner, Sealed(sealed, 0), len(sealed), self._settings.undo_days)
 
     async def keep_undo(self, ran: Ran) -> None:
         """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
@@ -298,11 +389,18 @@ class Kept:
         await self._journal.commit(lambda transaction: self.store_undo(transaction, call.id, owner, undo, hidden))
 
 
+class Sealed(NamedTuple):
+    """An encrypted payload, and how many pieces of it are written. None: it is not kept."""
+
+    body: bytes | None
+    pieces: int
+
+
 class SentInputs(NamedTuple):
     """The inputs of a call as they are to be kept, sealed already if they are large; or why they are not kept."""
 
     body: bytes
-    sealed: bytes | None
+    sealed: Sealed | None
     withheld: str = ""
 
 
@@ -357,6 +455,7 @@ def _undo(requested: Requested, arguments: Json) -> Json:
 
 
 def _store(
-    tx: Transaction, ref: str, call: str, owner: str, body: bytes | None, size: int, days: int, reason: str = ""
+    tx: Transaction, ref: str, call: str, owner: str, sealed: Sealed, size: int, days: int, reason: str = ""
 ) -> None:
-    payloads.insert(tx, Payload(ref, call, owner, body, size, tx.now_ms, tx.now_ms + days * _DAY_MS, reason))
+    until_ms = tx.now_ms + days * _DAY_MS
+    payloads.insert(tx, Payload(ref, call, owner, sealed.body, size, tx.now_ms, until_ms, reason, sealed.pieces))

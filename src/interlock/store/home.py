@@ -24,7 +24,7 @@ from interlock.core.errors import Failure
 from interlock.store.connection import Connection
 from interlock.store.port import Reader
 
-SCHEMA_HEAD = "0009"
+SCHEMA_HEAD = "0010"
 APPLICATION_ID = 0x494C434B  # "ILCK": tells our database from anybody else's
 _INSTANCE = re.compile(r"[0-9A-Z]{26}\Z")
 # How much of the end of the anchors file is looked at: some twenty lines, which concurrent writers may have swapped.

@@ -6,7 +6,8 @@ loop takes all that have come and commits them together, so callers that run at 
 that is alone is committed on the loop, which saves the hand-off to the writer thread, and a single record where it
 comes up, if the turn has had none before it; otherwise the thread commits while the loop goes on and the next batch
 gathers. Some doors let their callers in one to a turn: where batches had company lately, a flush waits a few turns for
-more of it. A caller who is alone never waits.
+more of it. A caller who is alone never waits. A unit that is handed over as large is committed alone and by the
+thread. Where others wait too, batches of them and large units take turns: nobody waits for more than one large unit.
 
 The chain: `hash = sha256(previous hash, seq, body)`. Several processes may share one home. The head is read inside the
 write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes.
@@ -168,11 +169,14 @@ _NOBODY: asyncio.Future[None] | None = None
 class _Waiting(Generic[T]):
     """A unit (or a single record) in the queue and who waits for it, if anybody does."""
 
-    __slots__ = ("error", "future", "value", "work")
+    __slots__ = ("error", "future", "large", "value", "work")
 
-    def __init__(self, work: Unit[T] | tuple[str, str, bytes], future: asyncio.Future[T] | None) -> None:
+    def __init__(
+        self, work: Unit[T] | tuple[str, str, bytes], future: asyncio.Future[T] | None, large: bool = False
+    ) -> None:
         self.work = work
         self.future = future
+        self.large = large
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -240,6 +244,9 @@ class Journal:
         self._gathered = 0
         self._quiet_turns = 0
         self._gather_until = 0.0
+        # How many large units wait, and whether the next batch is one of them.
+        self._large = 0
+        self._large_next = False
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._commit_s = 0.0
@@ -255,6 +262,13 @@ class Journal:
         """Run a unit durably and return what it returned; raises what it raised, E3801 or E3803 when unwritable."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._enqueue(_Waiting(unit, future))
+        return await future
+
+    async def commit_large(self, unit: Unit[T]) -> T:
+        """The same for a unit that writes some hundred kilobytes. It shares no batch, and others have their turn."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._enqueue(_Waiting(unit, future, large=True))
+        self._large += 1
         return await future
 
     def append(self, kind: str, call: str, body: bytes) -> asyncio.Future[None]:
@@ -317,16 +331,30 @@ class Journal:
             return
         self._scheduled = False
         batch, self._pending = self._pending, []
+        if self._large:
+            batch, self._pending = self._take_turns(batch)
         self._gathered = 0
         if not batch:
             self._idle.set()
             return
         self._company = LONELY if len(batch) > 1 else max(self._company - 1, 0)
         self._usual = max(len(batch), self._usual - self._usual // 8)
-        if len(batch) == 1 and self._commit_s < INLINE_BELOW_S and self._commit_inline(batch):
+        alone = len(batch) == 1 and not batch[0].large
+        if alone and self._commit_s < INLINE_BELOW_S and self._commit_inline(batch):
             return
         self._committing = True
         self._batches.put(batch)
+
+    def _take_turns(self, waiting: list[_Waiting[Any]]) -> tuple[list[_Waiting[Any]], list[_Waiting[Any]]]:
+        """The batch to commit now and those that wait on: all that are not large, then one large unit, and so on."""
+        small = [one for one in waiting if not one.large]
+        large = [one for one in waiting if one.large]
+        if small and not self._large_next:
+            self._large_next = True
+            return small, large
+        self._large_next = False
+        self._large -= 1
+        return large[:1], [*small, *large[1:]]
 
     def _gathers(self) -> bool:
         """Whether to wait another turn, because others are still coming."""
@@ -412,7 +440,8 @@ class Journal:
         except BaseException:  # Ctrl-C: a transaction that stayed open would stop every later one
             self._roll_back()
             raise
-        self._commit_s = 0.8 * self._commit_s + 0.2 * (time.monotonic() - began)
+        if not batch[0].large:  # which takes longer, and says little of the next batch
+            self._commit_s = 0.8 * self._commit_s + 0.2 * (time.monotonic() - began)
         return True
 
     def _begin(self, patience_s: float) -> bool:

@@ -1,8 +1,15 @@
-"""Payloads: the table `payload`, which holds by reference what calls leave behind, and the table `payload_use`.
+"""Payloads: the tables `payload`, `payload_piece` and `payload_use`. Payloads are what calls leave, by reference.
 
 A payload is a large result, a file, a private value of a change (`value:`), the inputs of a call (`inputs:`) or what
 undoing it needs (`undo:`). `body` is encrypted, and `size` is that of the content; a row of an older version holds the
 content itself. A row whose body is NULL says in `reason` why: it expired, was discarded, or was never stored.
+
+A large payload is written in pieces, each in a transaction of its own, so that no writer waits long. `body` is then
+the head of the encrypted bytes, `pieces` is the number of pieces, and `payload_piece` holds the rest in that order.
+Pieces exist before the row that names them and may outlive its body. At these times the fact `pieces:REF` names them:
+- its value is the id of the process that writes the pieces. The transaction that inserts the row removes the fact.
+- its value is empty when nothing needs the pieces any more. They are removed, a few at a time, then the fact.
+INVARIANT: every piece belongs to a row with a body or to such a fact.
 
 `payload_use` holds how many bytes are kept for the home, for each tenant and for each caller. Triggers of the database
 keep it.
@@ -10,10 +17,17 @@ keep it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from interlock.store import facts
 from interlock.store.port import Reader, Transaction
+
+# The bytes of a piece. Other writers wait a millisecond or two while one is written.
+PIECE_BYTES = 256 * 1024
+# The bytes of a payload that is written in pieces which stay in its row. They tell by which key it was encrypted.
+_HEAD_BYTES = 64
+_PIECES = "pieces:"
 
 
 class Payload(NamedTuple):
@@ -25,13 +39,15 @@ class Payload(NamedTuple):
     created_ms: int
     expires_ms: int
     reason: str
+    pieces: int = 0
 
 
 class Content(NamedTuple):
-    """The body of a payload and the size of its content."""
+    """The body of a payload, the size of its content and the number of pieces that follow the body."""
 
     body: bytes | None
     size: int
+    pieces: int
 
 
 class Owned(NamedTuple):
@@ -43,8 +59,8 @@ class Owned(NamedTuple):
 
 def insert(transaction: Transaction, payload: Payload) -> None:
     transaction.execute(
-        "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO payload (ref, call, owner, body, size, created_ms, expires_ms, reason, pieces)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         payload,
     )
 
@@ -52,15 +68,13 @@ def insert(transaction: Transaction, payload: Payload) -> None:
 class Found(NamedTuple):
     """A payload, for somebody who asks for its content."""
 
-    body: bytes | None
     owner: str
     reason: str
     call: str
-    size: int
 
 
 def find(reader: Reader, ref: str) -> Found | None:
-    row = reader.one("SELECT body, owner, reason, call, size FROM payload WHERE ref = ?", (ref,))
+    row = reader.one("SELECT owner, reason, call FROM payload WHERE ref = ?", (ref,))
     return None if row is None else Found._make(row)
 
 
@@ -70,7 +84,7 @@ def exists(reader: Reader, ref: str) -> bool:
 
 
 def content(reader: Reader, ref: str) -> Content | None:
-    row = reader.one("SELECT body, size FROM payload WHERE ref = ?", (ref,))
+    row = reader.one("SELECT body, size, pieces FROM payload WHERE ref = ?", (ref,))
     return None if row is None else Content._make(row)
 
 
@@ -97,12 +111,10 @@ def reason(reader: Reader, ref: str) -> str | None:
 
 def discard(transaction: Transaction, call: str) -> None:
     """Remove the bodies of a call's results and files. Inputs, private values and what undoing needs stay."""
-    transaction.execute(
-        "UPDATE payload SET body = NULL, reason = 'discarded by its caller'"
-        " WHERE call = ? AND body IS NOT NULL AND ref NOT LIKE 'undo:%' AND ref NOT LIKE 'inputs:%'"
-        " AND ref NOT LIKE 'value:%'",
-        (call,),
-    )
+    result = f"payload:{call}"
+    statement = "SELECT ref FROM payload WHERE body IS NOT NULL AND (ref = ? OR (ref > ? AND ref < ?))"
+    for (ref,) in transaction.all(statement, (result, f"{result}.", f"{result}/")):
+        _empty(transaction, ref, "discarded by its caller")
 
 
 class Expiring(NamedTuple):
@@ -124,7 +136,91 @@ def expiring(reader: Reader, now_ms: int, after: tuple[int, str], most: int) -> 
 
 def expire(transaction: Transaction, ref: str) -> None:
     """Remove the body of a payload whose time is over. The row stays."""
-    transaction.execute("UPDATE payload SET body = NULL, reason = 'expired' WHERE ref = ?", (ref,))
+    _empty(transaction, ref, "expired")
+
+
+def _empty(transaction: Transaction, ref: str, reason: str) -> None:
+    """Remove the body of a payload and say why. Its pieces are left to `remove_pieces`."""
+    transaction.execute("UPDATE payload SET body = NULL, reason = ? WHERE ref = ?", (reason, ref))
+    if transaction.one("SELECT 1 FROM payload WHERE ref = ? AND pieces > 0", (ref,)) is not None:
+        release_pieces(transaction, ref)
+
+
+# Pieces
+
+
+def head(sealed: bytes) -> bytes:
+    """The part of an encrypted payload in pieces that its row holds."""
+    return sealed[:_HEAD_BYTES]
+
+
+def pieces(sealed: bytes) -> list[memoryview]:
+    """The pieces of an encrypted payload; none of one that is small enough for its row."""
+    if len(sealed) <= PIECE_BYTES:
+        return []
+    view = memoryview(sealed)
+    return [view[start : start + PIECE_BYTES] for start in range(_HEAD_BYTES, len(sealed), PIECE_BYTES)]
+
+
+def add_piece(transaction: Transaction, ref: str, number: int, piece: memoryview, writer: str) -> None:
+    """Write a piece of a payload that has no row yet. `number` counts from 1; `writer` is the process that writes."""
+    if number == 1:
+        facts.put(transaction, _PIECES + ref, writer)
+    transaction.execute("INSERT INTO payload_piece (ref, number, body) VALUES (?, ?, ?)", (ref, number, piece))
+
+
+def take_pieces(transaction: Transaction, ref: str, writer: str) -> bool:
+    """Give the pieces of a payload to its row, which this transaction inserts. False where they were released."""
+    return facts.remove_with(transaction, _PIECES + ref, (writer,))
+
+
+def release_pieces(transaction: Transaction, ref: str) -> None:
+    """Leave the pieces of a payload to `remove_pieces`."""
+    facts.put(transaction, _PIECES + ref, "")
+
+
+def unnamed_pieces(reader: Reader) -> list[tuple[str, str]]:
+    """The payloads whose pieces belong to no row: the reference and the process that writes them; empty: none does."""
+    return [(name.removeprefix(_PIECES), writer) for name, writer in facts.between(reader, _PIECES, "pieces;")]
+
+
+def remove_pieces(transaction: Transaction, most: int) -> int:
+    """Remove up to `most` pieces that were released. Returns how many were."""
+    removed = 0
+    for name, _ in facts.between_with(transaction, _PIECES, "pieces;", ("",)):
+        ref = name.removeprefix(_PIECES)
+        statement = "DELETE FROM payload_piece WHERE rowid IN (SELECT rowid FROM payload_piece WHERE ref = ? LIMIT ?)"
+        removed += transaction.execute(statement, (ref, most - removed)).rowcount
+        if removed >= most:
+            break
+        facts.remove(transaction, name)
+    return removed
+
+
+def piece(reader: Reader, ref: str, number: int) -> bytes | None:
+    row = reader.one("SELECT body FROM payload_piece WHERE ref = ? AND number = ?", (ref, number))
+    return None if row is None else row[0]
+
+
+def whole(reader: Reader, ref: str) -> bytes | None:
+    """The body of a payload with its pieces, read at once; None where there is none or its body is gone."""
+    found = content(reader, ref)
+    if found is None or found.body is None:
+        return None
+    rest = (piece(reader, ref, number) for number in range(1, found.pieces + 1))
+    return found.body if not found.pieces else b"".join((found.body, *(one or b"" for one in rest)))
+
+
+def incomplete(reader: Reader) -> Iterator[str]:
+    """Payloads in pieces that lack some of them."""
+    for (ref,) in reader.each(
+        "SELECT ref FROM payload WHERE pieces > 0 AND body IS NOT NULL AND pieces != "
+        "(SELECT COUNT(*) FROM payload_piece AS one WHERE one.ref = payload.ref AND number <= payload.pieces)"
+    ):
+        yield ref
+
+
+# Use
 
 
 def bytes_used(reader: Reader, scopes: Collection[str]) -> dict[str, int]:

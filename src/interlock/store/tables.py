@@ -72,7 +72,7 @@ session = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
 )
 
-# Results too large or too private to travel inline.
+# Results too large or too private to travel inline. Of one in pieces, the body is the head of the encrypted bytes.
 payload = sa.Table(
     "payload",
     metadata,
@@ -84,7 +84,18 @@ payload = sa.Table(
     sa.Column("created_ms", sa.Integer, nullable=False),
     sa.Column("expires_ms", sa.Integer, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("pieces", sa.Integer, nullable=False, server_default="0"),
     sa.Index("payload_expires", "expires_ms"),
+    sa.Index("payload_in_pieces", "ref", sqlite_where=sa.text("pieces > 0")),
+)
+
+# The rest of large payloads, in order. They are written before the row of `payload` that names them.
+payload_piece = sa.Table(
+    "payload_piece",
+    metadata,
+    sa.Column("ref", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("body", sa.LargeBinary, nullable=False),
 )
 
 # How many bytes of payloads are kept: for the home, for each tenant, for each caller. Kept by triggers on `payload`.

@@ -323,8 +323,16 @@ def session(reader: Reader, row_id: bytes) -> tuple[Any, Any] | None:
 
 
 def payload(reader: Reader, ref: str) -> tuple[Any, Any] | None:
-    """Body and size of a large result, as they are."""
-    return reader.one("SELECT body, size FROM payload WHERE ref = ?", (ref,))
+    """Body and size of a large result, as they are; the body with its pieces, as far as they are there."""
+    if not layout.has_table(reader, "payload_piece"):
+        return reader.one("SELECT body, size FROM payload WHERE ref = ?", (ref,))
+    row = reader.one("SELECT body, size, pieces FROM payload WHERE ref = ?", (ref,))
+    if row is None or not row[2] or not isinstance(row[0], bytes):
+        return row and row[:2]
+    pieces = reader.all(
+        "SELECT body FROM payload_piece WHERE ref = ? AND number BETWEEN 1 AND ? ORDER BY number", (ref, row[2])
+    )
+    return b"".join((row[0], *(bytes(piece) for (piece,) in pieces))), row[1]
 
 
 def has_costs(reader: Reader) -> bool:

@@ -1,0 +1,65 @@
+"""kill -9 between two pieces of a large result: the key is blocked, records are whole, and the pieces go."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from interlock import Interlock
+from interlock.audit.chain import verify
+from interlock.store.home import Home
+from tests.gateway.test_interleavings import admit
+from tests.gateway.test_pieces import ANN, CHANGE, LARGE, changing, produce
+
+ROOT = Path(__file__).parents[2]
+# Killed in the writer's thread: two pieces are on disk, and the third is written and not committed.
+DYING = """
+import asyncio, os, sys
+from interlock import Interlock
+from interlock.store import payloads
+from tests.gateway.test_pieces import ANN, LARGE, changing, produce
+
+add_piece = payloads.add_piece
+
+def killed(transaction, ref, number, piece, writer):
+    add_piece(transaction, ref, number, piece, writer)
+    if number == 3:
+        os.kill(os.getpid(), 9)
+
+async def main():
+    payloads.add_piece = killed
+    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
+        lock.catalog.attach(changing)
+        lock.catalog.attach(produce)
+        key = "k" if sys.argv[2] == "demo.change_much" else None
+        await lock.call(sys.argv[2], {"size": LARGE}, caller=ANN, key=key)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("name", [CHANGE, "piece.produce"])
+async def test_a_kill_between_two_pieces_leaves_a_home_in_order_and_the_pieces_go(tmp_path: Path, name: str) -> None:
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        await admit(lock, changing, produce)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", DYING, str(tmp_path), name, cwd=ROOT)
+    assert await process.wait() == -9
+    async with Interlock.open(tmp_path, housekeeping=False) as lock:
+        await admit(lock, changing, produce)
+        assert lock.journal.read("SELECT number FROM payload_piece ORDER BY 1") == [(1,), (2,)]
+        assert lock.journal.read("SELECT count(*) FROM payload") == [(0,)]
+        await lock.maintain()
+        assert lock.journal.read("SELECT count(*) FROM payload_piece") == [(0,)]
+        assert lock.journal.read("SELECT count(*) FROM fact WHERE name LIKE 'pieces:%'") == [(0,)]
+        again = await lock.call(name, {"size": LARGE}, caller=ANN, key="k" if name == CHANGE else None)
+        if name == CHANGE:
+            assert lock.journal.read("SELECT key, state FROM reservation") == [("k", "unknown")]
+            assert again.error is not None
+            assert again.error.code == "E3409"
+        else:
+            assert again.persistence.ref is not None
+            assert len(await lock.read_payload(again.persistence.ref, caller=ANN)) == LARGE + 2
+    assert verify(Home(tmp_path)).faults == ()

@@ -961,7 +961,7 @@ async def test_a_standing_approval_needs_every_bound_and_somebody_who_may(lock: 
     assert lock.approvals.standing() == []
 
 
-@pytest.mark.part_of("HITL-09", rest="bounds of other kinds")
+@pytest.mark.supports("HITL-09")
 async def test_a_standing_approval_for_a_directory_covers_no_other_spelling(
     lock: Interlock, clock: FakeClock, tmp_path: Path
 ) -> None:

@@ -181,12 +181,7 @@ def test_titles_and_resolutions_are_lower_case_without_a_full_stop(row: Code) ->
         assert len(text) <= 80, text
 
 
-@pytest.mark.part_of(
-    "CONTRACT-13",
-    rest="on gRPC each field has one name; the command line tells people in plain text unless it is asked for JSON; MCP"
-    " over stdio; faults of hooks after the call, vaults, connectors, sandboxes and undo; a path in a member that is"
-    " called `pointer`",
-)
+@pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize("row", ROWS)
 def test_the_envelope_of_every_code_fits_the_published_error_schema(row: Code) -> None:
     envelope = Failure(row.code, details={"faults": []}, retry_after_ms=5, policy_refs=("p",)).envelope("trace")

@@ -108,6 +108,7 @@ class State:
     failures: dict[str, Callable[[], Exception]] = {  # noqa: RUF012 - never changed
         "foreseen": lambda: Failure("E3502", TRACEBACK),
         "in its details": lambda: Failure("E3401", "see the details", details={"why": WORDS, "at": [PLACE]}),
+        "as a pointer": lambda: Failure("E3401", "see there", details={"pointer": PLACE, "pointers": [PLACE, WORDS]}),
         "unforeseen": lambda: RuntimeError(WORDS),
     }
 

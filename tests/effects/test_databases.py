@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import psycopg
 import pytest
 
-from interlock import Failure, Field, Interlock, tool
+from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.core.context import Change
 from interlock.effects import databases
 from interlock.effects.databases import Connection, PostgresWatcher, SqliteWatcher, connect_postgres
@@ -315,6 +315,49 @@ async def test_a_tool_that_lies_to_postgres_is_caught_and_kept_out(
         again = await lock.call("shop.count", place=address(socket))
         assert again.error is not None
         assert again.error.code == "E3210"
+
+
+ORDERS = "postgres:local/postgres/public/orders"
+
+
+@pytest.mark.supports("CONTRACT-21")
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [("database:postgres:write", None), ("database:postgres:read", "E3417"), ("database:sqlite:write", "E3417")],
+)
+async def test_a_watched_postgres_changes_only_for_a_tool_that_lists_writing_to_it(
+    tmp_path: Path, socket: Path, shop: tuple[Client, PostgresWatcher], listed: str, expected: str | None
+) -> None:
+    @tool(
+        version="1.0.0", mutation_class="write_reversible", namespace="shop", permissions=[listed],
+        effects=[Effect(ORDERS, "CREATE")],
+    )  # fmt: skip
+    def order(ctx: Context, number: Annotated[int, Field(description="which", examples=[7])]) -> int:
+        """Put an order into the database."""
+        with psycopg.connect(address(socket), autocommit=True) as connection:
+            connection.execute("INSERT INTO orders VALUES (%s, 'fig', 1)", (number,))
+        ctx.effect(ORDERS, "CREATE")
+        return number
+
+    @order.preview
+    def _(number: int) -> Preview:
+        return Preview()
+
+    @order.compensate
+    def _(number: int) -> None:
+        return None
+
+    async with Interlock.open(tmp_path, housekeeping=False, watched_postgres=(address(socket),)) as lock:
+        for mode in ("read", "write"):
+            await lock.secrets.set(f"database/postgres/{mode}", "a-password", by="local:test")
+        await lock.journal.commit(_publish(order))
+        lock.catalog.attach(order)
+        ended = await lock.call("shop.order", number=7, key="k")
+        assert (ended.error and ended.error.code) == expected, ended
+        if expected is not None:
+            assert ended.error is not None
+            assert ended.error.details is not None
+            assert ended.error.details["changes"] == [f"CREATE {ORDERS}"]
 
 
 @pytest.mark.parametrize("written", ["mysql://a/b", "postgresql://u:secret@h/d", "postgresql://h/d?password=x"])

@@ -16,11 +16,16 @@ from interlock import Caller, Failure, Field, Hook, HookResult, Interlock, Seen,
 from interlock.audit.invocations import invocation_of
 from interlock.core.objects import ToolInvocation
 from interlock.gateway.inputs import replay
+from interlock.registry.source import load
 from interlock.service import Service
 from tests import sample
+from tests.authority.test_tokens import did_of
 from tests.cli.conftest import Cli
+from tests.doors.contracts import opened
+from tests.gateway import isolated_tools
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import records
+from tests.gateway.test_programs import NUMBER, manifest, written
 from tests.upstreams.servers import HttpServer, json_answer
 
 Json = dict[str, Any]
@@ -67,11 +72,7 @@ changed = st.fixed_dictionaries({}, optional={"count": st.integers(), "note": st
 dropped = st.sets(st.sampled_from(["note", "more"]))
 
 
-@pytest.mark.part_of(
-    "LIFE-05",
-    rest="the REST route that shows the inputs; what hooks after a call are shown; inputs as sandboxed tools and"
-    " programs get them",
-)
+@pytest.mark.proves("LIFE-05")
 @pytest.mark.parametrize("mode", ["changed", "always"])
 @settings(max_examples=25)
 @given(arguments=sent, change=changed, drop=dropped, hooked=st.booleans())
@@ -189,16 +190,117 @@ async def test_a_call_whose_input_only_lacked_defaults_keeps_nothing_more_than_i
     assert changes == {"/note": ("default", "none"), "/more": ("default", None)}
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("never", 0), ("changed", 1), ("always", 3)])
-async def test_a_setting_says_whose_inputs_are_kept(home: Path, mode: str, kept: int) -> None:
+DEFAULTS = [{"source": "default", "pointer": "/note"}, {"source": "default", "pointer": "/more"}]
+
+
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize(("mode", "kept"), [("never", 0), ("changed", 2), ("always", 4)])
+async def test_a_setting_says_whose_inputs_are_kept_and_the_record_names_every_difference(
+    home: Path, mode: str, kept: int
+) -> None:
+    def injects(seen: Seen) -> HookResult | None:
+        return HookResult(updated_input={**seen.input, "note": "hooked"}) if seen.input["count"] == 2 else None
+
+    cases: list[tuple[Json, list[Json]]] = [
+        ({"count": 1, "note": "a", "more": "b"}, []),
+        ({"count": 1}, DEFAULTS),
+        ({"count": "1"}, [{"source": "coercion", "pointer": "/count"}, *DEFAULTS]),
+        ({"count": 2}, [*DEFAULTS, {"source": "hook:injects", "pointer": "/note"}]),
+    ]
     async with Interlock.open(home, housekeeping=False, keep_inputs=mode) as lock:
         await admit(lock, take)
-        for arguments in ({"count": 1, "note": "a", "more": "b"}, {"count": 1}, {"count": "1"}):
+        lock.hook(Hook(id="injects", when="pre", run=injects))
+        for arguments, differences in cases:
             result = await lock.call("in.take", {**arguments, "counts": []})
             assert result.ok
-            hashed = records(lock, result.invocation_id)[0]["inputHash"]
-            assert len(hashed) == 64
+            (record,) = records(lock, result.invocation_id)
+            assert len(record["inputHash"]) == 64
+            assert record.get("inputMutations", []) == differences
+            told = lock.inputs(result.invocation_id).changes
+            assert [{"source": one["source"], "pointer": one["pointer"]} for one in told] == differences
         assert stored(lock) == kept
+
+
+@pytest.mark.proves("LIFE-05")
+@pytest.mark.parametrize("large", [False, True])
+async def test_hooks_before_and_after_a_call_see_the_observable_input_and_nothing_that_was_injected(
+    lock: Interlock, large: bool
+) -> None:
+    await admit(lock, take, fails)
+    seen: dict[str, list[Any]] = {"pre": [], "post": [], "failure": []}
+
+    def injects(shown: Seen) -> HookResult:
+        seen["pre"].append(dict(shown.input))
+        return HookResult(updated_input={**shown.input, "count": 13})
+
+    def writes(shown: Seen) -> None:
+        seen["post"].append(dict(shown.input))
+        with pytest.raises(TypeError):
+            shown.input["count"] = 1  # pyright: ignore[reportIndexIssue] - that is what is tried
+
+    lock.hook(Hook(id="injects", when="pre", run=injects))
+    lock.hook(Hook(id="after", when="post", run=writes))
+    lock.hook(Hook(id="failed", when="failure", run=lambda shown: seen["failure"].append(dict(shown.input))))
+    note = "x" * (300_000 if large else 1)
+    result = await lock.call("in.take", {"count": "7", "counts": ["1"], "note": note})
+    assert result.value["count"] == 13
+    observable = {"count": 7, "counts": (1,), "note": note, "more": None}
+    assert (seen["pre"], seen["post"]) == ([observable], [observable])
+    assert not (await lock.call("in.fails", {"count": "5", "note": note})).ok
+    assert seen["failure"] == [{"count": 5, "note": note}]
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_what_a_sandboxed_tool_and_a_program_get_is_the_call_input_that_is_kept(
+    home: Path, tmp_path: Path
+) -> None:
+    tally = manifest(
+        "tally", ["cat"], {"type": "object"}, parameters={"n": NUMBER}, execution={"stdin": "json", "parse": "json"}
+    )  # fmt: skip
+    _, programs = load(written(tmp_path / "programs.json", tally))
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        await admit(lock, isolated_tools.double, *programs)
+        lock.hook(Hook(id="fills", when="pre", run=lambda _: HookResult(updated_input={"n": 21})))
+        for name, value in (("cell.double", 42), ("prog.tally", {"n": 21})):
+            called = await lock.call(name, {"n": "1"})
+            assert called.value == value, called
+            found = lock.inputs(called.invocation_id)
+            assert (found.model_input, found.observable_input) == ({"n": "1"}, {"n": 1})
+            assert (found.permission_input, found.call_input) == ({"n": 21}, {"n": 21})
+            (record,) = records(lock, called.invocation_id)
+            assert record["inputMutations"] == [
+                {"source": "coercion", "pointer": "/n"}, {"source": "hook:fills", "pointer": "/n"}
+            ]  # fmt: skip
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_the_inputs_of_a_call_are_read_over_rest_by_auditors_redacted(home: Path) -> None:
+    async with opened(home) as wires:
+        await admit(wires.lock, login)
+        wires.lock.hook(
+            Hook(id="injects", when="pre", run=lambda seen: HookResult(updated_input={**seen.input, "user": "hooked"}))
+        )
+        called = (await wires.call("rest", "in.login", {"user": "ann", "password": CANARY, "tries": "5"})).about
+        path = f"/v1/calls/{called['invocation_id']}/inputs"
+        refused = await wires.http.get(path)
+        assert (refused.status_code, refused.json()["error"]["error_code"]) == (403, "E3206")
+        issue = wires.lock.tokens.issue(subject=did_of("bot"), scopes=("audit:read",), by=wires.lock.caller)
+        wires.bear(await issue)
+        answer = await wires.http.get(path)
+        assert answer.status_code == 200
+        assert CANARY not in answer.text
+        told = answer.json()
+        hidden = {"password": "[REDACTED]"}
+        assert told["model_input"] == {"user": "ann", "tries": "5", **hidden}
+        assert told["observable_input"] == {"user": "ann", "tries": 5, **hidden}
+        assert told["permission_input"] == told["call_input"] == {"user": "hooked", "tries": 5, **hidden}
+        assert [(one["before"], one["after"], one["source"], one["pointer"]) for one in told["input_changes"]] == [
+            ("model_input", "observable_input", "coercion", "/tries"),
+            ("observable_input", "permission_input", "hook:injects", "/user"),
+        ]
+        assert told["withheld"] is None
+        missing = await wires.http.get("/v1/calls/01JCXK2M4Q8ZZZZZZZZZZZZZZZ/inputs")
+        assert (missing.status_code, missing.json()["error"]["error_code"]) == (404, "E3702")
 
 
 @pytest.mark.proves("LIFE-05")

@@ -39,7 +39,7 @@ __all__ = ["host"]
 Where = Annotated[str, Field(description="a file", examples=["/srv/data/a"], json_schema_extra={"format": "path"})]
 LEFT = (
     "in-process tools share the server's process: their network, what they read, changes that are not watched, and"
-    " credentials in its memory are not held to the list; the mode of a watched Postgres database"
+    " credentials in its memory are not held to the list"
 )
 
 

@@ -74,6 +74,7 @@ TOOLS = [
         parameters={"status": NUMBER},
     ),
     manifest("segv", ["sh", "-c", "kill -SEGV $$"]),
+    manifest("quits", ["sh", "-c", "echo goodbye >&2; kill -TERM $$"]),
     manifest("hang", ["sh", "-c", f"(setsid sleep {MARK} &); setsid sleep {MARK} & sleep {MARK}"]),
     manifest("flood", ["yes"]),
     manifest("unasked", ["cat"], {"type": "object"}, parameters={"text": TEXT, "more": MANY},
@@ -151,9 +152,36 @@ async def test_a_failing_program_says_how_it_failed(lock: Interlock) -> None:
     assert failed.error.code == "E3401"
     assert failed.error.details == {"exit_code": 3, "stderr": ["one", "red"]}
     assert (await lock.call("prog.exits", status=0)).unwrap() == "out\n"
-    assert code(await lock.call("prog.segv")) == "E3404"
     assert code(await lock.call("prog.flood")) == "E3407"
     assert code(await lock.call("prog.missing")) == "E3108"
+
+
+@pytest.mark.proves("EXEC-05", "EXEC-12")
+@pytest.mark.parametrize(("name", "signal"), [("segv", 11), ("quits", 15)])
+async def test_the_caller_of_a_program_is_given_the_signal_that_ended_it(
+    lock: Interlock, name: str, signal: int
+) -> None:
+    ended = await lock.call(f"prog.{name}")
+    assert ended.error is not None
+    assert (ended.error.code, ended.error.message) == ("E3404", f"prog.{name}@1.0.0 was ended by signal {signal}")
+    assert ended.error.details == {"signal": signal, "stderr": ["goodbye"] if name == "quits" else []}
+    (record,) = records(lock, ended.invocation_id)
+    assert (record["externalMappings"][0]["signal"], record["externalMappings"][0]["exit_code"]) == (signal, None)
+
+
+@pytest.mark.proves("EXEC-12")
+async def test_the_call_of_a_program_passes_the_six_phases_and_stops_at_the_one_that_fails(lock: Interlock) -> None:
+    called = await lock.call("prog.option", text="a")
+    failed = await lock.call("prog.exits", status=3)
+    unfit = await lock.call("prog.option", text=["a"])
+    misfit = await lock.call("prog.misfit")
+    told = [records(lock, one.invocation_id)[0]["phases"] for one in (called, failed, unfit, misfit)]
+    assert told == [
+        ["request", "validate", "authorize", "execute", "verify", "return"],
+        ["request", "validate", "authorize", "execute", "return"],
+        ["request", "validate", "return"],
+        ["request", "validate", "authorize", "execute", "verify", "return"],
+    ]
 
 
 @pytest.mark.proves("EXEC-05")

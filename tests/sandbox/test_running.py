@@ -149,11 +149,7 @@ async def test_after_a_timeout_the_whole_tree_is_gone(sandbox: Sandbox) -> None:
     assert failure_of(outcome, "x").code == "E3402"
 
 
-@pytest.mark.part_of(
-    "EXEC-12",
-    rest="that the caller of a program is told the signal that ended it; the phases of a program's call; `strict` and"
-    " `defer_loading` in formats that have no such field",
-)
+@pytest.mark.supports("EXEC-12")
 @ON_SESSION
 async def test_arguments_reach_a_program_as_they_are(sandbox: Sandbox) -> None:
     hostile = ("a b", "'\"", "$(id)", "`id`", "-rf", "line\nline", "*", ";id", "é\u2028")

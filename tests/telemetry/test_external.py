@@ -63,7 +63,7 @@ def span_id(tree: Tree) -> str:
 @pytest.mark.part_of(
     "OBS-01",
     rest="requests that an in-process tool makes itself, and those of one call beyond 128, have no span; calls that are"
-    " not sampled and calls whose process dies have one span, made from the record; status and cost of failed calls",
+    " not sampled and calls whose process dies have one span, made from the record",
 )
 async def test_each_attempt_of_an_external_call_has_a_span_and_the_upstream_hangs_under_its_own(home: Path) -> None:
     async with HttpServer.open() as server, traced(home) as one:

@@ -96,6 +96,38 @@ async def test_a_failure_names_what_failed_on_its_phase_and_on_the_whole(home: P
         )
 
 
+@pytest.mark.proves("OBS-01")
+@pytest.mark.parametrize(
+    ("tool", "arguments", "status", "error", "cost"),
+    [
+        ("demo.nothing", {"a": 1}, "failed", ("TOOL_NOT_FOUND", "E3101"), 0.0),
+        ("demo.add", {"a": "x"}, "validation_failed", ("INVALID_INPUT", "E3301"), 0.0),
+        ("seen.slow", {"text": "a"}, "denied", ("AUTHORIZATION_DENIED", "E3206"), 0.0),
+        ("seen.spend", {"how": "raise"}, "failed", ("EXECUTION_FAILED", "E3401"), 0.75),
+        ("seen.spend", {"how": "hang"}, "timed_out", ("DEADLINE_EXCEEDED", "E3402"), 0.75),
+        ("seen.spend", {"how": "b"}, "failed", ("INTERNAL_TOOL_ERROR", "E3303"), 0.75),
+    ],
+)
+async def test_the_span_of_a_failed_call_carries_tool_status_latency_and_cost(
+    home: Path, tool: str, arguments: Json, status: str, error: tuple[str, str], cost: float
+) -> None:
+    policy = home / "policy.cedar"
+    policy.write_text(policy.read_text() + FORBIDDEN)
+    async with traced(home) as one:
+        result = await one.lock.call(tool, arguments, timeout_s=0.5 if arguments.get("how") == "hang" else None)
+        assert not result.ok
+        (tree,) = one.trees()
+        (told, *_) = one.tracer.of(result.trace_id, one.lock.caller)
+    known = tool != "demo.nothing"
+    facts = tree.attributes
+    assert (facts["tool.id"], facts["tool.version"]) == ((tool, "1.0.0") if known else ("unknown", ""))
+    assert (facts["tool.status"], facts["error.type"], facts["error.code"]) == (status, *error)
+    assert facts["tool.cost"] == cost
+    assert facts["tool.invocation_id"] == result.invocation_id
+    assert 0 < result.metadata["latency_ms"] <= facts["tool.latency_ms"]
+    assert (told["name"], told["attributes"]) == ("tool.invoke", facts)
+
+
 async def test_what_was_asked_for_is_not_told_where_there_is_no_such_tool(home: Path) -> None:
     async with traced(home) as one:
         await one.lock.call("secret.sauce", a=1)

@@ -126,7 +126,18 @@ async def _(name: str) -> None:
     return None
 
 
-TOOLS = (slow, liar, boast, slip, worker, outer, crash, garble, sneak, idle)
+@tool(version="1.0.0", mutation_class="read_only", namespace="seen")
+async def spend(ctx: Context, how: Text) -> str:
+    """Spend something, and end in the way it is told to."""
+    ctx.cost(external_api=0.25, token=0.5)
+    if how == "raise":
+        raise RuntimeError("broken")
+    if how == "hang":
+        await asyncio.Event().wait()
+    return how if how == "a" else 5  # pyright: ignore[reportReturnType] - that is what it is for
+
+
+TOOLS = (spend, slow, liar, boast, slip, worker, outer, crash, garble, sneak, idle)
 
 
 def reset() -> None:

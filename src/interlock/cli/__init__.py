@@ -30,6 +30,19 @@ class LazyGroup(click.Group):
         found: click.Command = getattr(importlib.import_module(f"interlock.cli.{module}"), name)
         return found
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command. If it is not understood and JSON was asked for, stdout has an envelope like any failure."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            if "--json" in sys.argv:
+                from interlock.cli.command import Output
+                from interlock.core.errors import Failure
+
+                session = ctx.obj if isinstance(ctx.obj, Session) else Session(home=None, verbose=False)
+                Output(as_json=True, session=session).fail(Failure("E3004", error.format_message()))
+            raise
+
 
 @click.group(
     cls=LazyGroup,

@@ -47,6 +47,8 @@ class Output:
     def __init__(self, *, as_json: bool, session: Session) -> None:
         self.as_json = as_json
         self.session = session
+        # A command that fails without a call has a trace of its own, under which --verbose logs why.
+        self.trace_id = os.urandom(16).hex()
         self.stdout = open(os.dup(1), "wb")  # noqa: SIM115 - lives as long as the command
 
     def answer(self, document: Any, show: Callable[[Page], None]) -> None:
@@ -92,7 +94,7 @@ class Output:
                     "is_error": True,
                     "structured_content": None,
                     "invocation_id": None,
-                    "error": failure.envelope(""),
+                    "error": failure.envelope(self.trace_id),
                     "metadata": {"replayed": False, "source": "synthetic"},
                 }
             )
@@ -220,7 +222,7 @@ def _guarded(out: Output, work: Callable[[], int]) -> int:
         if out.session.verbose:
             import logging
 
-            logging.getLogger("interlock.cli").exception("the command failed")
+            logging.getLogger("interlock.cli").exception("the command failed", extra={"trace_id": out.trace_id})
         out.fail(_failure(error))
         return 1
 

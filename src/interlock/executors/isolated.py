@@ -315,11 +315,13 @@ def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
 def _printed(program: Execution, outcome: Outcome, ref: str) -> Any:
     """What a program printed, as its manifest says to read it; or the failure as which it ended."""
     if outcome.status == "error" and outcome.exit_code:
-        complaint = [line[:LINE_LENGTH] for line in _last_lines(outcome.stderr, LAST_LINES)]
-        details = {"exit_code": outcome.exit_code, "stderr": complaint}
+        details = {"exit_code": outcome.exit_code, "stderr": _complaint(outcome)}
         raise Failure("E3401", f"{ref} failed with exit code {outcome.exit_code}", details=details)
     if outcome.status == "error" and (outcome.error or {}).get("type") in _NOT_THERE:
         raise Failure("E3108", f"{ref} cannot be started: `{program.target}` or its directory is not in the sandbox")
+    if outcome.status == "crashed" and outcome.signal is not None:
+        details = {"signal": outcome.signal, "stderr": _complaint(outcome)}
+        raise Failure("E3404", f"{ref} was ended by signal {outcome.signal}", details=details)
     if outcome.status != "ok":
         raise failure_of(outcome, ref)
     try:
@@ -346,6 +348,11 @@ def _last_lines(stderr: bytes, most: int) -> list[str]:
     text = stderr[-LAST_BYTES:].decode(errors="replace")
     lines = plain_text(text, LAST_BYTES).splitlines()
     return [line for line in lines if line.strip()][-most:]
+
+
+def _complaint(outcome: Outcome) -> list[str]:
+    """The last lines that a program wrote to stderr, for its caller."""
+    return [line[:LINE_LENGTH] for line in _last_lines(outcome.stderr, LAST_LINES)]
 
 
 def _with_last_words(failure: Failure, outcome: Outcome) -> Failure:

@@ -25,14 +25,14 @@ from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from interlock.core.bounds import LARGE, plain_text, size_of
-from interlock.core.canonical import decode, private_copy
+from interlock.core.canonical import private_copy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.phases import Behavior, Call, Decision, Requested
 from interlock.core.record import record
 from interlock.core.schema import Json
 from interlock.gateway.handlers import aside
-from interlock.gateway.inputs import difference
+from interlock.gateway.inputs import difference, observable
 from interlock.gateway.observe import Observer
 
 When = Literal["pre", "post", "failure"]
@@ -49,7 +49,11 @@ CLOSE_S = 5.0  # how long hooks have to end when their home is closed
 
 @record
 class Seen:
-    """What a hook is shown: the call and its input, which it cannot write to; after the run, the result."""
+    """What a hook is shown: the call and its input, which it cannot write to; after the run, the result.
+
+    `input` is the observable input: converted and with defaults. A pre-hook sees it with the changes of the hooks
+    before it. It is empty where a call failed because its input does not fit the contract.
+    """
 
     invocation_id: str
     tool: str
@@ -133,21 +137,25 @@ class Hooks:
         # INVARIANT: a hook sees a copy of the result, so that nothing it does to it changes what the caller gets.
         large = size_of(value, LARGE) > LARGE
         shown = await asyncio.to_thread(frozen, value) if large else frozen(value)
+        given = await _observed(call)
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
             said = len(call.hook_outputs)
-            seen = self._seen(call, frozen(decode(requested.model_input)), shown)
+            seen = self._seen(call, given, shown)
             self._ignore(call, hook, await self._run(hook, call, seen, requested.deadline))
             self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
 
     async def after_failure(self, call: Call, failure: Failure) -> None:
         """Run the failure hooks. They can only look: the call has failed already."""
-        for hook in self._matching("failure", call):
+        chosen = self._matching("failure", call)
+        given = await _observed(call) if chosen else None
+        for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
             said = len(call.hook_outputs)
             left_s = max(0.0, min(hook.timeout_s, call.deadline - self._clock.monotonic()))
             shown = failure.saying(failure.message, copy.deepcopy(failure.details))
-            task = self._begin(hook, replace(self._seen(call, {}, None, shown), remaining_s=left_s))
+            seen = self._seen(call, given, None, shown)
+            task = self._begin(hook, replace(seen, remaining_s=left_s))
             try:
                 if await _ended(task, left_s):
                     self._ignore(call, hook, self._answer(hook, call, task))
@@ -325,6 +333,16 @@ def _updated(requested: Requested, hook: str, before: Json, after: Json, reviewe
     source = f"hook:{hook}" if reviewer is None else f"reviewer:{reviewer}+hook:{hook}"
     requested.call.mutations.extend(difference(source, before, after))
     return after
+
+
+async def _observed(call: Call) -> Any:
+    """The observable input of a call, read-only. A large one is made beside the event loop."""
+    large = len(call.model_input) > LARGE
+    return await asyncio.to_thread(_frozen_input, call) if large else _frozen_input(call)
+
+
+def _frozen_input(call: Call) -> Any:
+    return frozen(observable(call))
 
 
 def frozen(value: Any) -> Any:

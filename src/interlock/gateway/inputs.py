@@ -61,6 +61,14 @@ def to_keep(call: Call) -> Json:
     return kept if call.input is not None else {**kept, "reached": "model_input"}
 
 
+def observable(call: Call) -> Json:
+    """The input as hooks see it: as it was sent, with what was filled in and converted. Empty where it does not fit."""
+    if call.input is None:
+        return {}
+    changes = (change for change in call.mutations if between(change.source)[1] == "observable_input")
+    return cast("Json", replay(decode(call.model_input), [_document(change) for change in changes]))
+
+
 def _document(change: Mutated) -> Json:
     before, after = between(change.source)
     facts: Json = {"before": before, "after": after, "source": change.source, "pointer": change.pointer}

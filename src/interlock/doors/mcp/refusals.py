@@ -79,10 +79,24 @@ def _refusal(status: int, body: bytes) -> bytes | None:
     data: Any = fault.get("data")
     if isinstance(data, dict) and "errorCode" in data:
         return None
-    failure = _failure(status, fault)
+    return orjson.dumps({"jsonrpc": "2.0", "id": answer.get("id"), "error": _enveloped(status, fault)})
+
+
+def enveloped(error: types.ErrorData) -> types.ErrorData:
+    """A JSON-RPC error of the SDK with the envelope in its `data`, for wires without HTTP statuses."""
+    fault: Json = error.model_dump(by_alias=True, exclude_unset=True)
+    data: Any = fault.get("data")
+    if isinstance(data, dict) and "errorCode" in data:
+        return error
+    status = HTTPStatus.SERVICE_UNAVAILABLE if error.code == types.CONNECTION_CLOSED else HTTPStatus.BAD_REQUEST
+    return types.ErrorData.model_validate(_enveloped(status, fault))
+
+
+def _enveloped(status: int, fault: Json) -> Json:
+    """A fault with the words and the envelope of a failure, beside what the protocol has in its data."""
+    data, failure = fault.get("data"), _failure(status, fault)
     kept = cast("Json", data) if isinstance(data, dict) else {}
-    fault |= {"message": failure.message, "data": {**kept, **failure.envelope(no_trace())}}
-    return orjson.dumps({"jsonrpc": "2.0", "id": answer.get("id"), "error": fault})
+    return {**fault, "message": failure.message, "data": {**kept, **failure.envelope(no_trace())}}
 
 
 def _failure(status: int, fault: Json) -> Failure:

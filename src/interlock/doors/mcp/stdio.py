@@ -29,6 +29,7 @@ from mcp.shared.message import SessionMessage
 from interlock.core.bounds import check_values
 from interlock.core.errors import Failure
 from interlock.doors.asgi import too_large
+from interlock.doors.mcp.refusals import enveloped
 
 MAX_OPEN = 256
 WRITTEN_S = 1.0
@@ -129,6 +130,8 @@ class _Client:
         async with messages:
             async for one in messages:
                 message = one.message
+                if isinstance(message, types.JSONRPCError):
+                    message = message.model_copy(update={"error": enveloped(message.error)})
                 await self._write(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
                 if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
                     self._answered(message.id)

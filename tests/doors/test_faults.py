@@ -1,0 +1,281 @@
+"""Faults of the parts behind a call leave every door as an envelope that gives nothing away; the log has the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from interlock import Context, Effect, Failure, Hook, Preview, tool
+from interlock.executors.sandbox.supervisor import Sandbox
+from interlock.upstreams.manager import Upstreams
+from tests import sample
+from tests.doors.contracts import WIRES, Heard, Wires, wired
+from tests.doors.test_contracts import PLACE, SECRET, TRACEBACK, WORDS, log_each_in_full, logged, sound
+from tests.gateway import isolated_tools
+from tests.gateway.test_interleavings import admit
+from tests.upstreams.test_manager import Scripted
+from tests.upstreams.test_manager import opened as far
+
+Json = dict[str, Any]
+Raised = Callable[[], Exception]
+# An exception that nobody foresaw, and a failure whose words give everything away.
+RAISED: dict[str, Raised] = {
+    "unforeseen": lambda: RuntimeError(WORDS),
+    "foreseen": lambda: Failure("E3411", TRACEBACK, details={"at": [PLACE], "pointer": PLACE, "why": WORDS}),
+}
+
+
+def _own_words() -> Exception:
+    """A failure of a part that is Interlock's own, which quotes nobody and names a place."""
+    return Failure("E3601", f"`{PLACE}` cannot be read", details={"at": [PLACE]})
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="f", permissions=["credentials:f/key"])
+async def lent(ctx: Context, text: sample.Text) -> int:
+    """Say how long a credential is."""
+    return len(ctx.secret("f/key"))
+
+
+@tool(version="1.0.0", mutation_class="write_reversible", namespace="f", effects=[Effect("box:{text}", "CREATE")])
+async def put(ctx: Context, text: sample.Text) -> str:
+    """Put something into a box."""
+    ctx.effect(f"box:{text}", "CREATE", after=text)
+    ctx.compensate_with(text=text)
+    return text
+
+
+@put.preview
+def _(text: str) -> Preview:
+    return Preview()
+
+
+@put.compensate
+def _(text: str) -> None:
+    raise RAISED[text]()
+
+
+class Broken(Scripted):
+    """A connector that fails in a way of its own."""
+
+    raised: Raised | None = None
+
+    async def call(self, call: Any) -> Any:
+        if self.raised is not None:
+            raise self.raised()
+        return await super().call(call)
+
+
+@asynccontextmanager
+async def everything(home: Path) -> AsyncGenerator[tuple[Wires, Broken]]:
+    """A server with a tool for each part that can break."""
+    server = Broken()
+    async with far(home, server) as (lock, upstreams), wired(lock) as wires:
+        await _connected(upstreams, wires)
+        await admit(lock, lent, put, sample.add, isolated_tools.double)
+        await lock.secrets.set("f/key", "a-lent-value", by="test")
+        log_each_in_full(wires)
+        yield wires, server
+
+
+async def _connected(upstreams: Upstreams, wires: Wires) -> None:
+    await upstreams.add("far", "http", {"accept_hints": True}, by=wires.lock.caller)
+
+
+Break = Callable[[Wires, Broken, pytest.MonkeyPatch, Raised], object]
+
+
+def _raising(raised: Raised) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise raised()
+
+    return fail
+
+
+def _connector(_: Wires, server: Broken, patch: pytest.MonkeyPatch, raised: Raised) -> None:
+    patch.setattr(server, "raised", raised)
+
+
+def _after(wires: Wires, _: Broken, __: pytest.MonkeyPatch, raised: Raised) -> None:
+    wires.lock.hook(Hook(id="after", when="post", tools="demo.add", run=_raising(raised)))
+
+
+# How each part is broken, the tool that needs it, and the codes of what its callers get: unforeseen and foreseen.
+PARTS: dict[str, tuple[str, Json, Break, str, str]] = {
+    "a hook after the call": ("demo.add", {"a": 1}, _after, "E3211", "E3211"),
+    "the vault": (
+        "f.lent", {"text": "a"}, lambda w, _, m, r: m.setattr(w.lock.secrets, "fetch", _raising(r)), "E3000", "E3601",
+    ),
+    "a connector": ("far.look", {"text": "a"}, _connector, "E3401", "E3411"),
+    "the sandbox": (
+        "cell.double", {"n": 1}, lambda _, __, m, r: m.setattr(Sandbox, "run", _raising(r)), "E3401", "E3411",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_fault_of_any_part_behind_a_call_is_an_envelope_at_every_door_and_the_log_says_what_it_was(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    name, given, breaks, *codes = PARTS[part]
+    async with everything(home) as (wires, server):
+        for how, code in zip(RAISED, codes, strict=True):
+            raised = _own_words if code == "E3601" else RAISED[how]
+            for door in ("library", *WIRES):
+                with monkeypatch.context() as broken:
+                    breaks(wires, server, broken, raised)
+                    heard = await _asked(wires, door, name, given)
+                wires.lock.gateway.hooks.registered.clear()
+                envelope = sound(heard, door)
+                assert envelope["error_code"] == code, (door, how, envelope)
+                assert logged(wires, caplog, envelope["traceId"]), (door, how)
+
+
+async def _asked(wires: Wires, door: str, name: str, given: Json) -> Heard:
+    if door != "library":
+        return await wires.call(door, name, given)
+    document = (await wires.lock.call(name, given)).document()
+    return Heard(str(document), "library", envelope=document["error"])
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize("how", RAISED)
+async def test_an_undoing_that_fails_is_an_envelope_and_the_log_says_what_it_was(
+    home: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    async with everything(home) as (wires, _):
+        done = await wires.call("rest", "f.put", {"text": how}, key="k")
+        path = f"/v1/calls/{done.about['invocation_id']}/undo"
+        answer = await wires.http.post(path, json={"idempotency_key": "u"})
+        by_rest = Heard(answer.text, answer.status_code, envelope=answer.json()["error"])
+        here = await wires.lock.call("f.put", {"text": how}, key="k2")
+        document = (await wires.lock.undo(here.invocation_id, key="u2")).document()
+        in_process = Heard(str(document), "library", envelope=document["error"])
+        for heard in (by_rest, in_process):
+            envelope = sound(heard, "rest")
+            assert envelope["error_code"] == ("E3401" if how == "unforeseen" else "E3411")
+            assert logged(wires, caplog, envelope["traceId"])
+
+
+# MCP over stdio
+
+ROOT = Path(__file__).parents[2]
+
+SERVER = """
+import asyncio, logging, sys
+from interlock import Interlock
+from interlock.doors.mcp import McpDoor
+from interlock.service import Service
+from tests.doors.test_contracts import choosy, explodes, raising
+from tests.gateway.test_interleavings import admit
+from tests.sample import add
+
+async def main() -> None:
+    async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
+        await admit(lock, add, explodes, choosy)
+        service = Service(lock)
+        service.tools.page = raising
+        await McpDoor(service).run_stdio()
+
+asyncio.run(main())
+"""
+
+
+def _said(home: Path, *requests: Json | bytes) -> list[str]:
+    """What a server over stdio writes when its client says hello, and then all of this."""
+    hello: Json = {
+        "id": 0, "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    }  # fmt: skip
+    ready: Json = {"method": "notifications/initialized"}
+    lines = [
+        one if isinstance(one, bytes) else json.dumps({"jsonrpc": "2.0", **one}).encode()
+        for one in (hello, ready, *requests)
+    ]
+    command = [sys.executable, "-c", SERVER, str(home)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            server.stdin.write(b"\n".join(lines) + b"\n")
+            server.stdin.flush()
+            awaited = {one["id"] for one in (hello, *requests) if isinstance(one, dict)}
+            said: list[str] = []
+            while awaited:
+                said.append(server.stdout.readline().decode())
+                awaited.discard(orjson.loads(said[-1]).get("id"))
+            return [*said, *server.communicate(timeout=60)[0].decode().splitlines()]
+        finally:
+            server.kill()
+
+
+def _called(number: int, name: str, **arguments: Any) -> Json:
+    return {"id": number, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.proves("CONTRACT-13")
+def test_over_stdio_every_failure_is_an_envelope_and_no_plain_text_is_written(home: Path) -> None:
+    requests: list[Json] = [
+        _called(1, "c-explodes", how="foreseen"),
+        _called(2, "c-explodes", how="unforeseen"),
+        _called(3, "c-explodes", how="in its details"),
+        _called(4, "c-explodes", how="as a pointer"),
+        _called(5, "c-choosy", text="a"),
+        _called(6, "demo-add", a="x"),
+        _called(7, "demo-nothing"),
+        {"id": 8, "method": "tools/nothing", "params": {}},
+        {"id": 9, "method": "tools/list", "params": {"cursor": 7}},
+        {"id": 10, "method": "tools/list", "params": {}},
+        _called(11, "demo-add", a=1, b=2),
+    ]
+    said = _said(home, b'{"password": "hunter2hunter2"', *requests)
+    answers = {one["id"]: one for one in map(orjson.loads, said) if one.get("id") is not None}
+    assert set(answers) == set(range(12)), said
+    assert answers.pop(0)["result"]["protocolVersion"] == "2025-06-18"
+    assert SECRET not in "".join(said)
+    assert "hunter2" not in "".join(said)
+    assert answers.pop(11)["result"]["structuredContent"] == {"result": 3}
+    for answer in answers.values():
+        error: Json = answer.get("error") or {}
+        told = error["data"] if error else answer["result"]["_meta"]["interlock/error"]
+        sound(Heard(orjson.dumps(answer).decode(), "stdio", envelope=told), "grpc" if error else "mcp")
+
+
+# gRPC
+
+NAMES = {
+    "code": "error_code", "error_code": "errorCode", "error_class": "error_class", "retryable": "retryable",
+    "retry_after_ms": "retryAfterMs", "message": "humanMessage", "resolution": "resolution", "trace_id": "traceId",
+    "native_error_ref": "native_error_ref", "policy_refs": "policy_refs", "evidence_refs": "evidence_refs",
+    "recoverability": "recoverability", "schema_version": "schema_version",
+}  # fmt: skip
+
+
+@pytest.mark.proves("CONTRACT-13")
+def test_the_typed_envelope_of_grpc_has_every_field_of_the_others_under_one_name() -> None:
+    from interlock.doors.grpc.messages import envelope
+    from interlock.doors.grpc.v1 import gateway_pb2 as wire
+
+    failure = Failure(
+        "E3504", "ask again later", details={"why": "busy"}, retry_after_ms=7000, native_error_ref="n-1",
+        policy_refs=("p",), evidence_refs=("e",),
+    )  # fmt: skip
+    told = failure.envelope("t")
+    typed = envelope(failure, "t")
+    for theirs, ours in NAMES.items():
+        value = getattr(typed, theirs)
+        assert (list(value) if theirs.endswith("_refs") else value) == told[ours], theirs
+    assert orjson.loads(typed.details_json) == {"why": "busy"}
+    names = {field.name for field in wire.ErrorEnvelope.DESCRIPTOR.fields}
+    assert names == {*NAMES, "details_json", "invocation_id", "shortened"}
+    assert told.keys() == {*NAMES.values(), "message", "retry_after", "details"}

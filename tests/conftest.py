@@ -24,11 +24,9 @@ LEDGER = Path(__file__).parents[1] / "ledger"
 
 # Where people work, every run tries other examples; a run that decides about a change tries the same ones each time.
 # `./dev test --thorough` tries new ones, and many more of them.
-hypothesis.settings.register_profile("search", deadline=None, max_examples=60, print_blob=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=thorough.examples(60), print_blob=True)
 hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("search"), derandomize=True)
-hypothesis.settings.register_profile(
-    "thorough", parent=hypothesis.settings.get_profile("search"), max_examples=60 * thorough.FACTOR
-)
+hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_profile("search"))
 hypothesis.settings.load_profile("thorough" if thorough.THOROUGH else "ci" if os.environ.get("CI") else "search")
 
 
@@ -62,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """A test that names a clause the ledger does not have is a mistake."""
     _keep_tier(config, items)
     known = requirement_ids()
-    thorough.multiply_examples(items)
+    thorough.scale_examples(items)
     for item in items:
         if isinstance(item, pytest.Function) and pytest_asyncio.is_async_test(item):
             # Right behind the one it depends on, which is before all others of a single test.

@@ -1,7 +1,8 @@
-"""The thorough run: `./dev test --thorough` sets INTERLOCK_THOROUGH=1, and property tests try many more examples.
+"""How many examples property tests try: few in the normal run, many where `./dev test --thorough` runs them.
 
-A test that names its own number of examples gets `FACTOR` times as many, like those that take the profile's number.
-Other tests look at `THOROUGH` to do more.
+`./dev test --thorough` sets INTERLOCK_THOROUGH=1. A property test that names its own number of examples, or takes the
+profile's, tries a part of them in the normal run (`SHARE`) and `FACTOR` times as many in a thorough one. Other tests
+look at `THOROUGH` to do more.
 """
 
 from __future__ import annotations
@@ -17,24 +18,34 @@ import pytest
 
 THOROUGH = os.environ.get("INTERLOCK_THOROUGH") == "1"
 FACTOR = 20
+SHARE = 4
+LEAST = 10  # a test that names fewer examples than these tries all of them in the normal run
 # Where Hypothesis keeps the settings that a decorator gave to a test.
 _GIVEN = "_hypothesis_internal_use_settings"
 
 
-def multiply_examples(items: Iterable[pytest.Item]) -> None:
-    """In a thorough run, give the tests with a number of their own `FACTOR` times as many examples."""
-    if not THOROUGH:
-        return
+def examples(named: int) -> int:
+    """How many examples a property test tries in this run, of the number that it names."""
+    return named * FACTOR if THOROUGH else max(min(named, LEAST), named // SHARE)
+
+
+def scale_examples(items: Iterable[pytest.Item]) -> None:
+    """Give the tests with a number of their own as many examples as this run tries."""
     done: set[Any] = set()
     for item in items:
         test: Any = getattr(item, "obj", None)
         test = getattr(test, "__func__", test)
-        given: Any = getattr(test, _GIVEN, None)
+        machine: Any = getattr(item, "cls", None)
+        if isinstance(getattr(machine, "settings", None), hypothesis.settings):
+            test, name = machine, "settings"  # a test case of a state machine
+        else:
+            name = _GIVEN
+        given: Any = getattr(test, name, None)
         if given is None or test in done:
             continue
         done.add(test)
         if given.max_examples != hypothesis.settings().max_examples:
-            setattr(test, _GIVEN, hypothesis.settings(given, max_examples=given.max_examples * FACTOR))
+            setattr(test, name, hypothesis.settings(given, max_examples=examples(given.max_examples)))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from interlock.doors import connection
 from interlock.doors.asgi import Message, Receive, Scope, Send, answer, read_body
 from interlock.doors.connection import Connection
 from interlock.doors.heads import Reply, Way
+from tests.thorough import examples
 
 
 class Wire(NamedTuple):
@@ -377,7 +378,7 @@ async def test_however_requests_are_cut_into_pieces_they_are_the_same(place: Pla
         assert answers == [b"first", b"second", b"early", b"last"]
         assert await wire.rest() == b""
 
-    @settings(max_examples=40)
+    @settings(max_examples=examples(40))
     @given(st.lists(st.integers(1, len(whole) - 1), max_size=6, unique=True).map(sorted))
     def check(cuts: list[int]) -> None:
         asyncio.run_coroutine_threadsafe(spoken(cuts), loop).result(30)

@@ -33,6 +33,7 @@ from tests import sample
 from tests.conftest import TOOLS
 from tests.gateway.test_interleavings import until
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]
+from tests.thorough import examples
 
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 DOOR = pytest.mark.proves("OPS-02")
@@ -592,7 +593,7 @@ async def test_malformed_frames_never_break_the_door(world: World) -> None:
     caller = world.lock.caller
     loop = asyncio.get_running_loop()
 
-    @settings(max_examples=200)
+    @settings(max_examples=examples(200))
     @given(body=FRAMES, version=st.sampled_from(["2026-07-28", "2025-11-25", "", "x"]))
     def send(body: bytes, version: str) -> None:
         sending = asyncio.run_coroutine_threadsafe(_status(world.door, caller, body, version), loop)

@@ -21,6 +21,7 @@ from interlock.doors.mcp.thin import Thin
 from interlock.service import Service
 from tests import sample
 from tests.doors.test_mcp import AGENT, DOOR, OPERATOR, PATIENCE_S, VALUES, prepare
+from tests.thorough import examples
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
@@ -292,7 +293,7 @@ def _encoded(body: Json) -> bytes:
 
 @DOOR
 async def test_whatever_is_asked_the_two_agree(both: Both) -> None:
-    @settings(max_examples=250)
+    @settings(max_examples=examples(250))
     @given(sent=requests())
     def compare(sent: Sent) -> None:
         asyncio.run_coroutine_threadsafe(both.compare(sent), both.loop).result(PATIENCE_S)

@@ -23,6 +23,7 @@ from interlock.core.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.intake import BURST, Allowance, Intake, addressee, decoded, more_values
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
+from tests.thorough import examples
 from tests.upstreams import test_grpc, test_http
 from tests.upstreams.hostile import HELD_S, flood, loop_is_free, raw_server, read_head, text_frame, websocket_accept
 from tests.upstreams.servers import Answer, HttpServer, Pauses, ShopServer, SocketServer, remote_call
@@ -236,7 +237,7 @@ def test_no_form_of_the_wire_hides_values_from_the_count(tmp_path: Path) -> None
     kind, pool = _message_type(PROTO2, tmp_path)
 
     @given(st.data())
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     def held(data: st.DataObject) -> None:
         def made(depth: int) -> Any:
             one = kind()

@@ -9,9 +9,11 @@ one.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -22,11 +24,19 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from interlock.cli import main
+import interlock.cli
 
-COMMANDS = ("calls", "identities", "policy", "render", "tickets", "token", "tools")
+# What commands import when they need it, loaded once here. Each leaves the process with a single thread.
+LOADED = (
+    "cedarpy", "cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.serialization",
+    "cryptography.hazmat.primitives.ciphers.aead", "rich.table", "semantic_version", "alembic.command",
+    "alembic.runtime.migration", "sqlalchemy", "interlock.app", "interlock.app.scratch", "interlock.audit.chain",
+    "interlock.audit.exported", "interlock.executors.sandbox.supervisor", "interlock.gateway.isolation",
+    "interlock.registry.admission", "interlock.registry.retirement", "interlock.service", "interlock.trials",
+    "interlock.upstreams.manager",
+)  # fmt: skip
 PATIENCE_S = 150
 
 _one_at_a_time = threading.Lock()
@@ -133,12 +143,36 @@ def _become(task: dict[str, Any], streams: list[int]) -> None:
     sys.argv = ["interlock", *task["words"]]
 
 
+def _run() -> int:
+    try:
+        interlock.cli.main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End as an interpreter does, but without taking apart every module that was loaded: that is most of a command."""
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    importlib.import_module("interlock.app")
-    for name in COMMANDS:
-        importlib.import_module(f"interlock.cli.{name}")
+    for name in LOADED:
+        importlib.import_module(name)
+    for module in pkgutil.iter_modules(interlock.cli.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"interlock.cli.{module.name}")
+    assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the commands"
+    gc.freeze()  # or each command would look for garbage in all of this when it ends
     with socket.socket(fileno=int(sys.argv[1])) as door:
         received = _task(door)
     if received is not None:
         _become(*received)
-        main()
+        _end(_run())

@@ -56,7 +56,7 @@ async def following(place: Place, call: str, last: str | None = None) -> AsyncGe
     headers = place.bearer if last is None else {**place.bearer, "last-event-id": last}
     async with (
         asyncio.timeout(20),
-        httpx.AsyncClient(base_url=place.base, headers=headers) as client,
+        httpx.AsyncClient(base_url=place.base, headers=headers, timeout=60) as client,
         client.stream("GET", f"/v1/calls/{call}/events") as stream,
     ):
         assert stream.status_code == 200

@@ -7,6 +7,7 @@ they cannot disagree with it; with `--check` nothing is written, and the exit co
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import sys
@@ -275,7 +276,7 @@ def named_in_tests(tests: Path) -> dict[str, Proof]:
     found: dict[str, Proof] = {}
     for path in sorted(tests.rglob("*.py")):
         file = path.relative_to(tests.parent).as_posix()
-        for mark in marks_in(path.read_text()):
+        for mark in _marks_of(path.read_text()):
             for clause in mark.ids:
                 proof = found.setdefault(clause, Proof())
                 named = (file, mark.test)
@@ -286,6 +287,14 @@ def named_in_tests(tests: Path) -> dict[str, Proof]:
                 else:
                     proof.partly_in.setdefault(mark.rest or "not said", set()).add(named)
     return found
+
+
+@functools.cache
+def _marks_of(source: str) -> tuple[Mark, ...]:
+    """The marks of one test module, read once: there are hundreds of them, and several pages and tests ask."""
+    if not any(kind in source for kind in MARKS):
+        return ()
+    return tuple(marks_in(source))
 
 
 MARKS = ("proves", "supports", "part_of")

@@ -14,7 +14,8 @@ from types import FunctionType
 from typing import Any, cast
 
 from interlock.core.errors import Failure
-from interlock.store.journal import Transaction, Unit
+from interlock.store.journal import Transaction
+from interlock.store.port import Unit
 
 broken: list[str] = []
 

@@ -26,7 +26,8 @@ from interlock.authority.keys import make_private
 from interlock.core.results import Result
 from interlock.registry import quarantine
 from interlock.store.home import Home
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Unit
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from tests.conftest import TOOLS

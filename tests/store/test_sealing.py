@@ -260,12 +260,12 @@ async def test_sealing_again_does_the_same_each_time_it_runs_though_the_key_chan
         before = box.seal(b"{}", purpose="session", about="00")
         await lock.journal.commit(lambda tx: tx.execute("INSERT INTO session VALUES (x'00', 1, ?)", (before,)).rowcount)
         place = next(one for one in LASTING if one.table == "session")
-        unit = seal_again(box, place)
+        unit = seal_again(box, place, place.before)
         for _ in range(2):
-            assert await lock.journal.commit(unit) == 1
+            assert await lock.journal.commit(unit) == b"\x00"
             assert lock.journal.read("SELECT state FROM session") == [(before,)]
             box.rotate()
-        assert await lock.journal.commit(seal_again(box, place)) == 1
+        assert await lock.journal.commit(seal_again(box, place, place.before)) == b"\x00"
         ((after,),) = lock.journal.read("SELECT state FROM session")
     assert key_id_of(after) == box.current
     assert box.open(after, purpose="session", about="00") == b"{}"

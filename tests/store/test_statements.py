@@ -1,4 +1,4 @@
-"""Only the store speaks SQL: no other file imports a database driver or holds a statement."""
+"""Only the store speaks SQL, and its repositories speak SQL that a second database understands too."""
 
 from __future__ import annotations
 
@@ -25,6 +25,36 @@ EXCEPTED = {
 }
 
 
+# Files of the store that are for SQLite: a second database has others in their place.
+FOR_SQLITE = {
+    "administration.py": "gives pages back to the disk, and deletes what retention removes",
+    "backup.py": "copies the file",
+    "connection.py": "the driver",
+    "expressions.py": "expressions that databases write in different ways",
+    "home.py": "opens the file and brings it to the current schema",
+    "journal.py": "the writer",
+    "layout.py": "compares the schema in the file with the one that the migrations make",
+    "readers.py": "opens connections for reading",
+    "tables.py": "the definitions of the tables",
+    "verify_reads.py": "reads files that may be damaged or edited",
+}
+# What only SQLite understands, and what it does otherwise than others: time and random values come from the program.
+OF_SQLITE_ONLY = re.compile(
+    r"\b(?i:rowid|_rowid_|sqlite_\w+)\b|\bINSERT\s+OR\b|\bREPLACE\s+INTO\b|\bLIMIT\s+-1|\bPRAGMA\b|\bGLOB\b|\bMATCH\b"
+    r"|\bNOT\s+INDEXED\b|\bINDEXED\s+BY\b|\bAUTOINCREMENT\b|\b(VACUUM|ATTACH|DETACH|REINDEX)\b"
+    r"|\b(?i:json_\w+|strftime|datetime|date|julianday|unixepoch|ifnull|iif|instr|hex|unhex|printf|typeof|total|changes"
+    r"|group_concat|total_changes|last_insert_rowid|randomblob|zeroblob|quote|glob)\(",
+)
+# Types of the driver, by which a signature would bind its callers to one database.
+TYPES = re.compile(r"\bsqlite3\b|\b(Cursor|Connection)\b")
+
+
+def repositories() -> Iterator[Path]:
+    for path in sorted((SOURCE / "store").glob("*.py")):
+        if path.name not in FOR_SQLITE:
+            yield path
+
+
 def outside() -> Iterator[str]:
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
@@ -43,6 +73,19 @@ def faults(source: str) -> list[str]:
             found.append(f"line {node.lineno}: imports from {node.module}")
     texts = ((line, STATEMENT.search(text)) for line, text in _texts(tree))
     return found + [f"line {line}: {match[0]!r}" for line, match in texts if match]
+
+
+def peculiarities(source: str) -> list[str]:
+    """What in the statements of a file only SQLite understands, and the driver's types in signatures."""
+    tree = ast.parse(source)
+    texts = ((line, OF_SQLITE_ONLY.search(text)) for line, text in _texts(tree))
+    found = [f"line {line}: {match[0]!r}" for line, match in texts if match]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            said = [one.annotation for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            words = " ".join(ast.unparse(one) for one in (*said, node.returns) if one is not None)
+            found += [f"line {node.lineno}: {match[0]} in a signature" for match in TYPES.finditer(words)]
+    return found
 
 
 def _is_driver(module: str) -> bool:
@@ -99,3 +142,61 @@ def test_imports_and_statements_are_found_and_prose_is_not() -> None:
     )
     for source in right:
         assert faults(source) == [], source
+
+
+def test_repositories_hold_no_statement_that_only_sqlite_understands_and_no_type_of_its_driver() -> None:
+    found = {path.name: peculiarities(path.read_text()) for path in repositories()}
+    drivers = {path.name: [one for one in faults(path.read_text()) if "imports" in one] for path in repositories()}
+    wrong = {name: lines + drivers[name] for name, lines in found.items() if lines or drivers[name]}
+    assert wrong == {}, "write it as PostgreSQL understands it too, or put it into store/expressions.py"
+
+
+def test_a_file_for_sqlite_is_there_and_needs_to_be_excepted() -> None:
+    texts = {name: (SOURCE / "store" / name).read_text() for name in FOR_SQLITE}
+    assert {name for name, text in texts.items() if not peculiarities(text) and not faults(text)} == set()
+
+
+def test_signatures_outside_of_the_store_name_no_type_of_the_driver() -> None:
+    wrong = {
+        name: found
+        for name in outside()
+        if name not in EXCEPTED
+        and (found := [one for one in peculiarities((SOURCE / name).read_text()) if "sqlite3 in a signature" in one])
+    }
+    assert wrong == {}
+
+
+def test_the_port_names_no_type_of_a_driver() -> None:
+    assert faults((SOURCE / "store" / "port.py").read_text()) == []
+
+
+def test_what_only_sqlite_understands_is_found_and_common_sql_is_not() -> None:
+    wrong = (
+        "run('SELECT a FROM b ORDER BY rowid')",
+        "run('INSERT OR REPLACE INTO b (c) VALUES (?)')",
+        "run('INSERT  OR  IGNORE INTO b (c) VALUES (?)')",
+        "run('REPLACE INTO b VALUES (?)')",
+        "run('SELECT a FROM b LIMIT -1')",
+        "run(f'SELECT a FROM b WHERE {c} IN (SELECT value FROM json_each(?))')",
+        "run(\"SELECT json_extract(a, '$.b') FROM b\")",
+        "run('PRAGMA data_version')",
+        "run('SELECT name FROM sqlite_master')",
+        "run('SELECT a FROM b INDEXED BY c')",
+        "run('SELECT a FROM b WHERE c GLOB ?')",
+        "run(\"SELECT strftime('%s', a) FROM b\")",
+        "run('SELECT ifnull(a, 0) FROM b')",
+        "def f(connection: sqlite3.Connection) -> None: ...",
+        "def f(x: int, *, y: Connection | None = None) -> None: ...",
+        "async def f() -> sqlite3.Cursor: ...",
+    )
+    for source in wrong:
+        assert peculiarities(source), source
+    right = (
+        "run('SELECT a FROM b WHERE c = ? ORDER BY d LIMIT ?')",
+        "run('INSERT INTO b (c) VALUES (?) ON CONFLICT (c) DO UPDATE SET d = excluded.d')",
+        "run('SELECT coalesce(max(a), 0) + 1 FROM b')",
+        "text = 'the date (of today) and the total (of all)'",
+        "def f(reader: Reader, row: TicketRow) -> Changed: ...",
+    )
+    for source in right:
+        assert peculiarities(source) == [], source

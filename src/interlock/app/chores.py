@@ -20,7 +20,7 @@ from interlock.resilience import limits
 from interlock.settings import Settings
 from interlock.store import facts
 from interlock.store.home import Home
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 
 if TYPE_CHECKING:
     from interlock.registry.retirement import Milestone
@@ -41,7 +41,7 @@ class Chores:
         self,
         *,
         home: Home,
-        journal: Journal,
+        journal: Store,
         clock: Clock,
         settings: Settings,
         approvals: Desk,

@@ -20,7 +20,7 @@ from interlock.registry.source import function
 from interlock.settings import HookSetting, load_settings
 from interlock.store import facts
 from interlock.store.home import Home
-from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Transaction, Unit
 
 if TYPE_CHECKING:
     from interlock.app.interlock import Interlock

@@ -35,8 +35,8 @@ from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.core.threads import DISK
 from interlock.store import addresses, notifications, records
-from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.notifications import DueRow, Undelivered
+from interlock.store.port import Store, Transaction, Unit
 from interlock.store.sealing import Box
 
 # What is stored under a name, the newest first. More than one text or line while a secret is being changed.
@@ -50,7 +50,7 @@ _FIRST_PAUSE_MS, _GROWTH, _LONGEST_PAUSE_MS = 5_000, 4, 3_600_000
 _log = logging.getLogger("interlock.notify")
 
 
-def undelivered(journal: Journal, *, ticket: str | None = None, limit: int = 50) -> list[Undelivered]:
+def undelivered(journal: Store, *, ticket: str | None = None, limit: int = 50) -> list[Undelivered]:
     """What failed or is being tried again, the latest first."""
     return notifications.undelivered(journal.reader, ticket, limit)
 
@@ -60,7 +60,7 @@ class Courier:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: Store,
         channels: Iterable[Channel],
         *,
         owner: str,

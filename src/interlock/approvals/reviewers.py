@@ -18,8 +18,7 @@ import orjson
 from interlock.core.context import Caller
 from interlock.core.schema import Json
 from interlock.store import ledger, records
-from interlock.store.journal import Transaction, Unit
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction, Unit
 
 FourEyes = Literal["irreversible", "always", "never"]
 

@@ -30,8 +30,7 @@ from interlock.core.schema import Json
 from interlock.core.versions import resolve
 from interlock.store import records
 from interlock.store import standing as stored
-from interlock.store.journal import Transaction, Unit
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.standing import StandingRow
 
 # Gives patterns and arguments in the form in which they are compared; None where an argument has no such form.

@@ -34,8 +34,7 @@ from interlock.core.schema import Json
 from interlock.core.states import State
 from interlock.store import idempotency, ledger, notifications, records
 from interlock.store import tickets as stored
-from interlock.store.journal import Transaction, Unit
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.tickets import TicketRow
 
 Channels = Callable[[str], Sequence[str]]

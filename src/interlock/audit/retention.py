@@ -26,9 +26,8 @@ from interlock.store import administration, payloads, records
 from interlock.store.administration import administered, anchor_head, give_back
 from interlock.store.connection import Connection
 from interlock.store.home import Home
-from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.lasthead import SignedHead, note_anchor
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.signing import Signer
 
 MIN_YEARS, MAX_YEARS = 1, 7
@@ -166,7 +165,7 @@ def expire_slice(after: tuple[int, str] = (-1, "")) -> Unit[Expired | None]:
     return unit
 
 
-async def expire_payloads(journal: Journal, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
+async def expire_payloads(journal: Store, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
     """Let go of all large results whose time is over, a slice at a time with pauses; returns how many there were."""
     count, place = 0, (-1, "")
     while (slice_ := await journal.commit(expire_slice(place))) is not None:

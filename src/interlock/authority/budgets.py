@@ -29,8 +29,7 @@ from interlock.core.errors import Failure
 from interlock.core.words import quantity, wait
 from interlock.store import budgets as table
 from interlock.store import ledger, records
-from interlock.store.journal import Transaction, Unit
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction, Unit
 
 EVICT_AT_ONCE = 1000
 # How long a budget without a period outlives the last call of its task or session.

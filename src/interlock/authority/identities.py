@@ -22,7 +22,7 @@ from interlock.core.context import CallerKind
 from interlock.core.errors import Failure
 from interlock.store import facts, records, tokens
 from interlock.store import identities as table
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 
 KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
 
@@ -51,7 +51,7 @@ class DidRegistry(Protocol):
 class LocalIdentities:
     """The identities of this home."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Store) -> None:
         self._journal = journal
 
     async def look_up(self, did: str) -> Identity | None:

@@ -29,7 +29,7 @@ from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.store import records
 from interlock.store import secrets as table
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 from interlock.store.sealing import LASTING, Box, key_id_of, keys_in_use, seal_again
 from interlock.telemetry.logs import withhold
 
@@ -231,7 +231,7 @@ class Kept(NamedTuple):
 class Secrets:
     """The embedded store: one encrypted row per name and slot."""
 
-    def __init__(self, journal: Journal, box: Box, clock: Clock) -> None:
+    def __init__(self, journal: Store, box: Box, clock: Clock) -> None:
         self._journal = journal
         self._box = box
         self._clock = clock
@@ -319,7 +319,7 @@ class Secrets:
         await DISK.run(self._box.rotate)
         left = await self.reseal_all(by=by)
         for place in LASTING:
-            after: int | None = -1
+            after: str | bytes | None = place.before
             while after is not None:
                 after = await self._journal.commit(seal_again(self._box, place, after))
 

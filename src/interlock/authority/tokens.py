@@ -68,7 +68,7 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.store import facts, ledger, records
 from interlock.store import tokens as table
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 
 MAX_TTL_S = 86_400
 LOOK_EVERY_S = 0.04
@@ -117,7 +117,7 @@ class Tokens:
     def __init__(
         self,
         *,
-        journal: Journal,
+        journal: Store,
         clock: Clock,
         keys: IssuerKeys,
         registry: DidRegistry,

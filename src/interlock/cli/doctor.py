@@ -117,7 +117,7 @@ def _check_python(_: Home) -> Iterator[Finding]:
 
 
 def _check_sqlite(_: Home) -> Iterator[Finding]:
-    from interlock.store.inspection import DRIVER_FITS, DRIVER_VERSION
+    from interlock.store.connection import DRIVER_FITS, DRIVER_VERSION
 
     advice = "" if DRIVER_FITS else "use a Python built with SQLite 3.35 or newer"
     yield Finding("sqlite", "good" if DRIVER_FITS else "broken", DRIVER_VERSION, advice)
@@ -165,7 +165,7 @@ def _if_usable(home: Home) -> Generator[Reader | None]:
 
 def _check_journal(home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
-    from interlock.store import inspection, lasthead
+    from interlock.store import inspection, lasthead, layout
     from interlock.store.home import SCHEMA_HEAD, refuse_behind
 
     if home.new:
@@ -177,7 +177,7 @@ def _check_journal(home: Home) -> Iterator[Finding]:
         if schema > SCHEMA_HEAD:
             raise Failure("E3805", f"the store has schema {schema}; this program knows up to {SCHEMA_HEAD}")
         yield _schema(home, schema)
-        rows, tools = inspection.record_count(reader), inspection.tool_count(reader)
+        rows, tools = layout.count_records(reader), inspection.tool_count(reader)
         refuse_behind(reader, anchored)
         yield Finding("journal", "good", f"{rows:,} records, {tools:,} tools")
         yield from _rewritten(reader, last)

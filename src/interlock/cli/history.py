@@ -19,7 +19,7 @@ from interlock.store import ledger
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
     from interlock.core.context import Caller
-    from interlock.store.journal import Journal
+    from interlock.store.port import Store
 
 Json = dict[str, Any]
 
@@ -147,7 +147,7 @@ def _remarks(record: Json) -> str:
 
 
 def find(
-    journal: Journal, name: str, by: Caller | None = None, opened: Callable[[Ticket], Ticket] | None = None
+    journal: Store, name: str, by: Caller | None = None, opened: Callable[[Ticket], Ticket] | None = None
 ) -> History:
     """The call of this id, or the only one whose id begins so. E3702 when there is none, or more than one.
 

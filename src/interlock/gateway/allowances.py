@@ -23,13 +23,13 @@ from interlock.resilience import limits
 from interlock.resilience.limits import LoopWatch
 from interlock.settings import Settings
 from interlock.store import grants
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 
 
 class Allowances:
     """Claims what calls use up, and settles what they cost."""
 
-    def __init__(self, *, journal: Journal, settings: Settings, observer: Observer, owner: str, clock: Clock) -> None:
+    def __init__(self, *, journal: Store, settings: Settings, observer: Observer, owner: str, clock: Clock) -> None:
         self._journal = journal
         self._settings = settings
         self._observer = observer

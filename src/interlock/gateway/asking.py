@@ -29,7 +29,7 @@ from interlock.gateway.observe import Observer
 from interlock.gateway.promises import promised
 from interlock.settings import Settings
 from interlock.store import records
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 from interlock.store.sealing import Box
 from interlock.telemetry.trace import Recording
 
@@ -53,7 +53,7 @@ class Asking:
     def __init__(
         self,
         *,
-        journal: Journal,
+        journal: Store,
         execution: Execution,
         observer: Observer,
         settings: Settings,

@@ -41,7 +41,7 @@ from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 from interlock.store import checkpoints, ledger, records
 from interlock.store.checkpoints import CheckpointRow
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 from interlock.store.sealing import Box
 from interlock.telemetry.trace import Recording
 
@@ -56,7 +56,7 @@ class Checkpoints:
     def __init__(
         self,
         *,
-        journal: Journal,
+        journal: Store,
         settings: Settings,
         observer: Observer,
         redactor: Redactor,
@@ -131,7 +131,7 @@ class Checkpoints:
         facts = {"checkpoint": label, "checkpoint_id": checkpoint_id(call.id, seq)}
         self._observer.progress(call, {"message": f"saved checkpoint {label}", **facts})
 
-    def of(self, call_id: str, *, after: int = 0, limit: int = -1) -> list[Checkpoint]:
+    def of(self, call_id: str, *, after: int = 0, limit: int | None = None) -> list[Checkpoint]:
         """What a call has saved, oldest first, for whoever may see it. One that is damaged says so (E3904)."""
         return [self._read(row) for row in checkpoints.of_call(self._journal.reader, call_id, after=after, limit=limit)]
 

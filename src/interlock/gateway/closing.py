@@ -43,7 +43,7 @@ from interlock.gateway.observe import Observer
 from interlock.gateway.promises import broken_promises
 from interlock.settings import Settings
 from interlock.store import idempotency, records
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.port import Store, Transaction, Unit
 from interlock.store.sealing import Box
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Closer:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: Store,
         clock: Clock,
         redactor: Redactor,
         settings: Settings,

@@ -31,7 +31,7 @@ from interlock.gateway.invoke import Gateway
 from interlock.gateway.promises import promised
 from interlock.registry.catalog import Catalog
 from interlock.settings import Settings
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 from interlock.store.tickets import any_open
 
 RETRY_S = 5.0
@@ -45,7 +45,7 @@ class Desk:
         *,
         gateway: Gateway,
         asking: Asking,
-        journal: Journal,
+        journal: Store,
         catalog: Catalog,
         settings: Settings,
         clock: Clock,

@@ -16,7 +16,7 @@ from interlock.core.phases import REASONS, Reason
 from interlock.gateway.reconcile import BEGUN
 from interlock.store import facts, idempotency, ledger
 from interlock.store.home import Instance
-from interlock.store.journal import Journal, Unit
+from interlock.store.port import Store, Unit
 
 EVERY_S = 0.05
 TRIES = 100
@@ -26,7 +26,7 @@ _WISH = "cancel:"
 class Elsewhere:
     """The other processes on a home, as one of them sees them."""
 
-    def __init__(self, journal: Journal, instance: Instance) -> None:
+    def __init__(self, journal: Store, instance: Instance) -> None:
         self._journal = journal
         self._instance = instance
 

@@ -44,7 +44,7 @@ from interlock.resilience.services import Services
 from interlock.settings import Settings
 from interlock.store import records
 from interlock.store.home import Instance
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 from interlock.telemetry import w3c
 
 BUSY_POLL_S = 0.02
@@ -59,7 +59,7 @@ class Execution:
         self,
         *,
         seal: object,
-        journal: Journal,
+        journal: Store,
         clock: Clock,
         settings: Settings,
         instance: Instance,

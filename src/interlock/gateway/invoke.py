@@ -57,7 +57,7 @@ from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
 from interlock.store import idempotency
 from interlock.store.home import Instance
-from interlock.store.journal import Journal
+from interlock.store.port import Store
 from interlock.store.sealing import Box
 from interlock.telemetry import w3c
 from interlock.telemetry.setup import Telemetry
@@ -78,7 +78,7 @@ class Gateway:
     def __init__(
         self,
         *,
-        journal: Journal,
+        journal: Store,
         catalog: Catalog,
         engine: Engine,
         tokens: Tokens,

@@ -32,9 +32,8 @@ from interlock.gateway import inputs, keys
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
 from interlock.store import ledger, payloads, sessions
-from interlock.store.journal import Journal, Transaction, Unit
 from interlock.store.payloads import Payload
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.sealing import VALUE, Box
 
 _log = logging.getLogger("interlock.gateway")
@@ -53,7 +52,7 @@ def owner_of(caller: Caller) -> str:
 class Kept:
     """What calls left behind, on one home."""
 
-    def __init__(self, journal: Journal, observer: Observer, settings: Settings, box: Box, writer: str) -> None:
+    def __init__(self, journal: Store, observer: Observer, settings: Settings, box: Box, writer: str) -> None:
         self._journal = journal
         self._reader = journal.reader
         self._observer = observer

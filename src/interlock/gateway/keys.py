@@ -22,7 +22,7 @@ from interlock.core.phases import Call, Request
 from interlock.core.schema import Json
 from interlock.store import facts, idempotency, ledger, records, timekeeping
 from interlock.store.idempotency import Reservation
-from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Transaction, Unit
 
 Settlement = Literal["done", "released", "unknown"]
 

@@ -23,7 +23,7 @@ from interlock.core.schema import Json
 from interlock.gateway import cover
 from interlock.registry.catalog import Catalog
 from interlock.store import ledger
-from interlock.store.journal import Journal
+from interlock.store.port import Store
 
 # A call that was refused for this did nothing and shows nothing, and whoever made it must hear why.
 _REFUSED = ("E3204", "E3206")
@@ -32,7 +32,7 @@ _REFUSED = ("E3204", "E3206")
 class Ownership:
     """Tells whose the calls of one home are."""
 
-    def __init__(self, journal: Journal, catalog: Catalog, environment: str) -> None:
+    def __init__(self, journal: Store, catalog: Catalog, environment: str) -> None:
         self._reader = journal.reader
         self._catalog = catalog
         self._environment = environment

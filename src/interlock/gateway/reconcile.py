@@ -25,7 +25,7 @@ from interlock.core.phases import Call
 from interlock.core.schema import Json
 from interlock.gateway import keys
 from interlock.store import facts, idempotency, ledger, records
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.port import Store, Transaction, Unit
 
 SCOPE = "calls:reconcile"
 # The note of a read that is under way: its name here and the call, and whose it is.
@@ -49,7 +49,7 @@ class UnknownCall:
         return {"invocation_id": told.pop("call"), "at": iso(told.pop("at_ms")), **told}
 
 
-def unknown_calls(journal: Journal) -> list[UnknownCall]:
+def unknown_calls(journal: Store) -> list[UnknownCall]:
     """Every call that waits for a person, oldest first."""
     return [
         UnknownCall(call=call, tool=tool, version=version, key=key, caller=caller, at_ms=at_ms)
@@ -62,7 +62,7 @@ def advice(call_id: str) -> str:
     return f"whether it took effect is unknown; a person settles it with: interlock calls reconcile {call_id}"
 
 
-async def block_orphans(journal: Journal, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
+async def block_orphans(journal: Store, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
     """Block the keys of writes that died with their process, and tell of each. Writes nothing while there are none."""
     if all(map(alive, idempotency.executing_owners(journal.reader))):
         return
@@ -80,7 +80,7 @@ Seal = Callable[[str, Json], bytes]
 
 
 async def reconcile(
-    journal: Journal, caller: Caller, call_id: str, *, seal: Seal, happened: bool, value: Any = None
+    journal: Store, caller: Caller, call_id: str, *, seal: Seal, happened: bool, value: Any = None
 ) -> None:
     """Settle a call on a person's word, if they may give it. `seal` makes of an outcome what its key keeps."""
     require_scope(caller)

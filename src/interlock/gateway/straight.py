@@ -31,7 +31,7 @@ from interlock.registry.catalog import Catalog
 from interlock.registry.quarantine import Quarantine
 from interlock.resilience.limits import LoopWatch
 from interlock.store import records
-from interlock.store.journal import Journal
+from interlock.store.port import Store
 from interlock.telemetry.setup import Telemetry
 
 
@@ -61,7 +61,7 @@ class Straight:
         hooks: Hooks,
         observer: Observer,
         telemetry: Telemetry,
-        journal: Journal,
+        journal: Store,
         clock: Clock,
         loops: LoopWatch,
         batched: bool,

@@ -27,7 +27,7 @@ from interlock.gateway.observe import Observer
 from interlock.registry import quarantine
 from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
-from interlock.store.journal import Journal
+from interlock.store.port import Store
 
 if TYPE_CHECKING:
     from interlock.effects.databases import PostgresWatcher, SqliteWatcher
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class Watching:
     """The watchers of one gateway, and what follows from what they see."""
 
-    def __init__(self, journal: Journal, settings: Settings, observer: Observer, kept_out: Quarantine) -> None:
+    def __init__(self, journal: Store, settings: Settings, observer: Observer, kept_out: Quarantine) -> None:
         self._journal = journal
         self._observer = observer
         self._kept_out = kept_out

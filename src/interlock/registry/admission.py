@@ -25,8 +25,7 @@ from interlock.core.wire_names import shortened
 from interlock.registry.catalog import Version, bump_epoch
 from interlock.registry.compat import Surface, classify, require_bump
 from interlock.store import records, tools
-from interlock.store.journal import Transaction, Unit
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction, Unit
 
 Conjunct = Literal[
     "schema_valid",

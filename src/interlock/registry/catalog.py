@@ -26,7 +26,7 @@ from interlock.core.schema import Json
 from interlock.core.versions import common, resolve
 from interlock.registry.source import reload
 from interlock.store import facts, tools
-from interlock.store.journal import Journal, Transaction
+from interlock.store.port import Store, Transaction
 
 STALE_AFTER_S = 0.2
 _LIKE = 20  # names that are like another, looked through for those that may be told
@@ -160,7 +160,7 @@ class Stranded(Failure):
 class Catalog:
     """Finds versions by name and range, and binds them to their functions."""
 
-    def __init__(self, journal: Journal, clock: Clock, manifests: Path) -> None:
+    def __init__(self, journal: Store, clock: Clock, manifests: Path) -> None:
         self._journal = journal
         self._clock = clock
         self._manifests = manifests

@@ -15,7 +15,7 @@ from interlock.core.errors import Failure
 from interlock.registry.catalog import bump_epoch
 from interlock.store import quarantine as table
 from interlock.store import records
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.port import Store, Transaction, Unit
 
 LOOK_EVERY_S = 0.05
 DEFINITION_CHANGED = "TOOL_DEFINITION_CHANGED"  # how such a reason begins
@@ -94,7 +94,7 @@ def lift(tool: str, *, by: Caller, reason: str) -> Unit[Quarantined]:
 class Quarantine:
     """What is in quarantine now, as every process on the home sees it."""
 
-    def __init__(self, journal: Journal, monotonic: Callable[[], float]) -> None:
+    def __init__(self, journal: Store, monotonic: Callable[[], float]) -> None:
         self._reader = journal.reader
         self._monotonic = monotonic
         self._looked = float("-inf")

@@ -29,7 +29,7 @@ from interlock.core.schema import Json
 from interlock.core.versions import resolve
 from interlock.registry.catalog import Notice, bump_epoch
 from interlock.store import facts, ledger, records, tools
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.port import Store, Transaction, Unit
 
 Happening = Literal[
     "DEPRECATION_MIGRATION_PROGRESS",
@@ -178,7 +178,7 @@ def move(address: str, version: str, to: Literal["sunset", "removed"], *, by: st
 
 
 async def sweep(
-    journal: Journal, now_ms: int, *, by: str, force: bool = False, extend_days: int = EXTEND_DAYS
+    journal: Store, now_ms: int, *, by: str, force: bool = False, extend_days: int = EXTEND_DAYS
 ) -> list[Milestone]:
     """Report on deprecated versions and retire those whose time has come. Returns what happened, as recorded.
 
@@ -196,7 +196,7 @@ async def sweep(
     return happened
 
 
-async def usage(journal: Journal, address: str, version: str, now_ms: int) -> Usage:
+async def usage(journal: Store, address: str, version: str, now_ms: int) -> Usage:
     """How often a version was asked for, as the journal has it."""
     tally = await _count(journal, now_ms)
     return tally.of(_names(address, tools.aliases(journal.reader, address)), version)
@@ -308,7 +308,7 @@ class _Tally:
         return Usage(week=sum(n for _, n in meant), day=sum(n for each, n in meant if each.today))
 
 
-async def _count(journal: Journal, now_ms: int) -> _Tally:
+async def _count(journal: Store, now_ms: int) -> _Tally:
     # Whatever was handed to the journal before this is on disk when it returns.
     head = await journal.commit(lambda transaction: transaction.head[0])
     tally = _Tally(head, _first_call(now_ms - _DAY_MS), Counter())

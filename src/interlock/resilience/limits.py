@@ -22,7 +22,7 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.words import wait
 from interlock.store import breakers, rates
-from interlock.store.journal import Transaction, Unit
+from interlock.store.port import Transaction, Unit
 
 EVICT_AT_ONCE = 10_000
 # A log is pruned by about every so many-th call.

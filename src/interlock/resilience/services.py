@@ -39,7 +39,7 @@ from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, answered, counts
 from interlock.store import breakers, records
 from interlock.store.breakers import Row
-from interlock.store.journal import Journal, Transaction, Unit
+from interlock.store.port import Store, Transaction, Unit
 
 # What one process finds out, the others go by this much later at most.
 LOOK_EVERY_S: Final = 0.05
@@ -131,7 +131,7 @@ class Services:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: Store,
         clock: Clock,
         *,
         listen: Callable[[str, str, str], None] | None = None,

@@ -17,7 +17,7 @@ from interlock.core.schema import Json
 from interlock.gateway import cover
 from interlock.service.rights import same_place
 from interlock.store import notifications
-from interlock.store.journal import Journal
+from interlock.store.port import Store
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
@@ -165,7 +165,7 @@ def shows(lock: Interlock, ticket: Ticket, by: Caller) -> bool:
     return lock.ownership.reaches(by, facts)
 
 
-def told(journal: Journal, ticket: Ticket) -> list[str]:
+def told(journal: Store, ticket: Ticket) -> list[str]:
     """The channels by which people were told of a ticket."""
     return notifications.sent_channels(journal.reader, ticket.id)
 

@@ -17,9 +17,8 @@ from interlock.core.schema import Json
 from interlock.service.rights import require, same_place
 from interlock.store import ledger, records
 from interlock.store.home import Home
-from interlock.store.journal import Transaction, Unit
 from interlock.store.lasthead import SignedHead, note_anchor
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:

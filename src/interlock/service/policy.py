@@ -12,7 +12,7 @@ from interlock.core.schema import Json, pointer
 from interlock.service.files import keep
 from interlock.service.rights import require_here
 from interlock.store import records
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
     from interlock.app import Interlock

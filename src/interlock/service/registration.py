@@ -22,7 +22,7 @@ from interlock.registry.strictness import loosenings
 from interlock.service.files import keep
 from interlock.service.rights import require, require_here
 from interlock.store import records
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
     from interlock.app import Interlock

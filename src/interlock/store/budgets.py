@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import orjson
+
 from interlock.store.port import Reader, Transaction
 
 
@@ -133,10 +135,8 @@ def insert_cost(
 
 def parts_of_task(reader: Reader, task: str, tenant: str) -> dict[str, int]:
     """What a task has cost, by part."""
-    return dict(
-        reader.all(
-            "SELECT part.key, SUM(part.value) FROM cost, json_each(cost.parts) AS part"
-            " WHERE cost.task = ? AND cost.tenant = ? GROUP BY part.key",
-            (task, tenant),
-        )
-    )
+    sums: dict[str, int] = {}
+    for (parts,) in reader.each("SELECT parts FROM cost WHERE task = ? AND tenant = ?", (task, tenant)):
+        for part, amount in orjson.loads(parts).items():
+            sums[part] = sums.get(part, 0) + amount
+    return dict(sorted(sums.items()))

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from interlock.store.expressions import last_element, member
 from interlock.store.port import Reader
 
-_TEXT = "CAST(body AS TEXT)"
-_TIME = "json_extract(CAST(body AS TEXT), '$.timestamp')"
+_TIME = member("body", "timestamp")
 
 
 class Live(NamedTuple):
@@ -62,7 +62,7 @@ def live(reader: Reader, begun: str, before: int, most: int) -> list[Live]:
         "SELECT * FROM (SELECT call, state, at, (SELECT min(seq) FROM journal WHERE journal.call = one.call) AS seq"
         " FROM (SELECT call, 'running' AS state, reserved_ms AS at FROM reservation WHERE state = 'executing'"
         " UNION ALL SELECT call, state, created_ms FROM ticket WHERE state IN ('PENDING', 'APPROVED')"
-        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?) AS one)"
+        " UNION ALL SELECT substr(name, ?), 'running', NULL FROM fact WHERE name >= ? AND name < ?) AS one) AS placed"
         " WHERE seq < ? ORDER BY seq DESC LIMIT ?",
         (len(begun) + 1, begun, begun + "\U0010ffff", before, most),
     )
@@ -93,12 +93,12 @@ def sums(
     """Calls, failures and cost per caller or tool at the places from one to another, the highest first."""
     where, values = _conditions(wanted)
     rows = reader.all(
-        "SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost FROM ("  # noqa: S608 - our words
-        f"SELECT json_extract({_TEXT}, '$.{of}') AS name,"
-        f" json_extract({_TEXT}, '$.error_code') IS NOT NULL AS failed,"
-        f" json_extract({_TEXT}, '$.cost.total') AS cost FROM journal"
-        f" WHERE seq BETWEEN ? AND ? AND kind = 'closed'{where})"
-        f" GROUP BY name HAVING {order} > 0 ORDER BY {order} DESC, name LIMIT ?",
+        "SELECT * FROM (SELECT name, count(*) AS calls, sum(failed) AS failures, coalesce(sum(cost), 0) AS cost FROM ("  # noqa: S608 - our words
+        f"SELECT {member('body', of)} AS name,"
+        f" CASE WHEN {member('body', 'error_code')} IS NULL THEN 0 ELSE 1 END AS failed,"
+        f" {member('body', 'cost.total')} AS cost FROM journal"
+        f" WHERE seq BETWEEN ? AND ? AND kind = 'closed'{where}) AS one"
+        f" GROUP BY name) AS summed WHERE {order} > 0 ORDER BY {order} DESC, name LIMIT ?",
         (first, last, *values, most),
     )
     return list(map(Sum._make, rows))
@@ -107,13 +107,13 @@ def sums(
 def _conditions(wanted: Filter) -> tuple[str, list[str]]:
     """The conditions that SQL can check, so that few records are read whole."""
     said: list[tuple[str, str | None]] = [
-        (f"json_extract({_TEXT}, '$.tenant') = ?", wanted.tenant),
-        (f"json_extract({_TEXT}, '$.callerId') = ?", wanted.owner),
-        (f"json_extract({_TEXT}, '$.callerId') = ?", wanted.caller),
-        (f"json_extract({_TEXT}, '$.toolId') = ?", wanted.tool),
-        (f"? IN (json_extract({_TEXT}, '$.error_code'), json_extract({_TEXT}, '$.errorCode'))", wanted.error),
-        (f"json_extract({_TEXT}, '$.outcome') = ?", wanted.outcome),
-        (f"json_extract({_TEXT}, '$.states[#-1]') = ?", wanted.state),
+        (f"{member('body', 'tenant')} = ?", wanted.tenant),
+        (f"{member('body', 'callerId')} = ?", wanted.owner),
+        (f"{member('body', 'callerId')} = ?", wanted.caller),
+        (f"{member('body', 'toolId')} = ?", wanted.tool),
+        (f"? IN ({member('body', 'error_code')}, {member('body', 'errorCode')})", wanted.error),
+        (f"{member('body', 'outcome')} = ?", wanted.outcome),
+        (f"{last_element('body', 'states')} = ?", wanted.state),
     ]
     used = [(words, value) for words, value in said if value is not None]
     return "".join(f" AND {words}" for words, _ in used), [value for _, value in used]

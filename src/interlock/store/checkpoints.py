@@ -40,12 +40,13 @@ def insert(transaction: Transaction, row: CheckpointRow) -> None:
     )
 
 
-def of_call(reader: Reader, call: str, *, after: int = 0, limit: int = -1) -> list[CheckpointRow]:
+def of_call(reader: Reader, call: str, *, after: int = 0, limit: int | None = None) -> list[CheckpointRow]:
     """The checkpoints of a call with numbers greater than `after`, oldest first; all of them by default."""
-    rows = reader.all(
-        f"SELECT {_COLUMNS} FROM checkpoint WHERE call = ? AND seq > ? ORDER BY seq LIMIT ?",  # noqa: S608 - constant
-        (call, after, limit),
-    )
+    statement = f"SELECT {_COLUMNS} FROM checkpoint WHERE call = ? AND seq > ? ORDER BY seq"  # noqa: S608 - constant
+    if limit is None:
+        rows = reader.all(statement, (call, after))
+    else:
+        rows = reader.all(f"{statement} LIMIT ?", (call, after, limit))
     return list(map(CheckpointRow._make, rows))
 
 

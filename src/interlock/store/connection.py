@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 # Every error of the database driver. Code outside of the store catches it by this name.
 StoreError = sqlite3.Error
 
+DRIVER_VERSION = sqlite3.sqlite_version
+DRIVER_FITS = sqlite3.sqlite_version_info >= (3, 35)
 
-class Connection(sqlite3.Connection):
-    """A connection as a reader. Open one with `sqlite3.connect(..., factory=Connection)`."""
 
-    def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
+class _Executes(Protocol):
+    def execute(self, statement: str, parameters: Any = ..., /) -> Any: ...
+
+
+class Rows:
+    """The port's reads, for a class whose `execute` returns a cursor of the driver."""
+
+    __slots__ = ()
+
+    def one(self: _Executes, statement: str, parameters: Sequence[Any] = (), /) -> Any:
         return self.execute(statement, parameters).fetchone()
 
-    def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
+    def all(self: _Executes, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
         return self.execute(statement, parameters).fetchall()
 
-    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
+    def each(self: _Executes, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
         return self.execute(statement, parameters)
+
+
+class Connection(sqlite3.Connection, Rows):
+    """A connection as a reader. Open one with `sqlite3.connect(..., factory=Connection)`."""

@@ -6,18 +6,19 @@ one moment: others write meanwhile, and two counts of a table at two moments dif
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-from interlock.core.errors import Failure
-from interlock.store.connection import Connection
-from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, no_room
-from interlock.store.port import Reader
+import orjson
 
-DRIVER_VERSION = sqlite3.sqlite_version
-DRIVER_FITS = sqlite3.sqlite_version_info >= (3, 35)
+from interlock.core.errors import Failure
+from interlock.store.connection import StoreError
+from interlock.store.expressions import member, text_contains
+from interlock.store.home import SCHEMA_HEAD, Home, no_room
+from interlock.store.port import Reader
+from interlock.store.readers import connect, is_ours
+
 # Versions that can be called, or could be if they were put back.
 _IN_USE = "state NOT IN ('sunset', 'removed')"
 
@@ -26,16 +27,15 @@ _IN_USE = "state NOT IN ('sunset', 'removed')"
 def opened(home: Home) -> Generator[Reader]:
     """The database in one read transaction, for reading only; refuses what is not ours or cannot be read."""
     try:
-        address = f"{home.database.absolute().as_uri()}?mode=ro"
-        connection = sqlite3.connect(address, uri=True, timeout=5, isolation_level=None, factory=Connection)
-    except sqlite3.Error as error:
+        connection = connect(home.database, patience_s=5)
+    except StoreError as error:
         raise Failure("E3801", f"the database cannot be opened: {error}") from None
     try:
         connection.execute("BEGIN")
-        if connection.one("PRAGMA application_id")[0] != APPLICATION_ID:
+        if not is_ours(connection):
             raise Failure("E3804", "the database in this home was not made by Interlock")
         yield connection
-    except sqlite3.DatabaseError as error:
+    except StoreError as error:
         if "not a database" in str(error) or "malformed" in str(error):
             raise Failure("E3804", "the database in this home is damaged or not a database") from None
         if (full := no_room(error)) is not None:
@@ -57,10 +57,6 @@ def at_head(reader: Reader) -> bool:
 
 
 # The ledger
-
-
-def record_count(reader: Reader) -> int:
-    return reader.one("SELECT COUNT(*) FROM journal NOT INDEXED")[0]
 
 
 def anchored_through(reader: Reader) -> int:
@@ -96,18 +92,18 @@ def signing_key(reader: Reader) -> str | None:
 def statements_of_lone_deciders(reader: Reader) -> Iterator[bytes]:
     """The newest record of each person who stated, or ended, that they decide on their own calls."""
     rows = reader.each(
-        "SELECT body, max(seq) FROM journal WHERE call >= 'alone:' AND call < 'alone;' AND kind = 'authority'"
-        " GROUP BY call"
+        "SELECT body FROM journal WHERE seq IN (SELECT max(seq) FROM journal"
+        " WHERE call >= 'alone:' AND call < 'alone;' AND kind = 'authority' GROUP BY call) ORDER BY call"
     )
-    for body, _ in rows:
+    for (body,) in rows:
         yield body
 
 
 def policy_applied(reader: Reader) -> bytes | None:
     """The newest record of a policy that somebody applied."""
     row = reader.one(
-        "SELECT body FROM journal WHERE kind = 'authority'"
-        " AND json_extract(CAST(body AS TEXT), '$.act') = 'policy.applied' ORDER BY seq DESC LIMIT 1"
+        "SELECT body FROM journal WHERE kind = 'authority'"  # noqa: S608 - constant
+        f" AND {member('body', 'act')} = 'policy.applied' ORDER BY seq DESC LIMIT 1"
     )
     return None if row is None else row[0]
 
@@ -152,7 +148,7 @@ def open_breakers(reader: Reader) -> list[tuple[str, str, str]]:
 
 def open_calls(home: Home, now_ms: int) -> tuple[int, int]:
     """How many calls a home was carrying out when it was copied, and how many it was yet to make by itself."""
-    with closing(sqlite3.connect(home.database, factory=Connection)) as connection:
+    with closing(connect(home.database)) as connection:
         return connection.one(
             "SELECT (SELECT COUNT(*) FROM reservation WHERE state = 'executing'),"
             " (SELECT COUNT(*) FROM ticket WHERE state = 'APPROVED' AND expires_ms > ?)",
@@ -197,13 +193,14 @@ def origins(reader: Reader) -> list[Origin]:
 
 def has_sandboxed_tools(reader: Reader) -> bool:
     """Whether the home has sandboxed tools, from the text of the manifests: all of them are read."""
-    return reader.one("SELECT 1 FROM tool_version WHERE instr(manifest, '\"sandbox\":{') LIMIT 1") is not None
+    sandboxed = text_contains("manifest", '"sandbox":{')
+    return reader.one(f"SELECT 1 FROM tool_version WHERE {sandboxed} LIMIT 1") is not None  # noqa: S608 - constant
 
 
 def groups(reader: Reader) -> frozenset[str]:
     """The groups that registered identities are in."""
-    rows = reader.all("SELECT DISTINCT g.value FROM identity, json_each(identity.groups) g")
-    return frozenset(group for (group,) in rows)
+    rows = reader.all("SELECT DISTINCT groups FROM identity")
+    return frozenset(group for (groups,) in rows for group in orjson.loads(groups))
 
 
 def revoked_keys(reader: Reader) -> set[str]:

@@ -50,9 +50,10 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.store import lasthead, records
+from interlock.store.connection import Connection, Rows
 from interlock.store.home import Home, connect, no_room, store_failure
 from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
-from interlock.store.port import Reader
+from interlock.store.port import Changed, Reader, Unit
 from interlock.store.signing import Signer, signed_by
 from interlock.store.timekeeping import StoreTime
 
@@ -84,12 +85,12 @@ _PURGED = "SELECT last_seq, hash FROM segment ORDER BY last_seq DESC LIMIT 1"
 _OF_A_STATEMENT = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
 
 
-class Transaction:
+class Transaction(Rows):
     """What a unit sees: the store's time, the tables, and the end of the chain."""
 
     __slots__ = ("_connection", "_head", "_seq", "now_ms", "rows", "torn")
 
-    def __init__(self, connection: sqlite3.Connection, seq: int, head: bytes, now_ms: int) -> None:
+    def __init__(self, connection: Connection, seq: int, head: bytes, now_ms: int) -> None:
         self._connection = connection
         self._seq = seq
         self._head = head
@@ -108,17 +109,8 @@ class Transaction:
         self._head = head = hashlib.sha256(self._head + seq.to_bytes(8, "big") + body).digest()
         self.rows.append((seq, kind, call, body, head))
 
-    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> sqlite3.Cursor:
+    def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Changed:
         return self._connection.execute(statement, parameters)
-
-    def one(self, statement: str, parameters: Sequence[Any] = (), /) -> Any:
-        return self.execute(statement, parameters).fetchone()
-
-    def all(self, statement: str, parameters: Sequence[Any] = (), /) -> list[Any]:
-        return self.execute(statement, parameters).fetchall()
-
-    def each(self, statement: str, parameters: Sequence[Any] = (), /) -> Iterator[Any]:
-        return self.execute(statement, parameters)
 
     def has(self, kind: str, call: str) -> bool:
         """Whether the journal holds such a record of a call, or is about to with this transaction."""
@@ -132,7 +124,7 @@ class Transaction:
             if row[1] == kind and row[2] == call:
                 yield orjson.loads(row[3])
         statement = "SELECT body FROM journal WHERE call = ? AND kind = ? ORDER BY seq DESC"
-        for (body,) in self.execute(statement, (call, kind)):
+        for (body,) in self.each(statement, (call, kind)):
             yield orjson.loads(body)
 
     def apart(self, work: Callable[..., T], *given: Any) -> T:
@@ -158,9 +150,6 @@ class Transaction:
     def rewind(self, mark: tuple[int, int, bytes]) -> None:
         length, self._seq, self._head = mark
         del self.rows[length:]
-
-
-Unit = Callable[[Transaction], T]
 
 
 _NOBODY: asyncio.Future[None] | None = None
@@ -574,7 +563,7 @@ class Journal:
             except OSError as error:
                 _log.warning("no last signed head can be kept beside the keys: %s", error.strerror)
                 return
-        fact = "INSERT OR IGNORE INTO fact (name, value) VALUES (?, ?)"
+        fact = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
         if not found.head[0]:
             connection.execute(fact, (lasthead.FACT, "from the beginning"))
             return
@@ -609,7 +598,8 @@ class Journal:
         self._time.write(transaction.execute, self._connection)
         signature = self._signer.sign("head", seq, head, transaction.now_ms)
         added = transaction.execute(
-            "INSERT OR IGNORE INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO anchor (seq, hash, at_ms, key_id, signature) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (seq) DO NOTHING",
             (seq, head, transaction.now_ms, self._signer.key_id, signature),
         )
         if not added.rowcount:

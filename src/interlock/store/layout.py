@@ -124,6 +124,11 @@ def _concerns_us(each: _Object) -> bool:
     return each.name.lower() in LEDGER or each.table.lower() in LEDGER
 
 
+def count_records(reader: Reader) -> int:
+    """The number of records in the table itself, whatever its indexes list."""
+    return reader.one("SELECT COUNT(*) FROM journal NOT INDEXED")[0]
+
+
 def count_by_call(reader: Reader) -> int:
     """The number of records that the index by call lists."""
     return reader.one("SELECT COUNT(*) FROM journal INDEXED BY journal_call")[0]

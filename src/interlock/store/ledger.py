@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from interlock.store.expressions import contains, member
 from interlock.store.lasthead import SignedHead
 from interlock.store.port import Reader
 
-_ATTEMPT = (
-    "SELECT call, json_extract(CAST(body AS TEXT), '$.toolId'), json_extract(CAST(body AS TEXT), '$.version'),"
-    " json_extract(CAST(body AS TEXT), '$.error_code'), json_extract(CAST(body AS TEXT), '$.versionSpec') FROM journal"
-)
+_PARTS = ", ".join(member("body", name) for name in ("toolId", "version", "error_code", "versionSpec"))
+_ATTEMPT = f"SELECT call, {_PARTS} FROM journal"  # noqa: S608 - constant
 
 
 class Attempt(NamedTuple):
@@ -68,11 +67,13 @@ def is_closed(reader: Reader, call: str) -> bool:
     return reader.one("SELECT 1 FROM journal WHERE call = ? AND kind = 'closed'", (call,)) is not None
 
 
+_CHANGES_A_SESSION = contains("body", '"sessionState":')
+
+
 def session_changes(reader: Reader) -> list[bytes]:
     """The records of changes to the state of sessions, oldest first."""
     rows = reader.all(
-        "SELECT body FROM journal WHERE kind = 'mutation' AND instr(body, CAST('\"sessionState\":' AS BLOB))"
-        " ORDER BY seq"
+        f"SELECT body FROM journal WHERE kind = 'mutation' AND {_CHANGES_A_SESSION} ORDER BY seq"  # noqa: S608 - constant
     )
     return [body for (body,) in rows]
 
@@ -113,8 +114,8 @@ def placed_of_call(reader: Reader, call: str) -> list[Placed]:
 def calls_with_prefix(reader: Reader, prefix: str, tenant: str | None, most: int) -> list[str]:
     """Ids of calls that begin with a text; with `tenant`, those that have a record of it."""
     rows = reader.all(
-        "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ?"
-        " AND (? IS NULL OR json_extract(CAST(body AS TEXT), '$.tenant') = ?) LIMIT ?",
+        "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ?"  # noqa: S608 - constant
+        f" AND (? IS NULL OR {member('body', 'tenant')} = ?) LIMIT ?",
         (prefix, prefix + "\U0010ffff", tenant, tenant, most),
     )
     return [call for (call,) in rows]

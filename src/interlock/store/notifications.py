@@ -59,7 +59,7 @@ def undelivered(reader: Reader, ticket: str | None, limit: int) -> list[Undelive
     rows = reader.all(
         "SELECT id, ticket, step, channel, state, attempts, next_ms, error FROM notification"
         " WHERE error IS NOT NULL AND state IN ('retry', 'sending', 'failed') AND ticket = coalesce(?, ticket)"
-        " ORDER BY rowid DESC LIMIT ?",
+        " ORDER BY ticket DESC, step DESC, channel LIMIT ?",
         (ticket, limit),
     )
     return list(map(Undelivered._make, rows))

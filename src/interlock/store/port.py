@@ -4,7 +4,10 @@ A repository is a module of functions beside this one, named for its family of t
 function is a `Reader` (it only reads) or a `Transaction` (it reads and writes). SQL is written in repositories and
 nowhere else; the rest of the program passes on the reader or transaction that it was given.
 
+`Store` is what the rest of the program holds: it commits units of work and has a reader for short reads.
+
 Implementations for SQLite:
+- `journal.Journal`: the store. One per process and home.
 - `journal.Transaction`: a unit of the journal. It reads and writes.
 - `Journal.reader`: short reads on the event loop. It raises a `Failure` when the database cannot be read.
 - `connection.Connection`: every connection that the store opens. It raises the errors of the driver
@@ -15,8 +18,8 @@ Rows are tuples. Integers have 64 bits, texts are `str`, binary values are `byte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -72,4 +75,43 @@ class Transaction(Reader, Protocol):
 
     def apart(self, work: Callable[..., T], *given: Any) -> T:
         """Do a piece of work. When it raises, nothing of it is left."""
+        ...
+
+
+# A piece of work that reads, writes and appends in one transaction. `store.journal` has its contract.
+Unit: TypeAlias = Callable[[Transaction], T]
+
+
+class Store(Protocol):
+    """One store of a process. What `commit` and `append` have returned is durable."""
+
+    @property
+    def reader(self) -> Reader:
+        """For short reads. They run where they are called."""
+        ...
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is queued that callers should wait for the disk."""
+        ...
+
+    @property
+    def unsigned(self) -> bool:
+        """Whether records at the end of the journal are not signed yet."""
+        ...
+
+    async def commit(self, unit: Unit[T]) -> T:
+        """Run a unit durably and return its value; raises its error, or E3801 or E3803 when nothing can be written."""
+        ...
+
+    def append(self, kind: str, call: str, body: bytes) -> Awaitable[None]:
+        """Make one record durable: await the result."""
+        ...
+
+    def record(self, kind: str, call: str, body: bytes) -> None:
+        """Write one record soon, without waiting for the disk."""
+        ...
+
+    def post(self, unit: Unit[Any]) -> None:
+        """Run a unit soon, without waiting for the disk."""
         ...

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from interlock.store.connection import Connection
-from interlock.store.home import store_failure
+from interlock.store.home import APPLICATION_ID, store_failure
 
 T = TypeVar("T")
 
@@ -74,14 +74,19 @@ class Readers:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def connect(database: Path) -> Connection:
-    """A connection that can read and cannot write."""
+def connect(database: Path, patience_s: float = 10) -> Connection:
+    """A connection that can read and cannot write. It waits so long for a lock of another process."""
     address = f"{database.absolute().as_uri()}?mode=ro"
     connection = sqlite3.connect(
-        address, uri=True, timeout=10, isolation_level=None, check_same_thread=False, factory=Connection
+        address, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False, factory=Connection
     )
     connection.execute("PRAGMA trusted_schema=OFF")
     return connection
+
+
+def is_ours(connection: Connection) -> bool:
+    """Whether Interlock made this database."""
+    return connection.one("PRAGMA application_id")[0] == APPLICATION_ID
 
 
 class _Pieces(Generic[T]):

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from interlock.core.errors import Failure
-from interlock.store.journal import Transaction, Unit
-from interlock.store.port import Reader
+from interlock.store.expressions import hex_digits
+from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import own_secret
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _COLUMNS = (
 )  # fmt: skip
 _SEALED = {"payload": " AND (length(body) != size OR ref LIKE 'undo:%')"}
 _IN_USE = " UNION ".join(
-    f"SELECT lower(hex(substr({column}, {len(_VERSION) + 1}, {_ID}))) FROM {table}"  # noqa: S608 - constants
+    f"SELECT {hex_digits(f'substr({column}, {len(_VERSION) + 1}, {_ID})')} FROM {table}"  # noqa: S608 - constants
     f" WHERE substr({column}, 1, 1) = x'01'{_SEALED.get(table, '')}"
     for table, column in _COLUMNS
 )
@@ -64,22 +64,27 @@ _IN_USE = " UNION ".join(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A column whose rows stay for good, with the purpose its values are sealed for and what they are about, as SQL."""
+    """A column whose rows stay for good, with the purpose its values are sealed for and what they are about, as SQL.
+
+    `key` is the primary key, by which the rows are read in order, and `before` a value below all keys.
+    """
 
     table: str
+    key: str
+    before: str | bytes
     column: str
     purpose: str
     about: str
-    where: str = "1"
+    where: str = "1 = 1"
 
 
 VALUE = "value"  # the purpose of private values of changes
 
 # What no expiry takes away: it is sealed again when the key changes, so that the old key can go.
 LASTING = (
-    Place("session", "state", "session", "lower(hex(id))"),
-    *(Place("ticket", part, "shown", f"id || ' {part}'") for part in ("params", "preview", "changed")),
-    Place("payload", "body", VALUE, "ref", "ref >= 'value:' AND ref < 'value;'"),
+    Place("session", "id", b"", "state", "session", hex_digits("id")),
+    *(Place("ticket", "id", "", part, "shown", f"id || ' {part}'") for part in ("params", "preview", "changed")),
+    Place("payload", "ref", "", "body", VALUE, "ref", "ref >= 'value:' AND ref < 'value;'"),
 )
 _AT_ONCE = 500
 
@@ -207,23 +212,26 @@ def keys_in_use(reader: Reader) -> set[str]:
     return {key_id for (key_id,) in reader.each(_IN_USE)}
 
 
-def seal_again(box: Box, place: Place, after: int = -1) -> Unit[int | None]:
-    """A unit that seals the next rows of a place under the current key. Returns the last row, None at the end.
+def seal_again(box: Box, place: Place, after: str | bytes) -> Unit[str | bytes | None]:
+    """A unit that seals the next rows of a place under the current key: those whose keys follow `after`.
+
+    Returns the key of the last row, None at the end.
 
     Rows under the key that is current now stay as they are, so every run of the unit seals the same ones. What cannot
     be opened, and what an older version left in clear text, stays as it is too.
     """
     found = (
-        f"SELECT rowid, {place.column}, {place.about} FROM {place.table}"  # noqa: S608 - constants
-        f" WHERE {place.where} AND rowid > ? AND substr({place.column}, 1, 1) = x'01' ORDER BY rowid LIMIT {_AT_ONCE}"
+        f"SELECT {place.key}, {place.column}, {place.about} FROM {place.table}"  # noqa: S608 - constants
+        f" WHERE {place.where} AND {place.key} > ? AND substr({place.column}, 1, 1) = x'01'"
+        f" ORDER BY {place.key} LIMIT {_AT_ONCE}"
     )
-    change = f"UPDATE {place.table} SET {place.column} = ? WHERE rowid = ?"  # noqa: S608 - constants
+    change = f"UPDATE {place.table} SET {place.column} = ? WHERE {place.key} = ?"  # noqa: S608 - constants
 
     # Asked before the unit, which may run more than once: looking for the current key makes one where there is none.
     current = box.current
 
-    def unit(transaction: Transaction) -> int | None:
-        last: int | None = None
+    def unit(transaction: Transaction) -> str | bytes | None:
+        last: str | bytes | None = None
         for last, sealed, about in transaction.all(found, (after,)):
             if key_id_of(sealed) == current:
                 continue

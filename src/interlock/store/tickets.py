@@ -76,7 +76,9 @@ def with_part(reader: Reader, part: str) -> list[TicketRow]:
 
 def newest(reader: Reader, scope: bytes) -> TicketRow | None:
     """The newest ticket of a scope."""
-    row = reader.one(f"{_SELECT} WHERE scope = ? ORDER BY rowid DESC LIMIT 1", (scope,))
+    # An open ticket is newer than all others of its scope, also than those of the same millisecond.
+    newest_first = "ORDER BY created_ms DESC, CASE WHEN state IN ('PENDING', 'APPROVED') THEN 0 ELSE 1 END, id DESC"
+    row = reader.one(f"{_SELECT} WHERE scope = ? {newest_first} LIMIT 1", (scope,))
     return None if row is None else TicketRow._make(row)
 
 
@@ -92,7 +94,7 @@ def recent(reader: Reader) -> list[TicketRow]:
 
 def of_call(reader: Reader, call: str) -> list[TicketRow]:
     """The tickets of a call, oldest first."""
-    return list(map(TicketRow._make, reader.all(f"{_SELECT} WHERE call = ? ORDER BY rowid", (call,))))
+    return list(map(TicketRow._make, reader.all(f"{_SELECT} WHERE call = ? ORDER BY created_ms, id", (call,))))
 
 
 def approved(reader: Reader) -> list[TicketRow]:

@@ -38,7 +38,7 @@ _SAMPLE = "clock"
 # When keys whose window had passed were removed last.
 EVICTED = "clock.evicted"
 _STEP = "clock.step:"
-_SAVE = "INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)"
+_SAVE = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _STEPS = "SELECT name, value FROM fact WHERE name > 'clock.step:' AND name < 'clock.step;'"
 
 

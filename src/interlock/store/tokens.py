@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from interlock.store.expressions import contains
 from interlock.store.port import Reader, Transaction
 
 
@@ -49,8 +50,8 @@ def revocations_after(reader: Reader, seq: int) -> list[Revocation]:
 def given_out(reader: Reader, prefix: str, one: bytes, other: bytes) -> set[str]:
     """The ids that begin with a prefix, of links with an `authority` record that contains one of two texts."""
     rows = reader.all(
-        "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? AND kind = 'authority'"
-        " AND (instr(body, ?) OR instr(body, ?))",
+        "SELECT DISTINCT call FROM journal WHERE call >= ? AND call < ? AND kind = 'authority'"  # noqa: S608 - constant
+        f" AND ({contains('body')} OR {contains('body')})",
         (prefix, f"{prefix}\U0010ffff", one, other),
     )
     return {call for (call,) in rows}
@@ -58,5 +59,6 @@ def given_out(reader: Reader, prefix: str, one: bytes, other: bytes) -> set[str]
 
 def authority_bodies_with(reader: Reader, text: bytes) -> list[bytes]:
     """The `authority` records that contain a text."""
-    rows = reader.all("SELECT body FROM journal WHERE kind = 'authority' AND instr(body, ?)", (text,))
+    statement = f"SELECT body FROM journal WHERE kind = 'authority' AND {contains('body')}"  # noqa: S608 - constant
+    rows = reader.all(statement, (text,))
     return [body for (body,) in rows]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from interlock.core.manifest import LifecycleState
+from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction
 
 EPOCH = "registry_epoch"  # the fact that counts changes of the registry
@@ -190,8 +191,8 @@ def with_bare_name(reader: Reader, name: str) -> list[str]:
     """The addresses of the tools that have a bare name (what follows the first dot), or an alias with it, in order."""
     # Namespaces have no dots, so the bare name is what follows the first one; both expressions are indexed.
     rows = reader.all(
-        "SELECT DISTINCT address FROM tool_version WHERE substr(address, instr(address, '.') + 1) = ? UNION "
-        "SELECT address FROM tool_alias WHERE substr(alias, instr(alias, '.') + 1) = ? ORDER BY 1",
+        f"SELECT DISTINCT address FROM tool_version WHERE {after_dot('address')} = ?"  # noqa: S608 - constant
+        f" UNION SELECT address FROM tool_alias WHERE {after_dot('alias')} = ? ORDER BY 1",
         (name, name),
     )
     return [address for (address,) in rows]

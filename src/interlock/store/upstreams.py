@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import orjson
-
 from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "name, kind, config, overlay, state, reason, added_ms, added_by, discovered_ms, probed_ms"
@@ -156,10 +154,11 @@ def published(reader: Reader, upstream: str, held_for: str) -> list[PublishedRow
 
 def published_names(reader: Reader, upstreams: list[str]) -> list[tuple[str, str]]:
     """The name and the address of each tool of some upstreams that has a version, by address."""
+    marks = ", ".join("?" * len(upstreams))
     return reader.all(
-        "SELECT name, address FROM upstream_tool WHERE version IS NOT NULL"
-        " AND upstream IN (SELECT value FROM json_each(?)) ORDER BY address",
-        (orjson.dumps(upstreams).decode(),),
+        "SELECT name, address FROM upstream_tool WHERE version IS NOT NULL"  # noqa: S608 - marks
+        f" AND upstream IN ({marks}) ORDER BY address",
+        upstreams,
     )
 
 

@@ -30,8 +30,7 @@ from interlock.store import quarantine as stored_quarantine
 from interlock.store import records
 from interlock.store import tools as stored_tools
 from interlock.store import upstreams as store
-from interlock.store.journal import Transaction, Unit
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction, Unit
 from interlock.upstreams.manifests import definition_digest
 from interlock.upstreams.overlay import Overlay, classify, parse_overlay
 

@@ -31,7 +31,7 @@ from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog
-from interlock.store.journal import Journal
+from interlock.store.port import Store
 from interlock.upstreams import book
 from interlock.upstreams.book import Offered, Outdated, Page, Report, Upstream
 from interlock.upstreams.judging import TryOut, admit, gone, judge, once, refused
@@ -69,7 +69,7 @@ class Upstreams:
     def __init__(
         self,
         *,
-        journal: Journal,
+        journal: Store,
         catalog: Catalog,
         clock: Clock,
         make: Make,

@@ -17,7 +17,7 @@ from interlock.core.clock import Clock
 from interlock.core.wire_names import LONGEST
 from interlock.core.wire_names import mcp_name as shown
 from interlock.store import facts, tools, upstreams
-from interlock.store.journal import Journal
+from interlock.store.port import Store
 
 STALE_AFTER_S = 0.2
 _KEPT, _LONG = 1000, 200
@@ -28,7 +28,7 @@ _SHORTENED = re.compile(r"-[0-9A-F]{16}\Z")
 class Names:
     """Both ways between addresses and names, over one home."""
 
-    def __init__(self, journal: Journal, clock: Clock) -> None:
+    def __init__(self, journal: Store, clock: Clock) -> None:
         self._journal = journal
         self._clock = clock
         self._looked_at = float("-inf")
@@ -93,6 +93,6 @@ def _read(name: str) -> str:
     return f"{head}.{tail}" if dash and "." not in name and tail[:1].islower() else name
 
 
-def registry_epoch(journal: Journal) -> str:
+def registry_epoch(journal: Store) -> str:
     """Changes whenever the registry does, in whichever process."""
     return str(facts.get(journal.reader, tools.EPOCH) or "")

@@ -19,7 +19,7 @@ from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.service import Service
 from interlock.store import records
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
     from interlock.upstreams.mcp import McpUpstream

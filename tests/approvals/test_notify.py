@@ -27,7 +27,8 @@ from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
 from interlock.store import tables
 from interlock.store.home import Home, Instance
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal
+from interlock.store.port import Transaction
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock

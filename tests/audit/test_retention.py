@@ -26,7 +26,7 @@ from interlock.audit.retention import Segment, Terms, expire_payloads, purge
 from interlock.core.clock import Clock
 from interlock.settings import Settings
 from interlock.store.home import LOG_BYTES, Home
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from tests.audit.test_chain import echo, post, unguarded
 

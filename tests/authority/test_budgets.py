@@ -31,7 +31,8 @@ from interlock.core.context import Caller
 from interlock.core.cost import CALL_PARTS, FREE, TASK_PARTS, Cost, Meter, compute_cost, reported
 from interlock.core.errors import ErrorClass, Failure
 from interlock.store.home import Home, Instance
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal
+from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 
@@ -308,7 +309,8 @@ from interlock.authority.budgets import Allowance, hold
 from interlock.core.clock import Clock
 from interlock.store import records
 from interlock.store.home import Home, Instance
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal
+from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 
 async def main() -> None:

@@ -27,7 +27,7 @@ from interlock.core.results import Result
 from interlock.registry import quarantine
 from interlock.store.home import Home
 from interlock.store.journal import Journal, Transaction
-from interlock.store.port import Unit
+from interlock.store.port import Changed, Unit
 from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 from tests.conftest import TOOLS
@@ -144,7 +144,7 @@ class _Failing(Transaction):
     __slots__ = ()
     faults: Faults
 
-    def execute(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+    def execute(self, statement: str, parameters: Any = ()) -> Changed:
         self.faults.step(statement)
         return super().execute(statement, parameters)
 

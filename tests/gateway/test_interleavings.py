@@ -18,7 +18,7 @@ from interlock.app import chores
 from interlock.audit.chain import verify
 from interlock.store import journal
 from interlock.store.home import Home
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from interlock.testing import FakeClock
 from tests import sample

@@ -25,7 +25,7 @@ from interlock.core.objects import ToolResult, ToolResultPersistence
 from interlock.core.results import Result
 from interlock.core.schema import Schema
 from interlock.service import Service
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]

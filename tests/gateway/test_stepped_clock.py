@@ -19,7 +19,7 @@ from interlock.core.clock import Clock
 from interlock.core.events import Event
 from interlock.store import timekeeping
 from interlock.store.home import Home
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 from interlock.testing import FakeClock
 from tests import sample
 from tests.conftest import TOOLS

@@ -17,7 +17,7 @@ from interlock.registry import catalog
 from interlock.registry.catalog import bump_epoch
 from interlock.service import Service
 from interlock.service.policy import faults_of
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 from tests.conftest import TOOLS
 
 MANY = 600
@@ -28,7 +28,7 @@ def _offered(transaction: Transaction, number: int, text: str = "") -> None:
     """One more tool, like `demo.add` but for its name."""
     row = transaction.one("SELECT * FROM tool_version WHERE address = 'demo.add'")
     assert row is not None
-    columns = [one[1] for one in transaction.execute("PRAGMA table_info(tool_version)").fetchall()]
+    columns = [one[1] for one in transaction.all("PRAGMA table_info(tool_version)")]
     known = dict(zip(columns, row, strict=True))
     manifest = orjson.loads(known["manifest"])
     manifest["namespace"] = "many"

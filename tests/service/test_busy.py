@@ -15,7 +15,7 @@ from interlock import Failure, Interlock
 from interlock.audit.retention import purge
 from interlock.service.audit import AT_A_TIME, Audit, Sought
 from interlock.store import records
-from interlock.store.journal import Transaction
+from interlock.store.port import Transaction
 from interlock.store.readers import THREADS
 
 MANY = 50_000

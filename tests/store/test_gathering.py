@@ -13,7 +13,8 @@ import pytest_asyncio
 from interlock.core.clock import Clock
 from interlock.store import journal as journals
 from interlock.store.home import Home
-from interlock.store.journal import Journal, Transaction
+from interlock.store.journal import Journal
+from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 
 

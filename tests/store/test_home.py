@@ -24,7 +24,8 @@ from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.settings import load_settings
 from interlock.store.home import Home, Instance
-from interlock.store.journal import ANCHOR_AFTER_S, Journal, Transaction
+from interlock.store.journal import ANCHOR_AFTER_S, Journal
+from interlock.store.port import Transaction
 from interlock.store.signing import Signer
 from tests import sample
 

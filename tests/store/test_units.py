@@ -18,8 +18,8 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.store import records
 from interlock.store.home import Home
-from interlock.store.journal import Journal, Transaction
-from interlock.store.port import Unit
+from interlock.store.journal import Journal
+from interlock.store.port import Transaction, Unit
 from interlock.store.signing import Signer
 from tests import rehearsal
 

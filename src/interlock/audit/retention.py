@@ -177,7 +177,7 @@ async def expire_payloads(journal: Store, pause: Callable[[float], Awaitable[Non
     return count
 
 
-async def remove_pieces(journal: Journal, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
+async def remove_pieces(journal: Store, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
     """Remove the pieces of large results that nothing needs any more, a few at a time; returns how many there were."""
     count = 0
     while any(not writer for _, writer in payloads.unnamed_pieces(journal.reader)):

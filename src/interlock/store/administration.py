@@ -13,11 +13,11 @@ import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 
+from interlock.store import journal
 from interlock.store.connection import Connection
 from interlock.store.home import Home, store_failure
-from interlock.store.journal import Transaction
 from interlock.store.lasthead import SignedHead, anchor_line, ends
-from interlock.store.port import Reader
+from interlock.store.port import Reader, Transaction
 from interlock.store.signing import Signer
 
 PAGES_AT_ONCE = 256
@@ -53,7 +53,7 @@ def writing(connection: Connection, now_ms: int) -> Generator[Transaction]:
     """A transaction at the end of the chain. It is committed with the records that were appended, or rolled back."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        transaction = Transaction(connection, *ends(connection, None).head, now_ms)
+        transaction = journal.Transaction(connection, *ends(connection, None).head, now_ms)
         yield transaction
         connection.executemany(
             "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows
@@ -122,7 +122,7 @@ def rewrite(connection: Connection) -> None:
     connection.execute("VACUUM")
 
 
-def give_back(database: Transaction | Connection) -> bool:
+def give_back(database: Reader) -> bool:
     """Give a few empty pages back to the disk, where there are many; whether there are more to give."""
     (empty,) = database.one("PRAGMA freelist_count")
     (pages,) = database.one("PRAGMA page_count")

@@ -189,8 +189,11 @@ def remove_pieces(transaction: Transaction, most: int) -> int:
     removed = 0
     for name, _ in facts.between_with(transaction, _PIECES, "pieces;", ("",)):
         ref = name.removeprefix(_PIECES)
-        statement = "DELETE FROM payload_piece WHERE rowid IN (SELECT rowid FROM payload_piece WHERE ref = ? LIMIT ?)"
-        removed += transaction.execute(statement, (ref, most - removed)).rowcount
+        statement = (
+            "DELETE FROM payload_piece WHERE ref = ? AND number IN"
+            " (SELECT number FROM payload_piece WHERE ref = ? ORDER BY number LIMIT ?)"
+        )
+        removed += transaction.execute(statement, (ref, ref, most - removed)).rowcount
         if removed >= most:
             break
         facts.remove(transaction, name)

@@ -18,7 +18,8 @@ Rows are tuples. Integers have 64 bits, texts are `str`, binary values are `byte
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from asyncio import Future
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -55,6 +56,11 @@ class Transaction(Reader, Protocol):
     @property
     def now_ms(self) -> int:
         """The store's time, the same for the whole transaction."""
+        ...
+
+    @property
+    def head(self) -> tuple[int, bytes]:
+        """The number and the hash of the last record, with those of this transaction."""
         ...
 
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> Changed:
@@ -104,7 +110,7 @@ class Store(Protocol):
         """Run a unit durably and return its value; raises its error, or E3801 or E3803 when nothing can be written."""
         ...
 
-    def append(self, kind: str, call: str, body: bytes) -> Awaitable[None]:
+    def append(self, kind: str, call: str, body: bytes) -> Future[None]:
         """Make one record durable: await the result."""
         ...
 

@@ -235,7 +235,7 @@ async def test_a_call_sent_again_while_it_waits_is_the_same_call(lock: Interlock
     assert len(lock.approvals.list()) == 1
 
 
-@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_nothing_opens_the_gate_of_what_cannot_be_undone(tmp_path: Path, clock: FakeClock) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -254,7 +254,7 @@ async def test_nothing_opens_the_gate_of_what_cannot_be_undone(tmp_path: Path, c
         assert outbox.sent == []
 
 
-@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks, which do not exist yet")
 @pytest.mark.supports("EFFECT-01")
 async def test_an_irreversible_tool_without_a_preview_is_not_admitted(lock: Interlock) -> None:
     @tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("x:{to}", "CREATE")])
@@ -267,7 +267,9 @@ async def test_an_irreversible_tool_without_a_preview_is_not_admitted(lock: Inte
     assert "preview" in str(admission.verdict.failure("demo.blind").message)
 
 
-@pytest.mark.part_of("HITL-11", rest="composites, sagas, fallbacks, self-healing, agent-made tools and kits")
+@pytest.mark.part_of(
+    "HITL-11", rest="composites, sagas, fallbacks, self-healing, agent-made tools and kits, which do not exist yet"
+)
 async def test_asking_for_all_writes_stops_every_write_before_it_changes_anything(
     tmp_path: Path, clock: FakeClock
 ) -> None:
@@ -1085,7 +1087,7 @@ async def test_agreeing_to_calls_in_advance_is_not_agreeing_to_undo_them(tmp_pat
 # Looking first
 
 
-@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits")
+@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits, which do not exist yet")
 async def test_a_dry_run_commits_nothing_needs_nobody_and_says_what_would_happen(lock: Interlock) -> None:
     before = lock.journal.read("SELECT (SELECT count(*) FROM ticket), (SELECT count(*) FROM reservation)")
     result = await lock.call("demo.mail", to="carl", key="k", dry_run=True)
@@ -1117,7 +1119,7 @@ SHIPPED: list[Any] = [
 ]
 
 
-@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits")
+@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits, which do not exist yet")
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda one: one.manifest.address)
 async def test_a_shipped_tool_does_what_its_dry_run_said_and_nothing_before(
     lock: Interlock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shipped: Any
@@ -1144,7 +1146,7 @@ async def test_a_shipped_tool_does_what_its_dry_run_said_and_nothing_before(
     assert done == [(one["resource"], one["operation"], one["after"]) for one in preview["predicted_effects"]]
 
 
-@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits")
+@pytest.mark.part_of("HITL-07", rest="the irreversible tools of the kits, which do not exist yet")
 async def test_what_a_call_would_cost_is_part_of_its_preview(lock: Interlock) -> None:
     @tool(
         version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("x:{to}", "CREATE")],

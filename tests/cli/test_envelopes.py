@@ -27,7 +27,15 @@ def test_a_command_that_fails_without_a_call_prints_an_envelope_under_whose_trac
 
 @pytest.mark.proves("CONTRACT-13")
 @pytest.mark.parametrize(
-    "words", [("nothing",), ("calls", "nothing"), ("call",), ("call", "demo.add", "{"), ("calls", "list", "--odd")]
+    "words",
+    [
+        ("nothing",),
+        ("calls", "nothing"),
+        ("call",),
+        ("call", "demo.add", "{"),
+        ("calls", "list", "--odd"),
+        ("--odd", "calls", "list"),
+    ],
 )
 def test_a_command_that_is_not_understood_prints_an_envelope_where_json_is_asked_for(
     fresh: Cli, words: tuple[str, ...]

@@ -922,7 +922,7 @@ native_values = {
 
 @pytest.mark.part_of(
     "CONTRACT-20",
-    rest="A2A and browsers, which have no adapter yet; what MCP servers answer",
+    rest="A2A and browsers, which have no adapter yet",
 )
 @pytest.mark.parametrize("kind", MAPPINGS)
 @thorough

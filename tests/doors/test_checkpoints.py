@@ -29,7 +29,9 @@ async def crawl(ctx: Context, steps: sample.Number) -> int:
 
 
 @pytest.mark.part_of("LIFE-09", rest="async calls that are submitted of themselves and told by callback")
-@pytest.mark.part_of("STATE-07", rest="micro checkpoints and the size from which they are packed")
+@pytest.mark.part_of(
+    "STATE-07", rest="micro checkpoints, which do not exist yet, and the size from which they are packed"
+)
 async def test_a_long_call_shows_its_checkpoints_while_it_runs_and_afterwards(world: World) -> None:
     await admit(world.lock, crawl)
     sample.world.gate = asyncio.Event()

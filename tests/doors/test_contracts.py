@@ -523,7 +523,7 @@ async def test_every_success_says_where_its_data_comes_from_and_what_it_took(wir
 
 
 @pytest.mark.proves("CONTRACT-01")
-@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation")
+@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation; there are no fallbacks yet")
 @pytest.mark.parametrize("door", WIRES)
 async def test_neither_an_input_nor_an_output_passes_a_door_that_does_not_fit_its_schema(
     wires: Wires, door: str

@@ -347,7 +347,7 @@ async def place(home: Path) -> AsyncGenerator[Place]:
 # Phases
 
 
-@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_through_every_door_a_call_passes_the_six_phases_in_order(place: Place) -> None:
     for door in DOORS:
         way = place.ways[door]
@@ -374,7 +374,7 @@ async def test_through_every_door_a_call_passes_the_six_phases_in_order(place: P
     assert stage.sent == list(DOORS)
 
 
-@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_every_attempt_and_every_resumption_passes_the_phases_again(place: Place) -> None:
     sample.flaky.failures = [Failure("E3502", retry_after_ms=1), Failure("E3502", retry_after_ms=1)]
     assert (await place.lock.call_with_retries("demo.unsteady", {"name": "a"}, key="r")).ok
@@ -426,7 +426,7 @@ async def test_what_a_request_leaves_out_is_refused_or_filled_in_by_every_door(p
 
 
 @pytest.mark.proves("LIFE-03")
-@pytest.mark.part_of("CONTRACT-20", rest="A2A and browsers, which have no adapter yet; what MCP servers answer")
+@pytest.mark.part_of("CONTRACT-20", rest="A2A and browsers, which have no adapter yet")
 async def test_what_is_on_record_of_a_call_is_a_tool_invocation_whichever_door_it_came_by(place: Place) -> None:
     for door in DOORS:
         for wish in (Wish("demo.add", {"a": 1}), Wish("demo.increment", {"name": door}, key=f"on-record-{door}")):
@@ -601,7 +601,10 @@ ENDS: Mapping[str, tuple[Wish, str, int]] = {
 }
 
 
-@pytest.mark.part_of("LIFE-08", rest="schemas that are not loaded; discarded streams; a read killed in its first 50 ms")
+@pytest.mark.part_of(
+    "LIFE-08",
+    rest="deferred schemas and discarded streams, which do not exist yet; a read killed in its first 50 ms",
+)
 @pytest.mark.parametrize("state", ENDS)
 async def test_through_every_door_each_end_is_one_result_one_record_and_one_event(place: Place, state: str) -> None:
     wish, code, status = ENDS[state]
@@ -627,7 +630,10 @@ async def test_through_every_door_each_end_is_one_result_one_record_and_one_even
             assert (await client.call_tool(wish.tool, {**wish.arguments, **key})).is_error
 
 
-@pytest.mark.part_of("LIFE-08", rest="schemas that are not loaded; discarded streams; a read killed in its first 50 ms")
+@pytest.mark.part_of(
+    "LIFE-08",
+    rest="deferred schemas and discarded streams, which do not exist yet; a read killed in its first 50 ms",
+)
 async def test_a_rejected_approval_is_one_end_whichever_door_asks_again(place: Place) -> None:
     for door in DOORS:
         wish = Wish("life.mail", {"to": door}, key=door)
@@ -1056,7 +1062,7 @@ async def test_at_every_door_only_the_good_token_passes_and_each_other_has_its_c
 # A person's word
 
 
-@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("HITL-02", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_nothing_opens_the_gate_of_what_cannot_be_undone_at_any_door(home: Path) -> None:
     (home / "policy.cedar").write_text("permit (principal, action, resource);\n")
     generous: Json = {"environment": "local", "theta_auto": 0, "sigma_critical": "system"}

@@ -19,7 +19,7 @@ from tests.upstreams.servers import HttpServer, json_answer
 from tests.upstreams.test_mcp import SCRIPTED, sdk_server
 
 Json = dict[str, Any]
-REST = "A2A and browsers, which have no adapter yet; what MCP servers answer"
+REST = "A2A and browsers, which have no adapter yet"
 OPENAPI: Json = {
     "openapi": "3.1.0",
     "info": {"title": "Shop", "version": "1"},
@@ -55,12 +55,15 @@ def mapping(lock: Interlock) -> Json:
 @pytest.mark.part_of("CONTRACT-20", rest=REST)
 @pytest.mark.parametrize(("options", "protocol"), [((), "2025-06-18"), (("--modern",), "2026-07-28")])
 async def test_a_call_of_an_mcp_server_over_pipes(tmp_path: Path, options: tuple[str, ...], protocol: str) -> None:
-    command = [sys.executable, "-I", "-S", str(SCRIPTED), *options]
+    command = [sys.executable, "-I", "-S", str(SCRIPTED), "--failing", *options]
     async with Interlock.open(tmp_path, housekeeping=False) as lock:
         await lock.upstreams.add("desk", "mcp", {"command": command, "accept_hints": True}, by=lock.caller)
         numbers: list[int] = []
         for _ in range(2):
-            await lock.call("desk.echo", text="a")
+            answered = await lock.call("desk.echo", text="a")
+            # What the server answered is in the result as it came, and by AUDIT-02 not in the record.
+            assert answered.value["structuredContent"] == {"text": "a"}
+            assert "seen" in answered.value["_meta"]
             await lock.journal.commit(lambda _: None)
             found = mapping(lock)
             numbers.append(found.pop("jsonrpc_request_id"))
@@ -69,6 +72,14 @@ async def test_a_call_of_an_mcp_server_over_pipes(tmp_path: Path, options: tuple
                 "tool_name": "echo", "mcp_protocol_version": protocol, "mcp_session_id": None, "isError": False,
             }  # fmt: skip
         assert numbers[1] > numbers[0] > 0
+        failed = await lock.call("desk.moody", word="a")
+        assert failed.error is not None
+        assert failed.error.details is not None
+        assert failed.error.details["structuredContent"] == {"why": 7}
+        await lock.journal.commit(lambda _: None)
+        found = mapping(lock)
+        assert (found["tool_name"], found["isError"]) == ("moody", True)
+        assert found["jsonrpc_request_id"] > numbers[1]
 
 
 @pytest.mark.part_of("CONTRACT-20", rest=REST)

@@ -34,7 +34,7 @@ from tests.gateway.test_secrets import lateness
 
 BUDGETS = pytest.mark.proves("OBS-08")
 COSTS = pytest.mark.part_of("OBS-07", rest="fallbacks, of which there are none yet")
-RATES = pytest.mark.part_of("RESIL-05", rest="nodes on several machines")
+RATES = pytest.mark.part_of("RESIL-05", rest="nodes on several machines, which need a Postgres or Redis store")
 
 Amount = Annotated[float, Field(description="what it costs", examples=[0.5], ge=0)]
 Flag = Annotated[bool, Field(description="whether to", examples=[False])]

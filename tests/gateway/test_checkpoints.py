@@ -43,8 +43,12 @@ REFERENCE: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": ("user", "tool")[n % 2], "content": f"step {n} of the plan is done"} for n in range(200)]},
 )
 
-ARCHIVE = pytest.mark.part_of("STATE-06", rest="the archive for macro checkpoints of 90 days; deleting named ones")
-MICRO = pytest.mark.part_of("STATE-07", rest="micro checkpoints and the size from which they are packed")
+ARCHIVE = pytest.mark.part_of(
+    "STATE-06", rest="the archive for macro checkpoints of 90 days and deleting named ones, which do not exist yet"
+)
+MICRO = pytest.mark.part_of(
+    "STATE-07", rest="micro checkpoints, which do not exist yet, and the size from which they are packed"
+)
 CREDENTIALS = pytest.mark.part_of("AUDIT-07", rest="Postgres")
 
 

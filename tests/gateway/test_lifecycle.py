@@ -43,7 +43,7 @@ def records(lock: Interlock, call: str | None = None, kind: str = "closed") -> l
     return [record for record in found if call is None or record["call"] == call]
 
 
-@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Interlock) -> None:
     result = await lock.call("demo.add", a=1, b=2)
     assert result.unwrap() == 3
@@ -52,7 +52,7 @@ async def test_a_successful_call_goes_through_all_six_phases_in_order(lock: Inte
     assert record["states"] == ["planned", "selected", "arguments_ready", "running", "succeeded"]
 
 
-@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Interlock) -> None:
     gateway = lock.gateway
     call = gateway._open(lock.request("demo.increment", {"name": "a"}, key="k"))  # pyright: ignore[reportPrivateUsage]
@@ -72,7 +72,7 @@ async def test_an_executor_runs_nothing_without_the_gateways_own_seal(lock: Inte
     function.close()
 
 
-@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks")
+@pytest.mark.part_of("LIFE-01", rest="composites, sagas and fallbacks, which do not exist yet")
 def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     """A static look at the whole package: no other place constructs a grant or calls an executor."""
     package = Path(interlock.__file__).parent
@@ -92,7 +92,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
     assert runners == {"gateway/execute.py"}
 
 
-UNLOADED = "schemas that are not loaded; discarded streams; a read killed in its first 50 ms"
+UNLOADED = "deferred schemas and discarded streams, which do not exist yet; a read killed in its first 50 ms"
 
 
 @pytest.mark.part_of("LIFE-08", rest=UNLOADED)
@@ -366,7 +366,7 @@ IN_ORDER = [
 
 
 @pytest.mark.supports("LIFE-06")
-@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools")
+@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools, which do not exist yet")
 @pytest.mark.parametrize("fault", [None, *IN_ORDER])
 async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one_that_fails(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, fault: str | None
@@ -398,7 +398,7 @@ async def test_every_step_of_a_sandboxed_write_comes_in_order_and_none_after_one
     assert len(records(lock, result.invocation_id)) == 1
 
 
-@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools")
+@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools, which do not exist yet")
 @pytest.mark.parametrize("outcome", ["success", "failure", "timeout", "replay", "replayed failure"])
 async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
     lock: Interlock, monkeypatch: pytest.MonkeyPatch, outcome: str
@@ -424,7 +424,7 @@ async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
     assert (made, mapped) == ([outcome], [outcome] if outcome == "success" else [])
 
 
-@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools")
+@pytest.mark.part_of("LIFE-02", rest="the current surface and deferred tools, which do not exist yet")
 async def test_the_steps_inside_the_phases_happen_in_order_and_the_output_is_mapped_once(lock: Interlock) -> None:
     steps: list[str] = []
     lock.listen(lambda event: steps.append(event.type))

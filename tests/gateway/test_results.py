@@ -146,7 +146,7 @@ async def results(lock: Interlock) -> Interlock:
 
 
 @pytest.mark.supports("LIFE-19")
-@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation")
+@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation; there are no fallbacks yet")
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     value=st.dictionaries(st.text(max_size=3), st.lists(st.integers(-2, 12), max_size=3), max_size=2)
@@ -167,7 +167,7 @@ async def test_an_output_reaches_the_caller_only_if_it_fits(results: Interlock, 
         assert result.value is None
 
 
-@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation")
+@pytest.mark.part_of("VALID-03", rest="fallback engages on a violation; there are no fallbacks yet")
 async def test_a_violation_names_the_path_and_the_rule_and_never_the_value(results: Interlock) -> None:
     alerts: list[Any] = []
     results.listen(lambda event: alerts.append(event) if event.type == "tool.alert" else None)

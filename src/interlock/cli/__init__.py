@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Generator
+from typing import Any
 
 import click
 
@@ -30,18 +33,32 @@ class LazyGroup(click.Group):
         found: click.Command = getattr(importlib.import_module(f"interlock.cli.{module}"), name)
         return found
 
-    def invoke(self, ctx: click.Context) -> object:
-        """Run a command. If it is not understood and JSON was asked for, stdout has an envelope like any failure."""
-        try:
-            return super().invoke(ctx)
-        except click.UsageError as error:
-            if "--json" in sys.argv:
-                from interlock.cli.command import Output
-                from interlock.core.errors import Failure
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _envelope_of_usage():
+            return super().make_context(*args, **kwargs)
 
-                session = ctx.obj if isinstance(ctx.obj, Session) else Session(home=None, verbose=False)
-                Output(as_json=True, session=session).fail(Failure("E3004", error.format_message()))
-            raise
+    def invoke(self, ctx: click.Context) -> object:
+        with _envelope_of_usage():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _envelope_of_usage() -> Generator[None]:
+    """If a command is not understood and JSON was asked for, stdout has an envelope as for any failure."""
+    try:
+        yield
+    except click.UsageError as error:
+        _print_envelope(error.format_message())
+        raise
+
+
+def _print_envelope(words: str) -> None:
+    if "--json" not in sys.argv:
+        return
+    from interlock.cli.command import Output
+    from interlock.core.errors import Failure
+
+    Output(as_json=True, session=Session(home=None, verbose=False)).fail(Failure("E3004", words))
 
 
 @click.group(
@@ -94,7 +111,9 @@ def main() -> None:
     _steady_streams()
     garbled = [word for word in sys.argv[1:] if not _is_text(word)]
     if garbled:
-        click.echo(f"Error: an argument is not valid UTF-8: {garbled[0]!r}", err=True)
+        words = f"an argument is not valid UTF-8: {garbled[0]!r}"
+        _print_envelope(words)
+        click.echo(f"Error: {words}", err=True)
         sys.exit(2)
     root(prog_name="interlock")
 

@@ -37,6 +37,10 @@ tools: list[Any] = [
     {"name": "grow", "description": "Offers one more tool.", "inputSchema": OBJECT},
     {"name": "state", "description": "Tells about the process.", "inputSchema": OBJECT},
 ]
+if "--failing" in OPTIONS:
+    takes: Json = {"type": "object", "properties": {"word": {"type": "string"}}}
+    about: Json = {"description": "Says that it failed, once it has a word.", "annotations": {"readOnlyHint": True}}
+    tools.append({"name": "moody", "inputSchema": takes, **about})
 
 
 def send(message: Any) -> None:
@@ -86,7 +90,9 @@ def call(request: Json) -> None:
                     answer(one, text(str(one["params"]["arguments"]["number"])))
                 answer(held[0], text("again"))
                 held.clear()
-        case "fail":
+        case "moody" if not given.get("word"):
+            answer(request, text("fine"))
+        case "fail" | "moody":
             answer(request, text(f"no: {given.get('word', '')}", isError=True, structuredContent={"why": 7}))
         case "odd":
             answer(request, {"content": "not a list"})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ import pytest_asyncio
 
 from interlock.core.clock import Clock
 from interlock.store import journal as journals
+from interlock.store import payloads
 from interlock.store.home import Home
 from interlock.store.journal import Journal
-from interlock.store.port import Transaction
+from interlock.store.port import Transaction, Unit
 from interlock.store.signing import Signer
 
 
@@ -168,3 +171,26 @@ async def test_a_large_unit_is_not_written_on_the_event_loop(journal: Journal) -
     loop = threading.get_ident()
     assert await journal.commit(lambda _: threading.get_ident()) == loop
     assert await journal.commit_large(lambda _: threading.get_ident()) != loop
+
+
+async def test_whoever_writes_much_applies_the_log_before_a_commit_of_somebody_else_must(
+    journal: Journal, tmp_path: Path
+) -> None:
+    def piece(number: int) -> Unit[None]:
+        return lambda transaction: payloads.add_piece(transaction, "payload:x", number, memoryview(body), "x")
+
+    body = bytes(payloads.PIECE_BYTES)
+    before = (tmp_path / "interlock.db").stat().st_size
+    for number in range(1, journals.APPLY_EVERY + 1):
+        assert (tmp_path / "interlock.db").stat().st_size == before
+        await journal.commit_large(piece(number))
+    assert (tmp_path / "interlock.db").stat().st_size > before + (journals.APPLY_EVERY - 1) * len(body)
+    assert journal.read("SELECT count(*) FROM payload_piece") == [(journals.APPLY_EVERY,)]
+
+
+async def test_a_log_that_cannot_be_applied_now_stops_nobody(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "APPLY_EVERY", 1)
+    with closing(sqlite3.connect(journal._home.database, isolation_level=None)) as reader:  # pyright: ignore[reportPrivateUsage]
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM fact").fetchone()
+        assert await journal.commit_large(lambda _: 1) == 1

@@ -14,6 +14,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -239,6 +240,15 @@ def connect(path: Path) -> Connection:
         _persist(connection, f"PRAGMA {pragma}")
     connection.set_authorizer(_append_only)
     return connection
+
+
+def apply_log(home: Home) -> None:
+    """Copy what the log of the database holds to its file, as far as no reader needs the log. Blocks; writers go on."""
+    try:
+        with closing(sqlite3.connect(home.database, timeout=0, isolation_level=None)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    except sqlite3.Error:
+        pass  # another process does it just now, or the disk is full: then the next write says so
 
 
 def _persist(connection: sqlite3.Connection, statement: str) -> None:

@@ -51,7 +51,7 @@ from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.store import lasthead, records
 from interlock.store.connection import Connection, Rows
-from interlock.store.home import Home, connect, no_room, store_failure
+from interlock.store.home import Home, apply_log, connect, no_room, store_failure
 from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
 from interlock.store.port import Changed, Reader, Unit
 from interlock.store.signing import Signer, signed_by
@@ -70,6 +70,8 @@ INLINE_BELOW_S = 0.005
 # usually is, is waited for no longer. After so many batches of one unit, the crowd is over and nothing waits any more.
 QUIET_TURNS = 6
 LARGE = 64
+# The log of the database is applied after so many large units. A commit applies it by itself at about thirty of them.
+APPLY_EVERY = 8
 GATHER_S = 0.005
 LONELY = 8
 
@@ -236,6 +238,8 @@ class Journal:
         # How many large units wait, and whether the next batch is one of them.
         self._large = 0
         self._large_next = False
+        # How many large units were committed since the log was last applied for them.
+        self._unapplied = 0
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._commit_s = 0.0
@@ -254,11 +258,19 @@ class Journal:
         return await future
 
     async def commit_large(self, unit: Unit[T]) -> T:
-        """The same for a unit that writes some hundred kilobytes. It shares no batch, and others have their turn."""
+        """The same for a unit that writes some hundred kilobytes. It shares no batch, and others have their turn.
+
+        Whoever writes the most also waits until the log is applied: a commit of somebody else would have to do it.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
         self._enqueue(_Waiting(unit, future, large=True))
         self._large += 1
-        return await future
+        done = await future
+        self._unapplied += 1
+        if self._unapplied >= APPLY_EVERY:
+            self._unapplied = 0
+            await DISK.run(apply_log, self._home)
+        return done
 
     def append(self, kind: str, call: str, body: bytes) -> asyncio.Future[None]:
         """Make one record durable: await what this returns."""
@@ -315,7 +327,7 @@ class Journal:
         self._on_the_spot = False
 
     def _flush(self) -> None:
-        if self._company and self._gathers():
+        if self._company and len(self._pending) > self._large and self._gathers():
             self._loop.call_soon(self._flush)
             return
         self._scheduled = False

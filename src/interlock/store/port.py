@@ -110,6 +110,10 @@ class Store(Protocol):
         """Run a unit durably and return its value; raises its error, or E3801 or E3803 when nothing can be written."""
         ...
 
+    async def commit_large(self, unit: Unit[T]) -> T:
+        """The same for a unit that writes some hundred kilobytes. Other units have their turn between two of them."""
+        ...
+
     def append(self, kind: str, call: str, body: bytes) -> Future[None]:
         """Make one record durable: await the result."""
         ...

@@ -23,8 +23,7 @@ from interlock.core.clock import iso
 from interlock.core.errors import Failure
 from interlock.settings import Settings
 from interlock.store import administration, payloads, records
-from interlock.store.administration import administered, anchor_head, give_back
-from interlock.store.connection import Connection
+from interlock.store.administration import Administration, administered, anchor_head, give_back
 from interlock.store.home import Home
 from interlock.store.lasthead import SignedHead, note_anchor
 from interlock.store.port import Reader, Store, Transaction, Unit
@@ -130,7 +129,7 @@ def shrink(home: Home, *, rewrite: bool = False) -> int:
     before = home.database.stat().st_size
     with administered(home) as connection:
         if administration.can_give_back(connection):
-            while give_back(connection):
+            while _give_back(connection):
                 time.sleep(PAUSE_S)
         elif rewrite:
             administration.rewrite(connection)
@@ -236,7 +235,12 @@ def _due(reader: Reader, cutoffs: _Cutoffs, purged_through: int, limit: int) -> 
         yield Segment(first, last, head)
 
 
-def _remove(connection: Connection, home: Home, signer: Signer, segment: Segment, *, now_ms: int, by: str) -> None:
+def _give_back(connection: Administration) -> bool:
+    with administration.in_turn(connection):
+        return give_back(connection)
+
+
+def _remove(connection: Administration, home: Home, signer: Signer, segment: Segment, *, now_ms: int, by: str) -> None:
     """Put a signed segment in the place of its records, and record and anchor that this was done."""
     with administration.writing(connection, now_ms) as transaction:
         _refuse_if_changed(transaction, segment)

@@ -13,12 +13,14 @@ import sqlite3
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 
+from interlock.core.errors import Failure
 from interlock.store import journal
 from interlock.store.connection import Connection
 from interlock.store.home import Home, store_failure
 from interlock.store.lasthead import SignedHead, anchor_line, ends
 from interlock.store.port import Reader, Transaction
 from interlock.store.signing import Signer
+from interlock.store.turns import Turns
 
 PAGES_AT_ONCE = 256
 # A file that has more than this share of empty pages, and more than so many, gives them back to the disk.
@@ -28,8 +30,18 @@ _LOCK_PATIENCE_S = 10
 _INCREMENTAL = 2
 
 
+class Administration(Connection):
+    """A connection that may delete. It takes turns with the processes that write to the same home."""
+
+    turns: Turns
+
+    def close(self) -> None:
+        super().close()
+        self.turns.close()
+
+
 @contextmanager
-def administered(home: Home) -> Generator[Connection]:
+def administered(home: Home) -> Generator[Administration]:
     """A connection that may delete, within what the triggers allow. What it deletes is overwritten.
 
     Errors of the database are raised as failures, as of any other access.
@@ -41,28 +53,43 @@ def administered(home: Home) -> Generator[Connection]:
         raise store_failure(error) from None
 
 
-def _connect(home: Home) -> Connection:
-    connection = sqlite3.connect(home.database, timeout=_LOCK_PATIENCE_S, isolation_level=None, factory=Connection)
+def _connect(home: Home) -> Administration:
+    patience_s = _LOCK_PATIENCE_S
+    connection = sqlite3.connect(home.database, timeout=patience_s, isolation_level=None, factory=Administration)
+    connection.turns = Turns(home.turns)
     for pragma in ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
 @contextmanager
-def writing(connection: Connection, now_ms: int) -> Generator[Transaction]:
-    """A transaction at the end of the chain. It is committed with the records that were appended, or rolled back."""
-    connection.execute("BEGIN IMMEDIATE")
+def in_turn(connection: Administration) -> Generator[None]:
+    """A transaction that writes, begun when it is this process's turn; committed, or rolled back when it raises."""
+    connection.execute("PRAGMA busy_timeout=0")
     try:
-        transaction = journal.Transaction(connection, *ends(connection, None).head, now_ms)
-        yield transaction
-        connection.executemany(
-            "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows
-        )
+        begun = connection.turns.begin(connection.execute, _LOCK_PATIENCE_S)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={_LOCK_PATIENCE_S * 1000}")
+    if not begun:
+        raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
+    try:
+        yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+@contextmanager
+def writing(connection: Administration, now_ms: int) -> Generator[Transaction]:
+    """A transaction at the end of the chain. It is committed with the records that were appended, or rolled back."""
+    with in_turn(connection):
+        transaction = journal.Transaction(connection, *ends(connection, None).head, now_ms)
+        yield transaction
+        connection.executemany(
+            "INSERT INTO journal (seq, kind, call, body, hash) VALUES (?, ?, ?, ?, ?)", transaction.rows
+        )
 
 
 def anchor_head(transaction: Transaction, signer: Signer) -> bytes:

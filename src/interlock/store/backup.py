@@ -28,7 +28,7 @@ from interlock.store.sealing import Box, keys_in_use
 
 # Who is alive now, and what upstreams have printed.
 _LEFT_OUT = frozenset(
-    {"instances", "migrate.lock", "locks.board", "logs", "sandbox.lock", "secrets.lock", ".incomplete"}
+    {"instances", "migrate.lock", "locks.board", "logs", "sandbox.lock", "secrets.lock", "turns.lock", ".incomplete"}
 )
 _PAGES_AT_A_TIME = 1024
 

@@ -57,6 +57,7 @@ class Home:
         self.settings = self.path / "settings.toml"
         self.manifests = self.path / "manifests"
         self.sandbox = self.path / "sandbox.lock"
+        self.turns = self.path / "turns.lock"
 
     def prepare(self) -> None:
         """Make the directories; a home that cannot be written is refused at once (E3801), and half a copy (E3804)."""

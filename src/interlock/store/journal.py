@@ -10,7 +10,8 @@ more of it. A caller who is alone never waits. A unit that is handed over as lar
 thread. Where others wait too, batches of them and large units take turns: nobody waits for more than one large unit.
 
 The chain: `hash = sha256(previous hash, seq, body)`. Several processes may share one home. The head is read inside the
-write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes.
+write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes. They take
+turns (`turns`), so that one that writes without a pause does not keep the others waiting.
 
 Every so often, and when the journal is closed, the head is signed and anchored in the database, in a file beside it and
 beside the keys. Removing records from the end then contradicts an anchor. The key is loaded before anything is written:
@@ -56,6 +57,7 @@ from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_an
 from interlock.store.port import Changed, Reader, Unit
 from interlock.store.signing import Signer, signed_by
 from interlock.store.timekeeping import StoreTime
+from interlock.store.turns import Turns
 
 T = TypeVar("T")
 _log = logging.getLogger("interlock.journal")
@@ -215,6 +217,7 @@ class Journal:
         self._connection = home.open_database()
         # What every batch says to the database it says through this one; to make another takes its time.
         self._cursor = self._connection.cursor()
+        self._turns = Turns(home.turns)
         self._lock = threading.Lock()
         self._unanchored = 0
         self._anchored_at = time.monotonic()
@@ -426,7 +429,7 @@ class Journal:
         """Commit a batch. False only when the lock was not to be had in time and patience was zero."""
         began = time.monotonic()
         try:
-            if not self._begin(patience_s):
+            if not self._turns.begin(self._cursor.execute, patience_s):
                 if patience_s == 0.0:
                     return False
                 _fail(batch, Failure("E3803", "another process holds the journal", retry_after_ms=100))
@@ -445,20 +448,9 @@ class Journal:
             self._commit_s = 0.8 * self._commit_s + 0.2 * (time.monotonic() - began)
         return True
 
-    def _begin(self, patience_s: float) -> bool:
-        give_up = time.monotonic() + patience_s
-        pause = 0.0005
-        while True:
-            try:
-                self._cursor.execute("BEGIN IMMEDIATE")
-                return True
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() >= give_up:
-                    if "locked" in str(error):
-                        return False
-                    raise
-                time.sleep(pause)
-                pause = min(pause * 2, 0.002)
+    def _begin(self) -> None:
+        if not self._turns.begin(self._cursor.execute, LOCK_PATIENCE_S):
+            raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
 
     def _apply(self, batch: list[_Waiting[Any]]) -> None:
         cursor = self._cursor
@@ -536,12 +528,16 @@ class Journal:
             lasthead.refuse_rewritten(connection, found)
             if found.signed is not None:
                 self._anchored_through, self._anchored_ms = found.signed.seq, found.signed.at_ms
-            self._keep_last_head(found)
+            kept = found.last is not None and lasthead.expected(connection)
+            # From here on this process writes, and waits for its turn to do so.
+            connection.execute("PRAGMA busy_timeout=0")
+            if not kept:
+                self._keep_last_head(found)
             if found.unsigned:
                 self._unanchored = found.unsigned
                 self.anchor()
-            connection.execute("PRAGMA busy_timeout=0")
         except BaseException as error:
+            self._turns.close()
             connection.close()
             if isinstance(error, sqlite3.Error):
                 raise store_failure(error) from None
@@ -561,8 +557,6 @@ class Journal:
     def _keep_last_head(self, found: lasthead.Ends) -> None:
         """Keep a last signed head. A home of an earlier version gets one, and a record that says so."""
         connection = self._connection
-        if found.last is not None and lasthead.expected(connection):
-            return
         now_ms = self._time.read()
         if found.last is None:
             first = found.anchor
@@ -576,12 +570,12 @@ class Journal:
                 _log.warning("no last signed head can be kept beside the keys: %s", error.strerror)
                 return
         fact = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
-        if not found.head[0]:
-            connection.execute(fact, (lasthead.FACT, "from the beginning"))
-            return
         with self._lock:
-            if not self._begin(LOCK_PATIENCE_S):
-                raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
+            self._begin()
+            if not found.head[0]:
+                connection.execute(fact, (lasthead.FACT, "from the beginning"))
+                connection.execute("COMMIT")
+                return
             row = connection.execute(_HEAD).fetchone() or found.head
             transaction = Transaction(connection, row[0], row[1], now_ms)
             if transaction.execute(fact, (lasthead.FACT, f"from record {row[0]} on")).rowcount:
@@ -633,8 +627,7 @@ class Journal:
     def anchor(self) -> None:
         """Sign and anchor the head now."""
         with self._lock:
-            if not self._begin(LOCK_PATIENCE_S):
-                raise Failure("E3803", "another process holds the journal", retry_after_ms=100)
+            self._begin()
             try:
                 row = self._connection.execute(_HEAD).fetchone()
                 made = None
@@ -672,6 +665,7 @@ class Journal:
             # A full disk or a held lock: the key was there from the beginning. The next process signs what is there.
             _log.warning("the end of the journal is not signed yet: %s", failure.message)
         finally:
+            self._turns.close()
             self._connection.close()
             self._reader.close()
 

@@ -19,15 +19,14 @@ INVARIANT: one descriptor at a time has an offset locked, and a call runs only w
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
-import struct
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from interlock.core import record_locks
 from interlock.core.errors import Failure
 from interlock.executors.sandbox.job import Limits
 from interlock.store.home import no_room
@@ -37,7 +36,6 @@ KEY_BYTES = 32
 _MEMORY_AT = 1 << 20
 _RANGE_BITS = 31
 _MOST_MEMORY = (1 << _RANGE_BITS) - _MEMORY_AT
-_LOCK = struct.Struct("hhqqi0q")  # struct flock: kind, whence, start, length, pid
 
 
 class _Wish(NamedTuple):
@@ -108,15 +106,16 @@ class Share:
         """Take it whole, if there is room and nobody waits before. Does not wait: ask again until it is true."""
         try:
             if not self._first:
-                self._first = self._lock(self._turn, 1)
+                self._first = record_locks.take(self._file, self._turn, 1)
             if not self._first:
                 return False
             free = [self._free(wish) for wish in self._wishes]
             if None in free:
                 return False  # the turn is kept: others wait behind
             for start, length in chain.from_iterable(filter(None, free)):
-                self._set(fcntl.F_WRLCK, start, length)
-            self._set(fcntl.F_UNLCK, self._turn, 1)
+                if not record_locks.take(self._file, start, length):
+                    raise BlockingIOError(errno.EAGAIN, "locked without a turn")
+            record_locks.give_back(self._file, self._turn, 1)
         except OSError as error:
             raise _unusable(error) from None
         return True
@@ -142,25 +141,12 @@ class Share:
         """How many offsets are free from here on, and where the lock that comes next ends."""
         after = end
         while start < end:
-            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-            kind, _, at, length, _ = _LOCK.unpack(fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, asked))
-            if kind == fcntl.F_UNLCK:
+            found = record_locks.found(self._file, start, end - start)
+            if found is None:
                 break
             # The kernel names one of the locks there, not the first: look again before it.
-            end, after = max(at, start), at + length
+            end, after = max(found[0], start), sum(found)
         return end - start, after
-
-    def _lock(self, start: int, length: int) -> bool:
-        try:
-            self._set(fcntl.F_WRLCK, start, length)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        return True
-
-    def _set(self, kind: int, start: int, length: int) -> None:
-        fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, start, length, 0))
 
 
 def _unusable(error: OSError) -> Failure:

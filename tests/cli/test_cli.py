@@ -793,6 +793,7 @@ def test_a_broken_layer_is_told_on_the_command_line_without_a_path_a_secret_or_a
             assert given_away not in told
 
 
+@pytest.mark.supports("CONTRACT-13")
 def test_a_tool_that_crashes_is_told_without_its_stack_trace(fresh: Cli) -> None:
     fresh("tools", "add", write(fresh, "mine.py", TOOLS))
     ended = fresh("call", "own.crash", '{"text": "hey"}')

@@ -237,6 +237,7 @@ def _said(process: subprocess.Popen[bytes], *messages: Json) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.supports("CONTRACT-13")
 def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_served(cli: Cli) -> None:
     process = _stdio(cli)
     assert process.stdin is not None
@@ -257,6 +258,7 @@ def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_ser
         process.communicate()
 
 
+@pytest.mark.supports("CONTRACT-13")
 def test_a_line_of_too_many_values_is_refused_and_the_next_one_is_served(cli: Cli) -> None:
     process = _stdio(cli)
     assert process.stdout is not None

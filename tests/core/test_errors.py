@@ -219,6 +219,7 @@ def test_no_path_of_the_machine_leaves_in_an_envelope(path: str, words: str) -> 
     assert failure.details_in_full == {"at": [text], text: {"deep": text}}
 
 
+@pytest.mark.supports("CONTRACT-13")
 @pytest.mark.parametrize(
     "text",
     ["/parameters/0 is missing", "GET /v1/calls/x", "https://api.example.com/etc/x", "either/or, 1/2", "3:/4", "/tmp"],

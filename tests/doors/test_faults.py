@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from typing import Any
 
 import orjson
 import pytest
+from mcp import types
 
 from interlock import Context, Effect, Failure, Hook, Preview, tool
+from interlock.doors.mcp.refusals import enveloped
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.upstreams.manager import Upstreams
 from tests import sample
@@ -50,6 +53,13 @@ async def put(ctx: Context, text: sample.Text) -> str:
     ctx.effect(f"box:{text}", "CREATE", after=text)
     ctx.compensate_with(text=text)
     return text
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="f")
+async def waits() -> str:
+    """Wait for as long as it may."""
+    await asyncio.Event().wait()
+    return "never"
 
 
 @put.preview
@@ -175,12 +185,13 @@ from interlock import Interlock
 from interlock.doors.mcp import McpDoor
 from interlock.service import Service
 from tests.doors.test_contracts import choosy, explodes, raising
+from tests.doors.test_faults import waits
 from tests.gateway.test_interleavings import admit
 from tests.sample import add
 
 async def main() -> None:
     async with Interlock.open(sys.argv[1], housekeeping=False) as lock:
-        await admit(lock, add, explodes, choosy)
+        await admit(lock, add, explodes, choosy, waits)
         service = Service(lock)
         service.tools.page = raising
         await McpDoor(service).run_stdio()
@@ -214,9 +225,31 @@ def _said(home: Path, *requests: Json | bytes) -> list[str]:
             while awaited:
                 said.append(server.stdout.readline().decode())
                 awaited.discard(orjson.loads(said[-1]).get("id"))
+            # The client goes away while one more call runs.
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **_called(99, "f-waits")}).encode() + b"\n")
             return [*said, *server.communicate(timeout=60)[0].decode().splitlines()]
         finally:
             server.kill()
+
+
+@pytest.mark.proves("CONTRACT-13")
+@pytest.mark.parametrize(
+    ("code", "words", "expected"),
+    [
+        (-32000, "Connection closed", "E3001"),
+        (-32700, "Parse error: hunter2hunter2 is no JSON", "E3004"),
+        (-32601, "Method not found", "E3004"),
+    ],
+)
+def test_an_error_that_the_mcp_sdk_makes_itself_gets_the_envelope_and_another_keeps_its_own(
+    code: int, words: str, expected: str
+) -> None:
+    bare = types.ErrorData(code=code, message=words)
+    made = enveloped(bare)
+    envelope = sound(Heard(made.model_dump_json(), "stdio", envelope=made.data), "rest")
+    assert (made.code, envelope["error_code"]) == (code, expected)
+    assert "hunter2" not in made.model_dump_json()
+    assert enveloped(made) is made
 
 
 def _called(number: int, name: str, **arguments: Any) -> Json:
@@ -239,8 +272,11 @@ def test_over_stdio_every_failure_is_an_envelope_and_no_plain_text_is_written(ho
         _called(11, "demo-add", a=1, b=2),
     ]
     said = _said(home, b'{"password": "hunter2hunter2"', *requests)
-    answers = {one["id"]: one for one in map(orjson.loads, said) if one.get("id") is not None}
+    lines: list[Json] = [orjson.loads(one) for one in said]
+    answers = {one["id"]: one for one in lines if one.get("id") is not None and one["id"] != 99}
     assert set(answers) == set(range(12)), said
+    for one in lines:
+        assert "error" not in one or one["error"]["data"]["errorCode"], one
     assert answers.pop(0)["result"]["protocolVersion"] == "2025-06-18"
     assert SECRET not in "".join(said)
     assert "hunter2" not in "".join(said)

@@ -87,6 +87,7 @@ async def test_a_refusal_of_the_mcp_sdk_has_the_envelope_and_is_no_plain_text(wi
 FIELDS = Failure("E3004").envelope("t").keys()
 
 
+@pytest.mark.supports("CONTRACT-13")
 async def test_what_the_protocol_says_of_a_refusal_stays_beside_the_envelope(wires: Wires) -> None:
     body = {**NEW, "params": {"_meta": {**META, "io.modelcontextprotocol/protocolVersion": "1999-01-01"}}}
     said = {"accept": BOTH, "mcp-protocol-version": "1999-01-01", "mcp-method": "tools/list"}

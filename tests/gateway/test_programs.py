@@ -358,6 +358,7 @@ async def test_a_program_is_admitted_by_its_examples_like_any_tool(home: Path, t
         assert list(refused.verdict.refused) == ["contract_tests_passing"]
 
 
+@pytest.mark.supports("EXEC-12")
 @pytest.mark.parametrize(
     ("said", "where"),
     [
@@ -391,6 +392,7 @@ def test_a_template_that_could_go_wrong_is_refused_when_it_is_loaded(tmp_path: P
     assert [fault["pointer"] for fault in refusal.value.details["faults"]] == [where]
 
 
+@pytest.mark.supports("EXEC-12")
 @pytest.mark.parametrize(
     ("said", "where"),
     [
@@ -407,6 +409,7 @@ def test_what_a_program_cannot_promise_is_refused(tmp_path: Path, said: Json, wh
     assert [fault["pointer"] for fault in refusal.value.details["faults"]] == [where]
 
 
+@pytest.mark.supports("EXEC-12")
 def test_a_program_is_isolated_whatever_its_manifest_says(tmp_path: Path) -> None:
     reading = manifest("reading", ["cat", "/in/hosts"], sandbox={"reads": {"hosts": "/etc/hosts"}})
     _, tools = load(written(tmp_path / "some.json", NAMED["echo"], NAMED["env"], reading))
@@ -416,12 +419,14 @@ def test_a_program_is_isolated_whatever_its_manifest_says(tmp_path: Path) -> Non
 WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 
 
+@pytest.mark.supports("EXEC-12")
 @given(st.lists(WORD, max_size=5), WORD)
 def test_every_item_is_a_word_and_nothing_is_read_in_it(items: list[str], text: str) -> None:
     program = Execution(kind="program", target="p", argv=("p", "--o={text}", "--", "{text}", "{items...}"))
     assert program.words({"text": text, "items": items}) == ("p", f"--o={text}", "--", text, *items)
 
 
+@pytest.mark.supports("EXEC-12")
 @given(st.lists(WORD, max_size=5))
 def test_no_word_of_the_input_is_an_option(items: list[str]) -> None:
     program = Execution(kind="program", target="p", argv=("p", "{items...}"))
@@ -432,6 +437,7 @@ def test_no_word_of_the_input_is_an_option(items: list[str]) -> None:
         assert program.words({"items": items}) == ("p", *items)
 
 
+@pytest.mark.supports("EXEC-12")
 def test_what_is_not_text_is_one_word_of_json() -> None:
     program = Execution(kind="program", target="p", argv=("p", "--", "{value}", "{many...}"))
     values: list[tuple[Any, str]] = [(5.0, "5"), (-1, "-1"), (True, "true"), (None, "null"), ({"a": [1]}, '{"a":[1]}')]

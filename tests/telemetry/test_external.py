@@ -89,6 +89,7 @@ async def test_each_attempt_of_an_external_call_has_a_span_and_the_upstream_hang
     assert SECRET not in text_of(tree)
 
 
+@pytest.mark.supports("OBS-01")
 async def test_each_endpoint_that_is_tried_is_an_attempt_of_its_own(home: Path) -> None:
     async with HttpServer.open() as server, traced(home) as one:
         nobody = free_port()
@@ -102,6 +103,7 @@ async def test_each_endpoint_that_is_tried_is_an_attempt_of_its_own(home: Path) 
     assert "http.response.status_code" not in first.attributes
 
 
+@pytest.mark.supports("OBS-01")
 async def test_the_status_of_a_grpc_attempt_is_told(home: Path, tmp_path: Path) -> None:
     async def refuse(_: Asked, context: Any) -> Any:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"not {SECRET}")

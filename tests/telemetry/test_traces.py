@@ -128,6 +128,7 @@ async def test_the_span_of_a_failed_call_carries_tool_status_latency_and_cost(
     assert (told["name"], told["attributes"]) == ("tool.invoke", facts)
 
 
+@pytest.mark.supports("OBS-01")
 async def test_what_was_asked_for_is_not_told_where_there_is_no_such_tool(home: Path) -> None:
     async with traced(home) as one:
         await one.lock.call("secret.sauce", a=1)
@@ -167,6 +168,7 @@ async def test_progress_parts_and_the_end_are_events_of_the_execution_and_hold_n
     assert "hunter2" not in "".join(child.span.to_json() for child in [tree, *tree.children])
 
 
+@pytest.mark.supports("OBS-01")
 async def test_an_undone_write_hangs_under_the_verification_that_asked_for_it(home: Path) -> None:
     async with traced(home) as one:
         assert not (await one.lock.call("seen.slip", name="b", key="k")).ok
@@ -175,6 +177,7 @@ async def test_an_undone_write_hangs_under_the_verification_that_asked_for_it(ho
     assert undo.shape == ("tool.invoke", WHOLE)
 
 
+@pytest.mark.supports("OBS-01")
 async def test_a_call_that_waits_for_a_person_ends_its_span_and_goes_on_in_the_same_trace(home: Path) -> None:
     async with traced(home) as one:
         lock = one.lock
@@ -267,6 +270,7 @@ async def test_a_traced_call_is_on_record_like_any_other(home: Path) -> None:
 # Sampling
 
 
+@pytest.mark.supports("OBS-01")
 async def test_a_trace_is_recorded_whole_or_not_at_all_and_by_its_own_id(home: Path) -> None:
     async with traced(home, trace_ratio=0.5) as one:
         lock = one.lock
@@ -329,6 +333,7 @@ async def test_only_the_latest_calls_are_kept_and_nothing_of_what_they_were_call
         assert "private" not in str([one.tracer.of(result.trace_id, caller) for result in results])
 
 
+@pytest.mark.supports("OBS-01")
 async def test_spans_are_timed_by_the_clock_of_the_call(home: Path) -> None:
     fake = FakeClock()
     tools.meanwhile = lambda: fake.advance(2)

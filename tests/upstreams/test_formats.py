@@ -99,6 +99,7 @@ LOOSE: list[Json] = [
 ]
 
 
+@pytest.mark.supports("EXEC-12")
 @pytest.mark.parametrize("schema", LOOSE)
 def test_a_schema_without_a_strict_form_is_declared_as_it_is(schema: Json) -> None:
     declared = formats.declare(contract(schema), "openai-responses", strict=True)

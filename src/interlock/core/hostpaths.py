@@ -50,26 +50,24 @@ def without_paths(text: str) -> str:
     return _PATH.sub(MARK, text)
 
 
-def without_paths_in(value: Any, *, pointers: bool = True) -> Any:
+def without_paths_in(value: Any) -> Any:
     """Data whose texts are without paths of this machine; the very same object where there was none.
 
-    Members that are called `pointer` stay as they are, because `/etc/0` may be a place in an input. `pointers` is False
-    for data that others made: what they call a pointer may be a path.
+    Members that are called `pointer` stay as they are, because `/etc/0` may be a place in an input. In failures that
+    tools and upstreams raise, the gateway removes paths from them too.
     """
     if isinstance(value, str):
         return without_paths(value)
     if isinstance(value, Mapping):
         members = cast("Mapping[Any, Any]", value)
         cleaned = {
-            without_paths(name) if isinstance(name, str) else name: one
-            if pointers and name in _POINTERS
-            else without_paths_in(one, pointers=pointers)
+            without_paths(name) if isinstance(name, str) else name: one if name in _POINTERS else without_paths_in(one)
             for name, one in members.items()
         }
         same = all(name in members and one is members[name] for name, one in cleaned.items())
         return members if same else cleaned
     if isinstance(value, list | tuple):
         items = cast("list[Any]", value)
-        found = [without_paths_in(one, pointers=pointers) for one in items]
+        found = [without_paths_in(one) for one in items]
         return items if all(one is before for one, before in zip(found, items, strict=True)) else found
     return value

@@ -15,7 +15,6 @@ from interlock.core.clock import Clock, iso
 from interlock.core.contract import Contract
 from interlock.core.errors import Failure
 from interlock.core.events import Event, Listener
-from interlock.core.hostpaths import without_paths_in
 from interlock.core.patterns import LONGEST_MESSAGE
 from interlock.core.phases import Call, ResultPart, Source
 from interlock.core.redact import (
@@ -219,9 +218,7 @@ class Observer:
         """A failure of other people's making, fit to be shown: no path, no secret, no stack. The log has the rest."""
         hide = self._hider(call)
         message = safe_message(self._redactor, hide(failure.message))
-        details = None
-        if failure.details is not None:
-            details = without_paths_in(self.shown(call, dict(failure.details)), pointers=False)
+        details = None if failure.details is None else self.shown(call, dict(failure.details))
         if isinstance(failure.__cause__, Exception) and not isinstance(failure.__cause__, Failure):
             self.log_failure(call, f"{call.ref} failed", failure.__cause__)
         elif message != failure.in_full or details != failure.details_in_full:

@@ -63,8 +63,9 @@ def _children() -> dict[str, object]:
     for task in os.listdir("/proc/self/task"):
         with suppress(OSError):
             for pid in _read(f"/proc/self/task/{task}/children").split():
+                # No part of the name: a process that was started just now may not have its command yet.
                 command = _read(f"/proc/{pid.decode()}/cmdline").replace(b"\0", b" ").decode(errors="replace")
-                found[f"process {pid.decode()}: {command[:100] or '(ended, but nobody waited for it)'}"] = None
+                found[f"process {pid.decode()}"] = command[:100] or "(ended, but nobody waited for it)"
     return found
 
 
@@ -99,7 +100,12 @@ def watch(places: tuple[Path, ...]) -> Callable[[], list[str]]:
     before = [set(one()) for one in look]
 
     def new() -> list[str]:
-        found = sorted(name for one, known in zip(look, before, strict=True) for name in one() if name not in known)
+        found = sorted(
+            f"{name}: {told}" if isinstance(told, str) else name
+            for one, known in zip(look, before, strict=True)
+            for name, told in one().items()
+            if name not in known
+        )
         sockets = [name for name in found if ": socket:[" in name]
         shared = [
             name for name in found if name.startswith("process ") and any(one in name for one in SHARED_PROCESSES)

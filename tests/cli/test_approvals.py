@@ -12,7 +12,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -62,57 +61,6 @@ def _(name: str) -> Preview:
 MAIL = ("call", "demo.mail_statement", '{"account": "cash", "to": "press@example.org"}', "--key", "m-1")
 
 
-# Imports everything once, then runs each command in a fork of itself: as real a process as any, at a fifth of its cost.
-FORKER = """
-import json, os, sys
-import cedarpy, httpcore, jwt, cryptography.hazmat.primitives.asymmetric.ed25519
-import interlock.app, interlock.demo_tools, interlock.cli.approvals, interlock.cli.calls, interlock.cli.history
-from interlock.cli import main
-for line in sys.stdin:
-    words, environment, directory, streams = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        for number, name in enumerate(streams):
-            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(directory)
-        sys.argv = ["interlock", *words]
-        main()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@dataclass(frozen=True)
-class Forked(Cli):
-    """The console script over one home, run by forking."""
-
-    forker: subprocess.Popen[str] | None = None
-
-    def __call__(self, *words: str, stdin: str = "") -> Ended:
-        assert self.forker is not None
-        assert self.forker.stdin is not None
-        assert self.forker.stdout is not None
-        out, err = self.path / ".out", self.path / ".err"
-        out.write_bytes(b"")
-        err.write_bytes(b"")
-        order = words, self.environment, str(self.path), [os.devnull, str(out), str(err)]
-        self.forker.stdin.write(json.dumps(order) + "\n")
-        self.forker.stdin.flush()
-        ended = Ended(int(self.forker.stdout.readline()), out.read_text(), err.read_text())
-        assert "Traceback" not in ended.out + ended.err, ended.err
-        return ended
-
-
-@pytest.fixture(scope="module")
-def forker() -> Generator[subprocess.Popen[str]]:
-    words = [sys.executable, "-c", FORKER]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-
-
 @dataclass(frozen=True)
 class Cast:
     """Everybody's token: an agent that speaks for alice, bob who approves, and carol who is nobody in particular."""
@@ -156,10 +104,10 @@ def cast(tmp_path_factory: pytest.TempPathFactory, admitted: Path) -> Cast:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, cast: Cast, forker: subprocess.Popen[str]) -> Cli:
+def desk(tmp_path: Path, cast: Cast) -> Cli:
     """A home of its own with tools and people in it."""
     shutil.copytree(cast.home, tmp_path / "home")
-    return Forked(tmp_path, forker=forker)
+    return Cli(tmp_path)
 
 
 def holding(cli: Cli, token: str) -> Cli:

@@ -61,7 +61,9 @@ def pieces(lock: Interlock) -> int:
 
 
 def notes(lock: Interlock) -> list[tuple[str, str]]:
-    return payloads.unnamed_pieces(lock.journal.reader)
+    """What is noted of pieces that no row names: the payload, and who writes them."""
+    rows = lock.journal.read("SELECT name, value FROM fact WHERE name LIKE 'pieces%'")
+    return [(name.partition(":")[2], writer) for name, writer in rows]
 
 
 async def make(lock: Interlock, name: str, size: int) -> str:

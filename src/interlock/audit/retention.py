@@ -179,7 +179,7 @@ async def expire_payloads(journal: Store, pause: Callable[[float], Awaitable[Non
 async def remove_pieces(journal: Store, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> int:
     """Remove the pieces of large results that nothing needs any more, a few at a time; returns how many there were."""
     count = 0
-    while any(not writer for _, writer in payloads.unnamed_pieces(journal.reader)):
+    while payloads.has_released(journal.reader):
         count += await journal.commit_large(lambda transaction: payloads.remove_pieces(transaction, PIECES_AT_ONCE))
         await pause(PAUSE_S)
     return count

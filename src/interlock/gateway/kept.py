@@ -196,8 +196,8 @@ class Kept:
         def useless(reader: Reader) -> list[str]:
             return [
                 ref
-                for ref, writer in payloads.unnamed_pieces(reader)
-                if writer and (not alive(writer) or (writer == self._writer and ref in abandoned))
+                for ref, writer in payloads.unfinished(reader)
+                if not alive(writer) or (writer == self._writer and ref in abandoned)
             ]
 
         def unit(transaction: Transaction) -> None:

@@ -49,6 +49,12 @@ def between(reader: Reader, first: str, end: str) -> list[tuple[str, str]]:
     return reader.all("SELECT name, value FROM fact WHERE name >= ? AND name < ?", (first, end))
 
 
+def first_between(reader: Reader, first: str, end: str, most: int) -> list[str]:
+    """The names of the first facts in a range, up to `most` of them."""
+    rows = reader.all("SELECT name FROM fact WHERE name >= ? AND name < ? ORDER BY name LIMIT ?", (first, end, most))
+    return [name for (name,) in rows]
+
+
 def between_with(reader: Reader, first: str, end: str, values: Sequence[str]) -> list[tuple[str, str]]:
     """The facts whose names are in a range and whose values are among some: name and value."""
     statement = f"SELECT name, value FROM fact WHERE name >= ? AND name < ? AND value IN ({_marks(values)})"  # noqa: S608 - marks

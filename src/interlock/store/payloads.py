@@ -6,9 +6,10 @@ content itself. A row whose body is NULL says in `reason` why: it expired, was d
 
 A large payload is written in pieces, each in a transaction of its own, so that no writer waits long. `body` is then
 the head of the encrypted bytes, `pieces` is the number of pieces, and `payload_piece` holds the rest in that order.
-Pieces exist before the row that names them and may outlive its body. At these times the fact `pieces:REF` names them:
-- its value is the id of the process that writes the pieces. The transaction that inserts the row removes the fact.
-- its value is empty when nothing needs the pieces any more. They are removed, a few at a time, then the fact.
+Pieces exist before the row that names them and may outlive its body. At these times a fact names them:
+- `pieces:REF` while they are written. Its value is the id of the process that writes them. The transaction that inserts
+  the row removes the fact.
+- `pieces-released:REF` when nothing needs them any more. They are removed, a few at a time, then the fact.
 INVARIANT: every piece belongs to a row with a body or to such a fact.
 
 `payload_use` holds how many bytes are kept for the home, for each tenant and for each caller. Triggers of the database
@@ -27,7 +28,8 @@ from interlock.store.port import Reader, Transaction
 PIECE_BYTES = 256 * 1024
 # The bytes of a payload that is written in pieces which stay in its row. They tell by which key it was encrypted.
 _HEAD_BYTES = 64
-_PIECES = "pieces:"
+_WRITTEN, _WRITTEN_END = "pieces:", "pieces;"
+_RELEASED, _RELEASED_END = "pieces-released:", "pieces-released;"
 
 
 class Payload(NamedTuple):
@@ -165,30 +167,36 @@ def pieces(sealed: bytes) -> list[memoryview]:
 def add_piece(transaction: Transaction, ref: str, number: int, piece: memoryview, writer: str) -> None:
     """Write a piece of a payload that has no row yet. `number` counts from 1; `writer` is the process that writes."""
     if number == 1:
-        facts.put(transaction, _PIECES + ref, writer)
+        facts.put(transaction, _WRITTEN + ref, writer)
     transaction.execute("INSERT INTO payload_piece (ref, number, body) VALUES (?, ?, ?)", (ref, number, piece))
 
 
 def take_pieces(transaction: Transaction, ref: str, writer: str) -> bool:
     """Give the pieces of a payload to its row, which this transaction inserts. False where they were released."""
-    return facts.remove_with(transaction, _PIECES + ref, (writer,))
+    return facts.remove_with(transaction, _WRITTEN + ref, (writer,))
 
 
 def release_pieces(transaction: Transaction, ref: str) -> None:
     """Leave the pieces of a payload to `remove_pieces`."""
-    facts.put(transaction, _PIECES + ref, "")
+    facts.remove(transaction, _WRITTEN + ref)
+    facts.put(transaction, _RELEASED + ref, "")
 
 
-def unnamed_pieces(reader: Reader) -> list[tuple[str, str]]:
-    """The payloads whose pieces belong to no row: the reference and the process that writes them; empty: none does."""
-    return [(name.removeprefix(_PIECES), writer) for name, writer in facts.between(reader, _PIECES, "pieces;")]
+def unfinished(reader: Reader) -> list[tuple[str, str]]:
+    """The payloads whose pieces are written and named by no row yet: the reference and the process that writes."""
+    return [(name.removeprefix(_WRITTEN), writer) for name, writer in facts.between(reader, _WRITTEN, _WRITTEN_END)]
+
+
+def has_released(reader: Reader) -> bool:
+    """Whether there are pieces to be removed."""
+    return bool(facts.first_between(reader, _RELEASED, _RELEASED_END, 1))
 
 
 def remove_pieces(transaction: Transaction, most: int) -> int:
     """Remove up to `most` pieces that were released. Returns how many were."""
     removed = 0
-    for name, _ in facts.between_with(transaction, _PIECES, "pieces;", ("",)):
-        ref = name.removeprefix(_PIECES)
+    for name in facts.first_between(transaction, _RELEASED, _RELEASED_END, most):
+        ref = name.removeprefix(_RELEASED)
         statement = (
             "DELETE FROM payload_piece WHERE ref = ? AND number IN"
             " (SELECT number FROM payload_piece WHERE ref = ? ORDER BY number LIMIT ?)"

@@ -25,6 +25,7 @@ from tests.doors.contracts import opened
 from tests.gateway import isolated_tools
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import records
+from tests.gateway.test_paging import rows
 from tests.gateway.test_programs import NUMBER, manifest, written
 from tests.upstreams.servers import HttpServer, json_answer
 
@@ -222,6 +223,25 @@ async def test_a_setting_says_whose_inputs_are_kept_and_the_record_names_every_d
 
 
 @pytest.mark.proves("LIFE-05")
+async def test_what_a_cursor_stands_for_is_a_recorded_difference_too(lock: Interlock) -> None:
+    await admit(lock, rows)
+    first = await lock.call("p.rows", prefix="a", secret="hush")
+    seen: list[Any] = []
+    lock.hook(Hook(id="after", when="post", run=lambda shown: seen.append(dict(shown.input))))
+    asked = {"cursor": first.metadata["pagination"]["cursor"]}
+    second = await lock.call("p.rows", asked)
+    assert second.value == list(range(10, 20))
+    found = lock.inputs(second.invocation_id)
+    whole = {"prefix": "a", "secret": "hush", "cursor": "10"}
+    assert (found.model_input, found.observable_input, found.call_input) == (asked, whole, whole)
+    assert seen == [whole]
+    (record,) = records(lock, second.invocation_id)
+    assert record["inputMutations"] == [
+        {"source": "cursor", "pointer": pointer} for pointer in ("/cursor", "/prefix", "/secret")
+    ]
+
+
+@pytest.mark.proves("LIFE-05")
 @pytest.mark.parametrize("large", [False, True])
 async def test_hooks_before_and_after_a_call_see_the_observable_input_and_nothing_that_was_injected(
     lock: Interlock, large: bool
@@ -335,6 +355,7 @@ async def test_inputs_are_sealed_at_rest_and_shown_redacted_to_auditors_alone(ho
     told = (await asyncio.to_thread(Cli(home.parent), "calls", "inputs", call)).out
     assert CANARY not in told
     assert "hook:injects" in told
+    assert all(name in told for name in ("model_input", "observable_input", "permission_input", "call_input"))
 
 
 @pytest.mark.proves("LIFE-05")

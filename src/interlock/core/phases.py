@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from interlock.core.artifacts import Artifact, File
 from interlock.core.clock import Deadline
@@ -97,15 +97,99 @@ class Mutated(NamedTuple):
 PLAINLY: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running")
 
 
-class Call(Trail):
-    """The running account of one call: where it stands, and all that its record is written from."""
+class More:
+    """What only some calls have. It is made by `Call.extend`; a call without any of it shares `NOTHING`."""
 
     __slots__ = (
-        "agreed", "approval", "approval_outcome", "borrowed", "claimed", "claims", "context", "deadline", "decision",
-        "detected", "files", "held", "hidden", "hook_outputs", "id", "input", "input_hash", "launched", "lease",
-        "mappings", "meter", "model_input", "mutations", "noted", "own_id", "pagination", "parts", "phases",
-        "predicted", "progress", "promised", "provenance", "recorded", "request", "resources", "returned", "runs_on",
-        "scope", "span", "started", "started_ms", "task", "tool", "trace_id", "waiter", "warnings", "why",
+        "agreed", "approval", "approval_outcome", "artifacts", "attestations", "borrowed", "changes", "claimed",
+        "claims", "compensation", "context", "detected", "files", "held", "hidden", "hook_outputs", "lease", "looking",
+        "mappings", "meter", "mutations", "noted", "pagination", "parts", "predicted", "progress", "promised",
+        "provenance", "redacted", "resources", "runs_on", "scope", "source", "span", "task", "waiter", "warnings",
+        "why",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        # What the call was handed that nobody may see.
+        self.hidden: tuple[str, ...] = ()
+        # What happened to the input, and what else the result should say.
+        self.mutations: list[Mutated] = []
+        self.warnings: list[str] = []
+        self.hook_outputs: list[Json] = []
+        self.parts: list[ResultPart] = []
+        self.pagination: Json | None = None
+        # What an upstream said of its data.
+        self.provenance: Json | None = None
+        self.progress = 0
+        # The ids under which the executor knows the call, as external mappings of the standard.
+        self.mappings: tuple[Json, ...] = ()
+        # Files that it left, to be kept if it succeeds, and the references to them.
+        self.files: tuple[File, ...] = ()
+        self.artifacts: tuple[Artifact, ...] = ()
+        # What it will change by its manifest, what its tool reported, and what an executor saw it change.
+        self.predicted: tuple[Change, ...] = ()
+        self.changes: tuple[Change, ...] = ()
+        self.detected: tuple[Change, ...] = ()
+        self.attestations: tuple[Attestation, ...] = ()
+        self.compensation: Json | None = None
+        # The resources its input names, as the record has them; None where none are recorded.
+        self.resources: tuple[str, ...] | None = None
+        # The approval it runs under, by which mechanism that was decided, who agreed to which preview, and what the
+        # preview promised.
+        self.approval: str | None = None
+        self.approval_outcome: Json | None = None
+        self.agreed: Json | None = None
+        self.promised: Json | None = None
+        # What it uses up: claims to be made with its intent, locks, credentials on loan, and a meter.
+        self.claims: list[Callable[[Any], None]] | None = None
+        self.claimed = False
+        self.held: Held | None = None
+        self.lease: Lease | None = None
+        self.meter: Meter | None = None
+        # While it runs: its idempotency key as the store has it, and how it is reached and stopped.
+        self.scope: bytes | None = None
+        self.context: Context | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.why: Why | None = None
+        # Whether only the tool's preview runs, its tool runs on after the call was cut off, the journal has it as
+        # begun, and whether its failure is that of a call it made.
+        self.looking = self.runs_on = self.noted = self.borrowed = False
+        # Where its result came from, and which places of it were redacted.
+        self.source: Source = "compute"
+        self.redacted: tuple[str, ...] = ()
+        # Where it stands in a trace, if it came with one or is traced.
+        self.span: Traced | None = None
+
+
+class _Nothing(More):
+    """The `More` of all calls that have nothing special. It cannot be written to."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mutations", "warnings", "hook_outputs", "parts"):
+            object.__setattr__(self, name, ())
+        _Nothing.__setattr__ = _refuse_to_set
+
+
+def _refuse_to_set(_: object, name: str, value: object) -> None:
+    raise AttributeError(f"`{name}` is set on what Call.extend() returns")
+
+
+NOTHING: More = _Nothing()
+
+
+class Call(Trail):
+    """One call, from its request to its result. All that its records are written from is here or in `more`.
+
+    Phases hand on the same object. The types below say how far it has come.
+    """
+
+    __slots__ = (
+        "deadline", "decision", "encoded", "id", "input", "input_hash", "launched", "model_input", "more", "output",
+        "own_id", "phases", "recorded", "request", "returned", "seal", "started", "started_ms", "tool", "trace_id",
+        "value",
     )  # fmt: skip
 
     def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
@@ -118,58 +202,31 @@ class Call(Trail):
         self.started = started
         self.request = request
         self.phases = ["request"]
+        self.more = NOTHING
         self.tool: Prepared | None = None
         # The input as it was sent, in canonical form; empty until it was read.
         self.model_input = b""
         self.input_hash = ""
+        # The input as policy sees it and as the tool gets it.
         self.input: Json | None = None
-        self.hidden = request.hidden
-        self.decision: Decision | None = None
-        # What happened to the input, and what else should be told with the result.
-        self.mutations: list[Mutated] = []
-        self.warnings: list[str] = []
-        self.hook_outputs: list[Json] = []
-        self.parts: list[ResultPart] = []
-        self.pagination: Json | None = None
-        # What an upstream said of its data.
-        self.provenance: Json | None = None
-        self.progress = 0
-        # By which ids whoever carried it out knows it, as external mappings of the standard.
-        self.mappings: tuple[Json, ...] = ()
-        # Files that it left, to be kept if it succeeds.
-        self.files: tuple[File, ...] = ()
-        # What allows it and what it uses up: an approval and what its giver was promised, claims to be made with its
-        # intent, credentials on loan, and a meter.
-        # What it will change by its manifest, and what an executor saw it change.
-        self.predicted: tuple[Change, ...] = ()
-        # The resources its input names, as the record has them; None where none are recorded.
-        self.resources: tuple[str, ...] | None = None
-        self.detected: tuple[Change, ...] = ()
-        self.approval: str | None = None
-        # By which mechanism its approval was decided, and the rule or person behind that; None where none was needed.
-        self.approval_outcome: Json | None = None
-        # Who agreed to it, and the digest of the preview they saw.
-        self.agreed: Json | None = None
-        self.promised: Json | None = None
-        self.claims: list[Callable[[Any], None]] | None = None
-        self.claimed = False
-        self.held: Held | None = None
-        self.lease: Lease | None = None
-        self.meter: Meter | None = None
-        # While it runs.
         self.deadline = started
-        self.scope: bytes | None = None
-        self.context: Context | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.waiter: asyncio.Future[None] | None = None
-        self.why: Why | None = None
-        # How far a write came: it was started, its tool came back, its tool runs on, its success is being written.
-        self.launched = self.returned = self.runs_on = self.recorded = False
-        self.noted = False
-        # Whether what it failed with is the failure of a call it made.
-        self.borrowed = False
-        # Where it stands in a trace, if it came with one or is traced.
-        self.span: Traced | None = None
+        self.decision: Decision | None = None
+        # Set by the Authorize phase alone. Executors run nothing without it.
+        self.seal: object = None
+        # How far it came: its tool was started, its tool came back, its success is being written.
+        self.launched = self.returned = self.recorded = False
+
+    # What came out of the tool, and that as the contract has it, with nothing private in it, and as JSON.
+    output: Any
+    value: Any
+    encoded: bytes
+
+    def extend(self) -> More:
+        """The fields that only some calls have, to be written to."""
+        more = self.more
+        if more is NOTHING:
+            more = self.more = More()
+        return more
 
     @property
     def ref(self) -> str:
@@ -214,25 +271,6 @@ class Lease(Protocol):
     async def close(self) -> None: ...
 
 
-@step
-class Requested:
-    """1. A call whose tool is known and whose time is bounded. `model_input` is as it was sent, canonical."""
-
-    call: Call
-    tool: Prepared
-    model_input: bytes
-    deadline: float
-
-
-@step
-class Checked:
-    """2. A call whose input fits the contract. Holds the input as policy sees it and as the tool will get it."""
-
-    requested: Requested
-    permission_input: Mapping[str, Any]
-    call_input: Json
-
-
 @record
 class Decision:
     """What policy said, by which rules, under which policy, who said it, and until when that may be relied on."""
@@ -248,17 +286,39 @@ class Decision:
     blocked_path: str | None = None
 
 
-@step
-class Granted:
-    """3. A checked call and the decision that allows it. Only the Authorize phase can set the seal.
+if TYPE_CHECKING:
+    # Each narrows what the type before it leaves open. `cast` to one of them stands at the end of its phase, and
+    # nowhere else. A mutable attribute may not be narrowed by a subclass in general; here no one else writes to it.
 
-    A grant that is only for looking runs the tool's preview and nothing else.
-    """
+    class Requested(Call):
+        """1. A call whose tool is known and whose time is bounded."""
 
-    checked: Checked
-    decision: Decision
-    seal: object
-    looking: bool = False
+        @property
+        def tool(self) -> Prepared: ...  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    class Checked(Requested):
+        """2. A call whose input fits the contract."""
+
+        @property
+        def input(self) -> Json: ...  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    class Granted(Checked):
+        """3. A checked call and the decision that allows it. Only the Authorize phase sets its seal.
+
+        A grant for looking runs the tool's preview and nothing else.
+        """
+
+        @property
+        def seal(self) -> object: ...  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    class Ran(Granted):
+        """4. A call whose tool has run, with its output and what the tool said about its effects."""
+
+    class Verified(Ran):
+        """5. A call whose result fits its contract, whose effects were confirmed, with nothing private in it."""
+
+else:
+    Requested = Checked = Granted = Ran = Verified = Call
 
 
 class Read:
@@ -302,31 +362,8 @@ class Read:
         for state in PLAINLY[1:]:
             call.move(state)
         call.launched = True
-        return Requested(call, tool, self.model_input, self.started + tool.contract.timeout.default_s)
-
-
-@step
-class Ran:
-    """4. What came out of the tool, and what it said about its effects."""
-
-    granted: Granted
-    output: Any
-    changes: tuple[Change, ...] = ()
-    attestations: tuple[Attestation, ...] = ()
-    compensation: Json | None = None
-    context: Context | None = None
-    source: Source = "compute"
-
-
-@step
-class Verified:
-    """5. A result that fits its contract, whose effects were confirmed, with nothing private in it."""
-
-    ran: Ran
-    value: Any
-    encoded: bytes
-    redacted: tuple[str, ...] = ()
-    artifacts: tuple[Artifact, ...] = ()
+        call.deadline = self.started + tool.contract.timeout.default_s
+        return cast("Requested", call)
 
 
 class Executor(Protocol):

@@ -58,11 +58,11 @@ class FunctionExecutor:
         # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
             raise _unsealed()
-        tool = granted.checked.requested.tool.bound
-        call = granted.checked.requested.call
-        operation = "preview" if granted.looking else call.request.operation
+        tool = granted.tool.bound
+        call = granted
+        operation = "preview" if granted.more.looking else call.request.operation
         function = tool.function if operation == "invoke" else tool.handlers[operation]
-        given = granted.checked.call_input
+        given = granted.input
         try:
             if begun is not None:
                 return await begun
@@ -72,9 +72,9 @@ class FunctionExecutor:
                 arguments, positional = {**arguments, tool.context: context}, ()
             if tool.is_async if operation == "invoke" else inspect.iscoroutinefunction(function):
                 running = function(*positional, **arguments)
-                return await (running if call.meter is None else call.meter.awaiting(running))
+                return await (running if call.more.meter is None else call.more.meter.awaiting(running))
             work = partial(function, *positional, **arguments)
-            return await self._in_thread(call, work if call.meter is None else call.meter.calling(work))
+            return await self._in_thread(call, work if call.more.meter is None else call.more.meter.calling(work))
         except (Exception, asyncio.CancelledError):
             raise
         except BaseException:  # noqa: BLE001 - what is left is SystemExit and its like

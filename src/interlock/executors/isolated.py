@@ -90,13 +90,13 @@ class IsolatedExecutor:
         # INVARIANT: nothing runs without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
             raise Failure("E3000", "a tool can only run under a grant")
-        call, tool = granted.checked.requested.call, granted.checked.requested.tool
+        call, tool = granted, granted.tool
         sandbox = await self._sandbox()
         refused: list[Refusal] = []
         outcome = await sandbox.run(
             self._job(granted, context, refused),
             agent="" if call.request.caller is None else call.request.caller.acting,
-            exit_evidence=call.meter is not None,
+            exit_evidence=call.more.meter is not None,
             on_progress=None if context is None else lambda facts: context.progress(**facts),
             on_partial=None if context is None else context.partial,
             on_checkpoint=None if context is None else context.checkpoint,
@@ -109,19 +109,19 @@ class IsolatedExecutor:
             raise violation(refused)
         program = _program_of(tool.contract)
         if program is not None:
-            call.mappings = (*call.mappings, _mapping(program, granted, outcome))
-            call.files = outcome.files
+            call.extend().mappings = (*call.more.mappings, _mapping(program, granted, outcome))
+            call.extend().files = outcome.files
             try:
                 return _printed(program, outcome, tool.ref)
             except Failure as failure:
                 raise _with_last_words(failure, outcome) from None
         if outcome.status != "ok":
             raise _with_last_words(failure_of(outcome, tool.ref), outcome)
-        if granted.looking:
+        if granted.more.looking:
             return _preview(outcome.value)
         if context is not None:
             _take_over(context, outcome.reports)
-        call.files = outcome.files
+        call.extend().files = outcome.files
         return outcome.value
 
     async def _sandbox(self) -> Sandbox:
@@ -147,12 +147,12 @@ class IsolatedExecutor:
         return "refusing" if _broke(self._opening) or self._opening.result().backend is None else "open"
 
     def _job(self, granted: Granted, context: Context | None, refused: list[Refusal]) -> Job:
-        requested = granted.checked.requested
-        call, contract, given = requested.call, requested.tool.contract, granted.checked.call_input
+        requested = granted
+        call, contract, given = requested, requested.tool.contract, granted.input
         sandboxing, tier = contract.manifest.sandbox, contract.manifest.tier
         assert sandboxing is not None
         left_s = requested.deadline - self._clock.monotonic()
-        operation = "preview" if granted.looking else call.request.operation
+        operation = "preview" if granted.more.looking else call.request.operation
         # Who only looks, or undoes, leaves nothing.
         files = sandboxing.artifacts if operation == "invoke" else 0
         lent = _lent(call, requested.tool.credentials)
@@ -163,7 +163,7 @@ class IsolatedExecutor:
             if tier < 3
             else (),
             "egress": self._egress(call, requested.tool, refused, requested.deadline) if tier == 2 else None,
-            "ticket": call.approval,
+            "ticket": call.more.approval,
         }
         program = _program_of(contract)
         if program is not None:
@@ -210,7 +210,7 @@ class IsolatedExecutor:
 
     def _environment(self, program: Execution, call: Call) -> dict[str, str]:
         """What a program finds in its environment: what its manifest says, and the trace it runs under."""
-        trace = headers(call.trace_id, call.span, self._clock.random_bytes)
+        trace = headers(call.trace_id, call.more.span, self._clock.random_bytes)
         return {**{name.upper(): told for name, told in trace.items()}, **program.env}
 
     def _egress(
@@ -228,8 +228,8 @@ class IsolatedExecutor:
         )
 
         spans = None
-        if isinstance(call.span, Recording):
-            spans = RequestSpans(call.span, deadline, partial(self._hide, call))
+        if isinstance(call.more.span, Recording):
+            spans = RequestSpans(call.more.span, deadline, partial(self._hide, call))
 
         @asynccontextmanager
         async def served(listener: socket.socket) -> AsyncGenerator[list[str]]:
@@ -246,7 +246,7 @@ class IsolatedExecutor:
                 elif event.safe is False and not contract.mutation.writes:
                     # Such a method changes something elsewhere, and this tool says that it changes nothing.
                     change = Change(resource=f"http:{event.host}:{event.port}", operation="UPDATE")
-                    call.detected = (*call.detected, change)
+                    call.extend().detected = (*call.more.detected, change)
 
             begin = None if spans is None else spans.begin
             proxy = Egress(policy, clock=self._clock, on_event=heard, on_begin=begin)
@@ -297,8 +297,8 @@ def _program_of(contract: Contract) -> Execution | None:
 
 def _mapping(program: Execution, granted: Granted, outcome: Outcome) -> Json:
     """The ids of a program that was run: which, with which words by their digest, where, and how it ended."""
-    contract = granted.checked.requested.tool.contract
-    words = "\0".join(program.words(granted.checked.call_input))
+    contract = granted.tool.contract
+    words = "\0".join(program.words(granted.input))
     return {
         "schema_version": "0.2.0",
         "kind": "cli",
@@ -381,7 +381,7 @@ def _limits(contract: Contract, sandboxing: Sandboxing, wall_s: float, files: in
 
 
 def _lent(call: Call, names: tuple[str, ...]) -> dict[str, bytes]:
-    lease, caller = call.lease, call.request.caller
+    lease, caller = call.more.lease, call.request.caller
     return {} if lease is None else {name: lease[secret_of(name, caller)].reveal().encode() for name in names}
 
 

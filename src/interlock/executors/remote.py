@@ -50,26 +50,26 @@ class RemoteExecutor:
         # INVARIANT: nothing is asked of an upstream without a grant that the Authorize phase of this gateway made.
         if granted.seal is not self._seal:
             raise Failure("E3000", "a tool can only run under a grant")
-        requested = granted.checked.requested
-        call, tool = requested.call, requested.tool
+        requested = granted
+        call, tool = requested, requested.tool
         manifest = tool.contract.manifest
         execution, caller = manifest.execution, call.request.caller
         assert execution is not None
         assert caller is not None
-        lease = call.lease
+        lease = call.more.lease
         remote = RemoteCall(
             tool=tool.ref,
             native=execution.native,
             definition=execution.implementation,
-            arguments=granted.checked.call_input,
+            arguments=granted.input,
             invocation_id=call.id,
             caller=caller,
             deadline=requested.deadline,
             monotonic=self._clock.monotonic,
             traceparent=unrecorded(call.trace_id, self._clock.random_bytes(8))
-            if call.span is None
-            else call.span.traceparent,
-            tracestate="" if call.span is None else call.span.state,
+            if call.more.span is None
+            else call.more.span.traceparent,
+            tracestate="" if call.more.span is None else call.more.span.state,
             key=call.request.key,
             writes=tool.writes,
             credentials={}
@@ -83,8 +83,8 @@ class RemoteExecutor:
         )
         connector = self._connect(execution.target)
         span = None
-        if isinstance(call.span, Recording):
-            span = call.span.outbound("External", requested.deadline, {"upstream": execution.target})
+        if isinstance(call.more.span, Recording):
+            span = call.more.span.outbound("External", requested.deadline, {"upstream": execution.target})
         try:
             if span is None:
                 return await connector.call(remote)
@@ -93,9 +93,9 @@ class RemoteExecutor:
         finally:
             mapping = connector.mapping(execution.native, remote.reported)
             if mapping is not None:
-                call.mappings = (*call.mappings, {"schema_version": "0.2.0", **mapping})
+                call.extend().mappings = (*call.more.mappings, {"schema_version": "0.2.0", **mapping})
             if remote.provenance:
-                call.provenance = _provenance(remote.provenance)
+                call.extend().provenance = _provenance(remote.provenance)
 
     def _objection(self, caller: Caller, manifest: NetworkPolicy) -> Callable[[str, int], str | None] | None:
         general, own = self._network, self._network_of.get(caller.acting)

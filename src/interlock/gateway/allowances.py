@@ -47,8 +47,8 @@ class Allowances:
 
     def claim(self, checked: Checked, caller: Caller) -> None:
         """Note what the call will use up; it is claimed with its intent, or refused there."""
-        call, contract = checked.requested.call, checked.requested.tool.contract
-        claims: list[Callable[[Transaction], None]] = [*(call.claims or ())]
+        call, contract = checked, checked.tool.contract
+        claims: list[Callable[[Transaction], None]] = [*(call.more.claims or ())]
         tool = str(contract.id)
         service = contract.manifest.external_service
         services = () if service is None else (service,)
@@ -65,8 +65,8 @@ class Allowances:
                 amount = millionths(contract.manifest.estimated_cost or 0.0)
                 claims.append(lambda transaction: budgets.hold(transaction, call.id, self._owner, held, amount))
         if self.metered:
-            call.meter = Meter()
-        call.claims = claims or None
+            call.extend().meter = Meter()
+        call.extend().claims = claims or None
 
     def spent_and_left(self, call: Call, caller: Caller) -> tuple[int, int]:
         """What is spent of the tightest budget that covers a call, and what is left of it; for policies to look at."""
@@ -94,7 +94,7 @@ class Allowances:
 
     def counts(self, call: Call) -> bool:
         """Whether the call's cost is to be stored."""
-        if self.metered or (call.context is not None and call.context.costs is not FREE):
+        if self.metered or (call.more.context is not None and call.more.context.costs is not FREE):
             return True
         caller = call.request.caller
         capability = None if caller is None else caller.capability
@@ -102,10 +102,10 @@ class Allowances:
 
     def cost(self, call: Call) -> Cost:
         """What a call has cost so far: what its tool reported, and what was metered."""
-        total = FREE if call.context is None else call.context.costs
-        if call.meter is not None:
-            total += call.meter.cost(self._settings.prices)
-        if call.approval is not None and self._settings.prices.human_review:
+        total = FREE if call.more.context is None else call.more.context.costs
+        if call.more.meter is not None:
+            total += call.more.meter.cost(self._settings.prices)
+        if call.more.approval is not None and self._settings.prices.human_review:
             total += Cost(human_review=millionths(self._settings.prices.human_review))
         return total
 
@@ -127,7 +127,7 @@ class Allowances:
     def note_limit(self, call: Call, failure: Failure) -> None:
         """Leave a service alone for as long as it asked for."""
         service = None if call.tool is None else call.tool.contract.manifest.external_service
-        if failure.code == "E3504" and failure.retry_after_ms and service is not None and not call.borrowed:
+        if failure.code == "E3504" and failure.retry_after_ms and service is not None and not call.more.borrowed:
             self._journal.post(limits.suspend(service, self._now_ms() + failure.retry_after_ms))
 
     def tell(self, call: Call, overrun: Sequence[Overrun]) -> None:
@@ -141,8 +141,8 @@ def _heeds_suspension(checked: Checked) -> bool:
 
     A read has no intent to write; it asks when it is let through to the service (`resilience.services`).
     """
-    requested = checked.requested
-    return requested.tool.service is not None and (requested.tool.writes or requested.call.request.dry_run)
+    requested = checked
+    return requested.tool.service is not None and (requested.tool.writes or requested.request.dry_run)
 
 
 def task_of(call: Call) -> str:

@@ -74,7 +74,7 @@ class Asking:
 
         `look` is a grant for the preview that a reviewer is shown.
         """
-        call = checked.requested.call
+        call = checked
         call.move("awaiting_approval")
         if self._use_standing(checked):
             call.move("approved")
@@ -84,21 +84,21 @@ class Asking:
             call.move("approved")
             self._claim(call, _refuse_used)
             return Found()
-        call.approval_outcome = ticket.outcome()
+        call.extend().approval_outcome = ticket.outcome()
         no = tickets.rejection(ticket)
         if no is not None:
             raise no
         if ticket.state == "PENDING":
             # INVARIANT: a call has one id, however often it is sent while a person decides.
             call.id = ticket.call
-            if isinstance(call.span, Recording):
-                call.span.event("approval_requested", ticketId=ticket.id, group=ticket.approvers[-1])
+            if isinstance(call.more.span, Recording):
+                call.more.span.event("approval_requested", ticketId=ticket.id, group=ticket.approvers[-1])
             self._observer.emit("tool.permission.requested", call, **ticket.pending())
             return Found(ticket)
         call.move("approved")
-        call.approval = ticket.id
+        call.extend().approval = ticket.id
         seen = digest(self.opened(ticket).agreed_preview)
-        call.agreed = {"approvedBy": ticket.resolved_by, "previewDigest": seen}
+        call.extend().agreed = {"approvedBy": ticket.resolved_by, "previewDigest": seen}
         if ticket.state == "USED":
             # It ran: what came of it is under its key. If the key is free by now, there is no agreement any more.
             self._claim(call, _refuse_used)
@@ -108,13 +108,13 @@ class Asking:
         assert ticket.sealed is not None
         agreed = self.unsealed(ticket.sealed if ticket.edited is None else ticket.edited, ticket.id)
         # What was promised of the input as it was says nothing of another one, which has a promise of its own.
-        call.promised = {"promised": agreed["promised"]}
+        call.extend().promised = {"promised": agreed["promised"]}
         if ticket.edited is None:
             return Found()
         return Found(edited=agreed["arguments"], by=ticket.resolved_by or "", agreed=agreed.get("agreed"))
 
     def _use_standing(self, checked: Checked) -> bool:
-        call, tool = checked.requested.call, checked.requested.tool
+        call, tool = checked, checked.tool
         assert call.request.caller is not None
         if call.request.operation != "invoke":
             return False  # whoever agreed to calls of a tool has not agreed to undoing them
@@ -128,27 +128,27 @@ class Asking:
             caller=call.request.caller.acting,
             tool=str(tool.contract.id),
             version=tool.contract.version,
-            arguments=checked.permission_input,
+            arguments=checked.input,
             now_ms=self._clock.now_ms(),
             normal=partial(in_normal_form, tool.contract),
         )
         if found is None:
             return False
-        call.approval = found.id
-        call.approval_outcome = mechanism.standing(found.id, found.granted_by)
-        call.agreed = {"approvedBy": found.granted_by, "previewDigest": None}  # agreed in advance, to bounds
+        call.extend().approval = found.id
+        call.extend().approval_outcome = mechanism.standing(found.id, found.granted_by)
+        call.extend().agreed = {"approvedBy": found.granted_by, "previewDigest": None}  # agreed in advance, to bounds
         self._claim(call, lambda transaction: standing.use(transaction, found, call.id))
         return True
 
     def _claim(self, call: Call, claim: Callable[[Transaction], None]) -> None:
-        call.claims = [*(call.claims or ()), claim]
+        call.extend().claims = [*(call.more.claims or ()), claim]
 
     async def _ticket(self, checked: Checked, decision: Decision, look: Granted) -> Ticket | None:
         """The call's ticket: the one it has, or a new one with a preview of what would happen.
 
         None for a call that ran before there was anything to ask: what came of it is under its key.
         """
-        call, tool = checked.requested.call, checked.requested.tool
+        call, tool = checked, checked.tool
         approval = tool.contract.manifest.approval or self._settings.approval
         wish = self._wish(checked, decision, approval)
         ask = partial(
@@ -167,7 +167,7 @@ class Asking:
             return None
         preview = await self._execution.look(look)
         # The promise is sealed too: a digest of something short gives it away to whoever can guess.
-        content = {**_content(checked.requested, self._clock.monotonic()), "promised": promised(preview)}
+        content = {**_content(checked, self._clock.monotonic()), "promised": promised(preview)}
         sealed = self.seal_up(encode(content), wish.id)
         shown = Shown(wish.params, self._observer.for_reviewer(call, preview)).sealed(self._box, wish.id)
         wish = replace(wish, shown=shown, sealed=sealed)
@@ -176,7 +176,7 @@ class Asking:
         return opened
 
     def _wish(self, checked: Checked, decision: Decision, approval: Approval) -> Ticket:
-        call, contract = checked.requested.call, checked.requested.tool.contract
+        call, contract = checked, checked.tool.contract
         caller = call.request.caller
         assert caller is not None
         now_ms = self._clock.now_ms()
@@ -184,8 +184,8 @@ class Asking:
         head = records.head("pending", call, now_ms)
         head |= {"states": call.states[:-1], "phases": call.phases, "policy": decision.policy, "rules": decision.rules}
         head["decision"] = records.decided(decision, looking=False)
-        if call.hook_outputs:
-            head["hookOutputs"] = call.hook_outputs
+        if call.more.hook_outputs:
+            head["hookOutputs"] = call.more.hook_outputs
         if capability is not None and len(capability.links) > 1:
             head["onBehalfOf"] = [link.subject for link in capability.links[:-1]]
         return Ticket(
@@ -198,11 +198,11 @@ class Asking:
             tenant=caller.tenant,
             caller=caller.id,
             requester=caller.acting,
-            digest=digest(dict(checked.permission_input)),
+            digest=digest(dict(checked.input)),
             policy=decision.policy,
             reason=decision.reason,
             chain=chain_of(approval),
-            shown=Shown(self._observer.shown_input(call, checked.permission_input), {}),
+            shown=Shown(self._observer.shown_input(call, checked.input), {}),
             head=head,
             sealed=None,
             # Nobody is asked for longer than the caller's authority lasts.
@@ -230,7 +230,7 @@ def _refuse_used(_: Transaction) -> None:
 
 def _content(requested: Requested, now: float) -> Json:
     """All that is needed to go on with a call in another process."""
-    request = requested.call.request
+    request = requested.request
     assert request.caller is not None
     return {
         "tool": request.tool,
@@ -238,7 +238,7 @@ def _content(requested: Requested, now: float) -> Json:
         "arguments": decode(requested.model_input),
         "key": request.key,
         "session": request.session,
-        "trace_id": requested.call.trace_id,
+        "trace_id": requested.trace_id,
         # Waiting costs none of the time the call may take.
         "timeout_s": max(0.001, requested.deadline - now),
         "operation": request.operation,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from interlock.approvals import mechanism
 from interlock.approvals.ticket import Ticket
@@ -20,7 +21,7 @@ from interlock.core.capability import Capability
 from interlock.core.clock import Clock
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked, Decision, Granted, Read
+from interlock.core.phases import Call, Checked, Decision, Granted, Read, Requested
 from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.gateway import cover, validate
@@ -71,7 +72,7 @@ class Authorizer:
 
     async def authorize(self, checked: Checked) -> Granted | Ticket:
         """A grant, or the ticket that a person must decide on first; raises when the answer is no."""
-        call, tool = checked.requested.call, checked.requested.tool
+        call, tool = checked, checked.tool
         caller = call.request.caller
         assert caller is not None
         call.phases.append("authorize")
@@ -80,8 +81,9 @@ class Authorizer:
             self._observer.alert("RUNAWAY_LOOP", call, what=odd)
         decision = self._plainly(checked, caller) or await self._decide(checked, caller)
         if decision.behavior == "ask" and not call.request.dry_run:
-            look = Granted(checked, decision, self._seal, looking=True)
+            look = self._grant(checked, looking=True)
             found = await self._asking.seek(checked, decision, look)
+            call.seal = None
             if found.ticket is not None:
                 return found.ticket
             if found.edited is not None:
@@ -89,16 +91,22 @@ class Authorizer:
                 # What the reviewer wrote is judged like anything else; only the agreement is not asked for twice.
                 decision = await self._decide(checked, caller)
         elif (tool.writes or tool.tier) and not call.request.dry_run:
-            call.approval_outcome = mechanism.auto(decision)
+            call.extend().approval_outcome = mechanism.auto(decision)
         if self._allowances.needed(checked, caller):
             self._allowances.claim(checked, caller)
-        return Granted(checked, decision, self._seal, call.request.dry_run)
+        return self._grant(checked, looking=call.request.dry_run)
+
+    def _grant(self, checked: Checked, *, looking: bool) -> Granted:
+        """Seal a call: from here on executors run it, or only its preview."""
+        call: Call = checked
+        if looking or call.more.looking:
+            call.extend().looking = looking
+        call.seal = self._seal
+        return cast("Granted", call)
 
     def to_look(self, checked: Checked) -> Granted:
         """A grant that is good for nothing but a preview, which a reviewer wants to see before they agree."""
-        words = "a reviewer looks at what it would do"
-        decision = Decision(behavior="ask", reason=words, rules=(), policy="", source="approval")
-        return Granted(checked, decision, self._seal, looking=True)
+        return self._grant(checked, looking=True)
 
     def clear(self, read: Read) -> Decision | None:
         """Seal a plain read that fits its contract. None, and no seal, where anything has to be looked at closely."""
@@ -118,12 +126,14 @@ class Authorizer:
     def grant(self, read: Read) -> Granted:
         """The grant of a plain read that turned out not to be so plain."""
         assert read.decision is not None
-        return Granted(Checked(read.requested(), read.arguments, read.arguments), read.decision, read.seal)
+        call: Call = read.requested()
+        call.seal = read.seal
+        return cast("Granted", call)
 
     def _plainly(self, checked: Checked, caller: Caller) -> Decision | None:
         """An allow that nothing about this very call can change. Nearly all reads end here."""
-        requested = checked.requested
-        call, tool = requested.call, requested.tool
+        requested = checked
+        call, tool = requested, requested.tool
         if tool.writes or tool.tier or tool.required_scopes or tool.confined:
             return None
         if call.decision is not None or self._observer.heard(call):
@@ -138,19 +148,19 @@ class Authorizer:
 
     async def _decide(self, checked: Checked, caller: Caller) -> Decision:
         """What all the voices together say; a deny is raised."""
-        requested = checked.requested
-        call, tool, request = requested.call, requested.tool, requested.call.request
+        requested = checked
+        call, tool, request = requested, requested.tool, requested.request
         if caller.capability is not None:
             self._check_token(checked, caller.capability)
         if tool.confined:
             try:
-                cover.check_paths(tool, checked.permission_input)
+                cover.check_paths(tool, checked.input)
             except cover.BlockedPath as failure:
                 self._block(checked, failure, "permissions")
                 raise
         operation = "preview" if request.dry_run else request.operation
         question = Question(
-            caller, tool.contract, tool.digest, checked.permission_input, operation, request.session, request.door,
+            caller, tool.contract, tool.digest, checked.input, operation, request.session, request.door,
             None if request.native is None else str(request.native.get("operation_id", "")) or None,
             self._allowances.spent_and_left(call, caller) if self._allowances.active else _NO_BUDGET, call.started_ms,
         )  # fmt: skip
@@ -180,7 +190,7 @@ class Authorizer:
 
     def _check_token(self, checked: Checked, capability: Capability) -> None:
         """The token is good now, and every link of its chain covers this tool, version and resource."""
-        tool = checked.requested.tool
+        tool = checked.tool
         self._tokens.check(capability)
         known = (capability.digest, tool.digest)
         bound = self._covered.get(known)
@@ -192,7 +202,7 @@ class Authorizer:
                     self._covered.clear()
                 self._covered[known] = bound
         if bound:
-            found = cover.resources_of(tool.contract, checked.permission_input)
+            found = cover.resources_of(tool.contract, checked.input)
             self._note_resources(checked, found)
             try:
                 cover.check_resources(capability, tool.contract, found)
@@ -204,8 +214,8 @@ class Authorizer:
 
     def _block(self, checked: Checked, failure: cover.BlockedPath, source: str) -> None:
         """Have it recorded which path was refused, and by what."""
-        call, contract = checked.requested.call, checked.requested.tool.contract
-        path = as_written(contract, checked.permission_input, failure.path)
+        call, contract = checked, checked.tool.contract
+        path = as_written(contract, checked.input, failure.path)
         call.decision = Decision(
             behavior="deny",
             reason=failure.message,
@@ -224,13 +234,13 @@ class Authorizer:
 
         A call without them is there only for tokens that are not bound to resources.
         """
-        call = checked.requested.call
-        if found is None and len(checked.requested.model_input) <= _LARGEST_NAMED:
+        call = checked
+        if found is None and len(checked.model_input) <= _LARGEST_NAMED:
             try:
-                found = cover.resources_of(checked.requested.tool.contract, checked.permission_input)
+                found = cover.resources_of(checked.tool.contract, checked.input)
             except Failure:
                 found = None  # this token is not bound to resources, so nothing is refused
-        call.resources = self._observer.resources(call, found) if found and len(found) <= _MOST_NAMED else None
+        call.extend().resources = self._observer.resources(call, found) if found and len(found) <= _MOST_NAMED else None
 
     def _fulfil(self, call: Call, decision: Decision) -> None:
         for obligation in decision.obligations:
@@ -243,11 +253,11 @@ class Authorizer:
         The hooks see it as they saw the caller's own input. `agreed` is the digest of what they made of it when the
         reviewer agreed.
         """
-        requested = checked.requested
-        call, before = requested.call, checked.permission_input
-        told = len(call.mutations)
+        requested = cast("Requested", checked)
+        call, before = requested, checked.input
+        told = len(call.more.mutations)
         arguments = validate.check_input(requested, private_copy(edited))
-        del call.mutations[told:]
+        del call.extend().mutations[told:]
         await self._check_meaning(checked, arguments)
         if self._hooks.registered:
             written, arguments = arguments, await self._hooks.before(requested, arguments, reviewer=by)
@@ -261,14 +271,14 @@ class Authorizer:
                 resolution="send the call again under a new key, so that a person decides anew",
             )
         # It is compared as a whole. What was converted or filled in of the reviewer's input is the reviewer's too.
-        hooked = {change.pointer: change.source for change in call.mutations[told:]}
+        hooked = {change.pointer: change.source for change in call.more.mutations[told:]}
         changes = difference(f"reviewer:{by}", before, arguments)
-        call.mutations[told:] = [one._replace(source=hooked.get(one.pointer, one.source)) for one in changes]
+        call.extend().mutations[told:] = [one._replace(source=hooked.get(one.pointer, one.source)) for one in changes]
         call.input = arguments
-        return Checked(requested, arguments, arguments)
+        return checked
 
     async def _check_meaning(self, checked: Checked, arguments: Json) -> None:
-        requested = checked.requested
+        requested = checked
         if requested.tool.has_checks:
             await validate.check_meaning(requested.tool, arguments, requested.deadline - self._clock.monotonic())
 

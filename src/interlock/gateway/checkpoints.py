@@ -98,7 +98,7 @@ class Checkpoints:
         if not runs():
             raise _over(call)
         kind: CheckpointType = "macro" if label in config.macro_events else "named"
-        first, call.noted = not call.noted, True
+        first, call.extend().noted = not call.more.noted, True
         name, version, most = str(tool.contract.id), tool.contract.version, self.bounds.number
         owner, gone = _owner(caller), orjson.dumps(redacted).decode()
 
@@ -119,15 +119,15 @@ class Checkpoints:
         try:
             seq = await self._journal.commit(unit)
         except Failure as failure:
-            call.noted = not first
+            call.extend().noted = not first
             if failure.code == "E3407":
                 raise
             raise Failure("E3902", f"the checkpoint `{label}` was not written: {failure.message}") from failure
         self._tell(call, label, seq, len(text))
 
     def _tell(self, call: Call, label: str, seq: int, size: int) -> None:
-        if isinstance(call.span, Recording):
-            call.span.event("tool.checkpoint", label=label, sequence=seq, bytes=size)
+        if isinstance(call.more.span, Recording):
+            call.more.span.event("tool.checkpoint", label=label, sequence=seq, bytes=size)
         facts = {"checkpoint": label, "checkpoint_id": checkpoint_id(call.id, seq)}
         self._observer.progress(call, {"message": f"saved checkpoint {label}", **facts})
 

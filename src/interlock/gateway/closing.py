@@ -90,27 +90,27 @@ class Closer:
 
     async def succeed(self, verified: Verified) -> Result:
         """Record a success, then tell it."""
-        ran = verified.ran
-        requested = ran.granted.checked.requested
-        call, tool = requested.call, requested.tool
+        ran = verified
+        requested = ran
+        call, tool = requested, requested.tool
         call.phases.append("return")
-        if ran.source == "replay":
+        if ran.more.source == "replay":
             return await self._close_replay(verified)
         size = len(verified.encoded)
         fits = tool.max_inline is None or size <= tool.max_inline
-        persistence = INLINE if fits and not verified.redacted else _persistence(call.id, size, tool, fits=fits)
+        persistence = INLINE if fits and not verified.more.redacted else _persistence(call.id, size, tool, fits=fits)
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
-        if ran.context is not None and ran.context.attached:
-            self._attach(call, ran.context.attached, now_ms, metadata)
-        if call.provenance:
-            metadata |= self._cleaned_facts(call, call.provenance)
+        if ran.more.context is not None and ran.more.context.attached:
+            self._attach(call, ran.more.context.attached, now_ms, metadata)
+        if call.more.provenance:
+            metadata |= self._cleaned_facts(call, call.more.provenance)
         if (
-            tool.plain and persistence.ref is None and not call.noted and not call.files
+            tool.plain and persistence.ref is None and not call.more.noted and not call.more.files
             and not self._allowances.counts(call)
-            and not ((call.mutations or self._keeps_all_inputs) and self.kept.keeps_inputs(call))
+            and not ((call.more.mutations or self._keeps_all_inputs) and self.kept.keeps_inputs(call))
         ):  # fmt: skip
-            body = records.closed_read(call, now_ms, metadata["latency_ms"], ran.source, verified)
+            body = records.closed_read(call, now_ms, metadata["latency_ms"], ran.more.source, verified)
             if self._batched and not self._journal.crowded:
                 self._journal.record("closed", call.id, body)
             else:
@@ -121,13 +121,13 @@ class Closer:
             if withheld and persistence.ref is not None:
                 persistence = replace(persistence, decision="link", reason=withheld)
         call.move("succeeded")
-        self._observer.closed(call, metadata, ran.source)
+        self._observer.closed(call, metadata, ran.more.source)
         if self._observer.heard(call):
-            self._tell(call, persistence, verified.redacted)
+            self._tell(call, persistence, verified.more.redacted)
         # In order of its fields; by name it would take half as long again.
         return Result(
-            call.id, tool.ref, "succeeded", now_ms, call.trace_id, metadata, verified.value, None, ran.source,
-            persistence, verified.redacted, verified.artifacts,
+            call.id, tool.ref, "succeeded", now_ms, call.trace_id, metadata, verified.value, None, ran.more.source,
+            persistence, verified.more.redacted, verified.more.artifacts,
         )  # fmt: skip
 
     def _tell(self, call: Call, persistence: Persistence, redacted: tuple[str, ...]) -> None:
@@ -140,34 +140,34 @@ class Closer:
 
     async def _record_success(self, verified: Verified, persistence: Persistence, now_ms: int, metadata: Json) -> str:
         """Write all that a success leaves behind, in one transaction. Returns why its payloads were withheld, if so."""
-        ran = verified.ran
-        requested = ran.granted.checked.requested
-        call, request = requested.call, requested.call.request
+        ran = verified
+        requested = ran
+        call, request = requested, requested.request
         assert request.caller is not None
         caller = request.caller
-        session = None if ran.context is None else ran.context.session
+        session = None if ran.more.context is None else ran.more.context.session
         assert session is None or isinstance(session, SessionState)
         if session is not None and self._observer.hides(call):
             session.rewrite(lambda value: self._observer.without(call, value))
-        told = (*ran.changes, *(() if session is None else session.changes()))
-        changes = self.told(call, (*told, *call.detected))
-        if call.promised is not None and ran.context is not None:
+        told = (*ran.more.changes, *(() if session is None else session.changes()))
+        changes = self.told(call, (*told, *call.more.detected))
+        if call.more.promised is not None and ran.more.context is not None:
             # The values of what was seen from outside are descriptions, which no preview promises.
-            seen = (replace(one, after=None) for one in call.detected)
+            seen = (replace(one, after=None) for one in call.more.detected)
             self._compare(call, self.told(call, (*told, *seen)), metadata)
-        can_tell = ran.context is not None and not requested.tool.remote
-        if call.scope is not None and can_tell and not changes and request.operation == "invoke":
+        can_tell = ran.more.context is not None and not requested.tool.remote
+        if call.more.scope is not None and can_tell and not changes and request.operation == "invoke":
             # Only a tool that can report its changes can be seen to have made none.
-            call.warnings.append("WRITE_TOOL_NO_MUTATION")
-            metadata["warnings"] = call.warnings
+            call.extend().warnings.append("WRITE_TOOL_NO_MUTATION")
+            metadata["warnings"] = call.more.warnings
             self._observer.alert("WRITE_TOOL_NO_MUTATION", call)
         undo = compensation(verified)
         outcome: Json = {
             "value": None if persistence.ref is not None else verified.value,
             "persistence": [persistence.decision, persistence.ref, persistence.size, persistence.reason],
-            "redacted": verified.redacted,
+            "redacted": verified.more.redacted,
         }
-        if any(change.source.startswith("reviewer:") for change in call.mutations):
+        if any(change.source.startswith("reviewer:") for change in call.more.mutations):
             # Whoever asks again under the key is told too that this is not what they asked for.
             outcome["metadata"] = {"input_mutations": metadata["input_mutations"]}
         told_beside = {name: metadata[name] for name in _ATTACHED if name in metadata}
@@ -176,11 +176,11 @@ class Closer:
         extra: Json = {}
         if "handoffs" in metadata:
             extra["handoffs"] = metadata["handoffs"]
-        if call.scope is not None:
+        if call.more.scope is not None:
             large = len(verified.encoded) > LARGE
             extra["resultHash"] = await WALKS.run(digest, verified.value) if large else digest(verified.value)
-        if verified.artifacts:
-            outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.artifacts]
+        if verified.more.artifacts:
+            outcome["artifacts"] = extra["artifacts"] = [one.document() for one in verified.more.artifacts]
         cost = self._cost(call, metadata, extra)
         if persistence is not INLINE:
             extra["persistence"] = records.persistence(persistence)
@@ -198,12 +198,14 @@ class Closer:
                 more["persistence"] = records.persistence(gone)
             summary = records.summarize(verified.value, len(verified.encoded))
             return records.closed(
-                call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=ran.source, effects=changes,
-                summary=summary, extra={**extra, **more},
+                call, now_ms, state="succeeded", latency_ms=metadata["latency_ms"], source=ran.more.source,
+                effects=changes, summary=summary, extra={**extra, **more},
             )  # fmt: skip
 
         body = record()
-        bodies = {artifact.ref: file.content for artifact, file in zip(verified.artifacts, call.files, strict=True)}
+        bodies = {
+            artifact.ref: file.content for artifact, file in zip(verified.more.artifacts, call.more.files, strict=True)
+        }
         if persistence.ref is not None:
             bodies[persistence.ref] = verified.encoded
         values = self._private_values(call, requested.tool)
@@ -217,15 +219,15 @@ class Closer:
 
         def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> tuple[str, tuple[Overrun, ...]]:
             withheld = ""
-            if bodies and call.scope is None:
+            if bodies and call.more.scope is None:
                 self.kept.check_room(transaction, caller, sum(map(len, bodies.values())))
             elif bodies:
                 withheld = self.kept.why_withheld(transaction, caller, bodies)
             if session is not None and session.changed:
                 self.kept.store_session(transaction, session_id(caller, request.session), session)
-            if call.scope is not None:
-                keys.settle(transaction, call.scope, call.id, "done", self.kept.sealed_outcome(call.id, outcome))
-            elif call.noted:
+            if call.more.scope is not None:
+                keys.settle(transaction, call.more.scope, call.id, "done", self.kept.sealed_outcome(call.id, outcome))
+            elif call.more.noted:
                 reconcile.end(transaction, call.id)
             self.kept.store_payloads(transaction, call.id, caller, bodies, withheld, ahead)
             if undo is not None:
@@ -276,8 +278,8 @@ class Closer:
             stated = call.tool.contract.manifest.content_types
             strange = sorted({str(one["type"]) for one in attached.content}.difference(stated)) if stated else ()
             if strange:
-                call.warnings.extend(f"UNDECLARED_CONTENT type={one}" for one in strange)
-                metadata["warnings"] = call.warnings
+                call.extend().warnings.extend(f"UNDECLARED_CONTENT type={one}" for one in strange)
+                metadata["warnings"] = call.more.warnings
             if not call.tool.private:
                 metadata["content"] = cleaned(attached.content, clean)
         if attached.views:
@@ -296,8 +298,8 @@ class Closer:
 
     def _compare(self, call: Call, changes: tuple[Change, ...], metadata: Json) -> None:
         """Hold what the call did against what its reviewer was shown."""
-        assert call.promised is not None
-        differences = broken_promises(call.promised, changes)
+        assert call.more.promised is not None
+        differences = broken_promises(call.more.promised, changes)
         if differences:
             metadata["previewDifferences"] = [self._observer.hide(call, difference) for difference in differences]
             self._observer.alert("PREVIEW_MISMATCH", call, differences=metadata["previewDifferences"])
@@ -346,7 +348,7 @@ class Closer:
                 await asyncio.shield(self.pay())
             return await asyncio.shield(self._twice(call, unit))
         except Failure as failure:
-            if failure.code == "E3410" or call.scope is None:
+            if failure.code == "E3410" or call.more.scope is None:
                 raise
             self._owed.append((call, unit))
             _log.error("the outcome of call %s could not be recorded: %s", call.id, failure.message)
@@ -418,20 +420,25 @@ class Closer:
             large = payload is not None and len(payload) > LARGE
             value = None if payload is None else await WALKS.run(decode, payload) if large else decode(payload)
         # What the caller may see is decided now, not when the call ran.
-        shown = Verified(ran, None, b"")
+        more = ran.extend()
+        ran.value = None
         if value is not None:
-            shown = await WALKS.run(self.redact, ran, value) if large else self.redact(ran, value)
-        redacted, artifacts = tuple({*outcome["redacted"], *shown.redacted}), recalled(outcome.get("artifacts", ()))
-        return Verified(ran, shown.value, b"", redacted, artifacts)
+            await WALKS.run(self.redact, ran, value) if large else self.redact(ran, value)
+        ran.encoded = b""
+        more.redacted, more.artifacts = (
+            tuple({*outcome["redacted"], *more.redacted}),
+            recalled(outcome.get("artifacts", ())),
+        )
+        return cast("Verified", ran)
 
     async def _close_replay(self, verified: Verified) -> Result:
-        ran = verified.ran
+        ran = verified
         found: keys.Replay = ran.output
-        requested = ran.granted.checked.requested
-        call = requested.call
+        requested = ran
+        call = requested
         metadata = self._metadata(call)
         now_ms = self._clock.now_ms()
-        told = [one.document() for one in verified.artifacts]
+        told = [one.document() for one in verified.more.artifacts]
         extra: Json = {"replayOf": found.call, **({"artifacts": told} if told else {})}
         sent = await self.kept.inputs_of(call)
 
@@ -468,8 +475,8 @@ class Closer:
             persistence=Persistence(
                 decision=decision, ref=ref, size=size, reason=reason, private=ref is not None and requested.tool.private
             ),
-            redacted=verified.redacted,
-            artifacts=verified.artifacts,
+            redacted=verified.more.redacted,
+            artifacts=verified.more.artifacts,
         )
 
     # Failure
@@ -491,10 +498,10 @@ class Closer:
         if cause is not None:
             metadata["synthetic_cause"] = extra["syntheticCause"] = cause
         # A tool that runs on goes on costing; what it set aside stays set aside until it ends.
-        counted = (call.claimed or call.launched) and not call.runs_on
+        counted = (call.more.claimed or call.launched) and not call.more.runs_on
         cost = self._cost(call, metadata, extra) if counted else None
-        reported = () if call.context is None else call.context.changes
-        changes = self.told(call, (*reported, *call.detected))
+        reported = () if call.more.context is None else call.more.context.changes
+        changes = self.told(call, (*reported, *call.more.detected))
 
         def record(unkept: Json, failure: Failure = failure) -> bytes:
             return records.closed(
@@ -510,18 +517,18 @@ class Closer:
 
         def unit(transaction: Transaction) -> _Written:
             ended_before = False
-            if call.scope is not None and settlement is not None:
+            if call.more.scope is not None and settlement is not None:
                 # INVARIANT: a success that is on record, or a late outcome, is never overwritten by how the wait ended.
-                ended_before = not keys.is_open(transaction, call.scope, call.id)
+                ended_before = not keys.is_open(transaction, call.more.scope, call.id)
                 if not ended_before:
                     done = settlement == "done"
                     result = self.kept.sealed_outcome(call.id, stored(failure)) if done else None
-                    keys.settle(transaction, call.scope, call.id, settlement, result)
+                    keys.settle(transaction, call.more.scope, call.id, settlement, result)
                 elif call.recorded:
                     return _Written(ended_before=True)
             elif call.recorded and transaction.has("closed", call.id):
                 return _Written(ended_before=False)
-            elif call.noted:
+            elif call.more.noted:
                 reconcile.end(transaction, call.id)
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             if values is not None and call.request.caller is not None:
@@ -573,10 +580,10 @@ class Closer:
         def unit(transaction: Transaction) -> _Written:
             if transaction.has("closed", call.id):
                 return _Written(ended_before=True)
-            if call.scope is not None and settlement is not None:
-                if keys.is_open(transaction, call.scope, call.id):
-                    keys.settle(transaction, call.scope, call.id, settlement, None)
-            elif call.noted:
+            if call.more.scope is not None and settlement is not None:
+                if keys.is_open(transaction, call.more.scope, call.id):
+                    keys.settle(transaction, call.more.scope, call.id, settlement, None)
+            elif call.more.noted:
                 reconcile.end(transaction, call.id)
             booked = Booked()
             if call.tool is not None and call.request.caller is not None:
@@ -610,11 +617,11 @@ class Closer:
 
     async def _record_failure(self, call: Call, failure: Failure, unit: Unit[_Written]) -> tuple[_Written, Failure]:
         """Write a failure down. Returns the failure to tell: this one, or that it could not be written."""
-        if failure.code == "E3409" and call.scope is not None:
+        if failure.code == "E3409" and call.more.scope is not None:
             # The closing that failed is owed already, and will say how the call really ended.
             return _Written(ended_before=False), failure
         try:
-            if call.scope is not None:
+            if call.more.scope is not None:
                 written = await self._close_write(call, unit)
             else:
                 written = await self._journal.commit(unit)
@@ -626,18 +633,18 @@ class Closer:
 
     def settle_late(self, granted: Granted, done: Future[Any]) -> None:
         """A write that was cut off has ended after all: its outcome is no longer unknown."""
-        requested = granted.checked.requested
-        call, scope = requested.call, requested.call.scope
+        requested = granted
+        call, scope = requested, requested.more.scope
         assert scope is not None
         caller, bodies = call.request.caller, dict[str, bytes]()
         facts: Json = {}
         assert caller is not None
         try:
             value = verify.map_output(requested.tool, done.result(), self.most_bytes(requested.tool))
-            if call.lease is not None:
+            if call.more.lease is not None:
                 # Its credentials are void by now, so nobody can take them out of what it says.
                 value = None
-            verified = self.redact(Ran(granted, None), value)
+            verified = self.redact(cast("Ran", granted), value)
         except Failure as failure:
             outcome = stored(self._observer.clean(call, failure))
         except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
@@ -649,7 +656,7 @@ class Closer:
             outcome = {
                 "value": verified.value if fits else None,
                 "persistence": [persistence.decision, persistence.ref, size, persistence.reason],
-                "redacted": verified.redacted,
+                "redacted": verified.more.redacted,
                 "metadata": {"late": True},
             }
             facts["resultHash"] = digest(verified.value)
@@ -683,21 +690,24 @@ class Closer:
 
     def redact(self, ran: Ran, value: Any) -> Verified:
         """The verified result with nothing in it that its reader may not see."""
-        requested = ran.granted.checked.requested
+        requested = ran
         redactor = requested.tool.redactor or self._redactor_of(requested.tool)
         if redactor.trivial:
             encoded, paths = encode(value), ()
         else:
-            caller = requested.call.request.caller
+            caller = requested.request.caller
             shown = redactor.apply(value, disclose=frozenset() if caller is None else caller.scopes)
             value, encoded, paths = shown.value, encode(shown.value), shown.paths
-        if ran.source != "replay" and len(encoded) > (most := self.most_bytes(requested.tool)):
+        if ran.more.source != "replay" and len(encoded) > (most := self.most_bytes(requested.tool)):
             raise result_too_large(requested.tool.ref, most, writes=requested.tool.writes)
-        return Verified(ran, value, encoded, paths)
+        ran.value, ran.encoded = value, encoded
+        if paths or ran.more.redacted:
+            ran.extend().redacted = paths
+        return cast("Verified", ran)
 
     async def refer(self, call: Call) -> tuple[Artifact, ...]:
         """The files of a call, by reference. E3304 if one of them holds what the call was given in private."""
-        observer, files = self._observer, call.files
+        observer, files = self._observer, call.more.files
         hidden = observer.hidden(call) if observer.hides(call) else []
 
         def look() -> tuple[Artifact, ...] | None:
@@ -707,19 +717,19 @@ class Closer:
         # Large files take a while to be looked through, and calls of others should not wait for it.
         found = await WALKS.run(look)
         # INVARIANT: a credential that was lent or sent is never kept. Of a lease that is over nobody can say any more.
-        if found is None or (call.lease is not None and call.lease.closed):
+        if found is None or (call.more.lease is not None and call.more.lease.closed):
             raise Failure("E3304", f"{call.ref} left a file with something in it that the call was given in private")
         return found
 
     def shown_part(self, granted: Granted, value: Any) -> Any:
         """A part of a result as its reader may see it."""
-        requested = granted.checked.requested
+        requested = granted
         if requested.tool.private:
             return None  # that there is a part is told, and nothing of it
         verify.check_size(requested.tool, value, self.most_bytes(requested.tool))
-        caller = requested.call.request.caller
+        caller = requested.request.caller
         part = self._redactor_of(requested.tool).apply(value, disclose=frozenset() if caller is None else caller.scopes)
-        return self._observer.without(requested.call, self._redactor.value(part.value).value)
+        return self._observer.without(requested, self._redactor.value(part.value).value)
 
     def told(self, call: Call, changes: tuple[Change, ...]) -> tuple[Change, ...]:
         """Changes as they may be written down: without what the call was given in private."""
@@ -763,26 +773,26 @@ class Closer:
         metadata: Json = {"latency_ms": int((self._clock.monotonic() - call.started) * 1_000_000) / 1000}
         if call.decision is not None:
             metadata["policy_refs"] = call.decision.rules
-        if call.approval_outcome is not None:
-            metadata["approval"] = call.approval_outcome
+        if call.more.approval_outcome is not None:
+            metadata["approval"] = call.more.approval_outcome
         if call.tool is not None and call.tool.notice is not None:
             metadata["deprecation"] = call.tool.notice
-        if call.mutations:
-            metadata["input_mutations"] = [{"source": m.source, "pointer": m.pointer} for m in call.mutations]
-        if call.pagination is not None:
-            metadata["pagination"] = call.pagination
-        if call.warnings:
-            metadata["warnings"] = call.warnings
-        if call.hook_outputs:
-            metadata["hook_outputs"] = call.hook_outputs
-        if call.parts:
-            metadata["parts"] = [part.value for part in call.parts]
-            yielded = [index for index, part in enumerate(call.parts, 1) if part.yielded]
+        if call.more.mutations:
+            metadata["input_mutations"] = [{"source": m.source, "pointer": m.pointer} for m in call.more.mutations]
+        if call.more.pagination is not None:
+            metadata["pagination"] = call.more.pagination
+        if call.more.warnings:
+            metadata["warnings"] = call.more.warnings
+        if call.more.hook_outputs:
+            metadata["hook_outputs"] = call.more.hook_outputs
+        if call.more.parts:
+            metadata["parts"] = [part.value for part in call.more.parts]
+            yielded = [index for index, part in enumerate(call.more.parts, 1) if part.yielded]
             metadata |= {"yielded_parts": yielded} if yielded else {}
-        if call.context is not None and call.context.last_progress is not None:
-            metadata["progress"] = self._observer.shown(call, call.context.last_progress)
-        if call.context is not None and call.context.modifiers:
-            metadata["context_modifiers"] = self._observer.without(call, call.context.modifiers)
+        if call.more.context is not None and call.more.context.last_progress is not None:
+            metadata["progress"] = self._observer.shown(call, call.more.context.last_progress)
+        if call.more.context is not None and call.more.context.modifiers:
+            metadata["context_modifiers"] = self._observer.without(call, call.more.context.modifiers)
         return metadata
 
 
@@ -828,9 +838,9 @@ def _as_unknown(call: Call, clock: Clock) -> Unit[bool]:
     body = records.ended(call, clock.now_ms(), failure, "unknown", _latency_ms(call, clock))
 
     def unit(transaction: Transaction) -> bool:
-        if call.scope is None or not keys.is_open(transaction, call.scope, call.id):
+        if call.more.scope is None or not keys.is_open(transaction, call.more.scope, call.id):
             return False
-        keys.settle(transaction, call.scope, call.id, "unknown", None)
+        keys.settle(transaction, call.more.scope, call.id, "unknown", None)
         if not transaction.has("closed", call.id):
             transaction.append("closed", call.id, body)
         return True

@@ -131,7 +131,7 @@ class Desk:
                 request = self._waiting(ticket)
                 merged = replace(request, arguments=_merged(request.arguments, edit))
                 checked = await self._gateway.checked(merged)
-                found = cover.resources_of(contract, checked.permission_input)
+                found = cover.resources_of(contract, checked.input)
                 cover.check_resources(capability, contract, found)
         except Failure as failure:
             return failure
@@ -156,8 +156,8 @@ class Desk:
         # INVARIANT: nobody agrees to what they were not shown; what cannot be foreseen is not agreed to.
         checked = await self._gateway.checked(request)
         # The preview runs under an id of its own: somebody else may agree meanwhile, and the call itself may run.
-        checked.requested.call.id = self._gateway.with_id(request).id or ""
-        call, agreed = checked.requested.call, checked.permission_input
+        checked.id = self._gateway.with_id(request).id or ""
+        call, agreed = checked, checked.input
         was: Json = content["arguments"]
         names = [name for name in sorted(was.keys() | arguments.keys()) if was.get(name) != arguments.get(name)]
         _refuse_overruled(call, names)
@@ -304,7 +304,7 @@ def _merged(arguments: Mapping[str, Any], edit: Mapping[str, Any]) -> Json:
 
 def _refuse_overruled(call: Call, names: Sequence[str]) -> None:
     """Refuse (E3211) an edit of which a hook changes the very arguments that the reviewer wrote."""
-    for change in call.mutations:
+    for change in call.more.mutations:
         kind, _, hook = change.source.partition(":")
         name = change.pointer.removeprefix("/").split("/")[0].replace("~1", "/").replace("~0", "~")
         if kind == "hook" and name in names:

@@ -34,12 +34,12 @@ def terminal_state(failure: Failure, current: State) -> State:
 
 def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
     """What becomes of the key: kept with the failure, freed for a retry, or blocked until a person looks."""
-    if call.scope is None or call.tool is None:
+    if call.more.scope is None or call.tool is None:
         return None
     if not call.launched:
         return "released"
     manifest = call.tool.contract.manifest
-    reported: list[Change] = [] if call.context is None else call.context.changes
+    reported: list[Change] = [] if call.more.context is None else call.more.context.changes
     cut_off = state in ("timed_out", "canceled")
     if effect_stands(call) or (not cut_off and not failure.retryable):
         return "done"
@@ -48,7 +48,7 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
         # The tool did its work; only what it keeps in the session was not written.
         session_only = all(effect.resource.startswith("session:") for effect in manifest.effects)
         return "released" if failure.code == "E3410" and session_only and not reported else "unknown"
-    if call.runs_on or reported or (cut_off and not manifest.restart_safe):
+    if call.more.runs_on or reported or (cut_off and not manifest.restart_safe):
         return "unknown"
     if call.tool.remote and failure.code in _MAYBE_DONE and not manifest.restart_safe:
         # The upstream may have done it before the connection was lost, unless nothing was sent at all.
@@ -58,7 +58,7 @@ def settlement(call: Call, failure: Failure, state: State) -> Settlement | None:
 
 def effect_stands(call: Call) -> bool:
     """Whether the tool of a call has returned and its effect is confirmed, so that only its hooks were cut short."""
-    return call.scope is not None and call.state == "post_hooks_running" and not call.recorded
+    return call.more.scope is not None and call.state == "post_hooks_running" and not call.recorded
 
 
 def carried_out(call: Call, failure: Failure) -> Failure:
@@ -88,7 +88,7 @@ def synthetic_cause(call: Call, failure: Failure, state: State) -> str | None:
     """What cut a call short, so that its result is synthetic; None where the result is the call's own."""
     if state not in ("timed_out", "canceled"):
         return None
-    if call.why == "discarded":
+    if call.more.why == "discarded":
         return "discarded_execution"
     return _CAUSE.get(failure.code, "timeout" if state == "timed_out" else "user_interruption")
 
@@ -96,14 +96,14 @@ def synthetic_cause(call: Call, failure: Failure, state: State) -> str | None:
 def told(call: Call, failure: Failure, cause: str | None) -> Failure:
     """A failure with what hooks emitted and what cut the call short, as every wire carries a failure's details."""
     more: Json = {} if cause is None else {"synthetic_cause": cause}
-    if call.hook_outputs:
-        more["hook_outputs"] = call.hook_outputs
+    if call.more.hook_outputs:
+        more["hook_outputs"] = call.more.hook_outputs
     return failure.saying(failure.message, {**(failure.details or {}), **more}) if more else failure
 
 
 def broken(call: Call) -> Settlement | None:
     """What becomes of the key of a call that could not be closed: blocked if its tool may have changed something."""
-    if call.scope is None:
+    if call.more.scope is None:
         return None
     return "unknown" if call.launched else "released"
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from interlock.core.bounds import LARGE_INPUT
 from interlock.core.clock import Clock, Deadline
@@ -109,9 +109,9 @@ class Execution:
 
     def run(self, granted: Granted) -> Awaitable[Ran]:
         """Run a granted call, or find that it has been run. No coroutine of its own, as every call comes by here."""
-        granted.checked.requested.call.phases.append("execute")
-        service = granted.checked.requested.tool.service
-        return self._run(granted) if service is None or granted.looking else self._run_at(service, granted)
+        granted.phases.append("execute")
+        service = granted.tool.service
+        return self._run(granted) if service is None or granted.more.looking else self._run_at(service, granted)
 
     async def go_on(self, granted: Granted, begun: Begun) -> Ran:
         """Go on with a read that has begun and is not done."""
@@ -119,16 +119,16 @@ class Execution:
 
     async def _run_at(self, service: str, granted: Granted) -> Ran:
         """Run what a service answers. One that keeps failing is left alone (E3501)."""
-        requested = granted.checked.requested
-        call, tool = requested.call, requested.tool
+        requested = granted
+        call, tool = requested, requested.tool
         entry = self.services.enter(service, tool.contract.manifest.circuit_breaker_config, str(tool.contract.id))
         try:
             ran = await self._run(granted)
-            if ran.source == "compute":
+            if ran.more.source == "compute":
                 entry.done()
             return ran
         except Failure as failure:
-            if call.launched and not call.borrowed:
+            if call.launched and not call.more.borrowed:
                 promised = call.started + tool.contract.timeout.default_s
                 entry.done(failure, own_deadline=requested.deadline < promised)
             raise
@@ -136,26 +136,29 @@ class Execution:
             entry.abandoned()  # unless it said something about the service
 
     async def _run(self, granted: Granted) -> Ran:
-        requested = granted.checked.requested
-        call, tool = requested.call, requested.tool
-        if tool.credentials and call.claims is not None and not granted.looking:
+        requested = granted
+        call, tool = requested, requested.tool
+        if tool.credentials and call.more.claims is not None and not granted.more.looking:
             # What cannot be had must not use anything up.
             await self._lend_to(requested)
-        if call.claims is not None and (granted.looking or not tool.writes):
+        if call.more.claims is not None and (granted.more.looking or not tool.writes):
             await self._claim(call)
-        if granted.looking:
+        if granted.more.looking:
             return await self._preview(granted)
         if tool.writes:
             replay = await self._reserve(granted)
             if replay is not None:
                 return replay
-        if tool.credentials and call.lease is None:
+        if tool.credentials and call.more.lease is None:
             await self._lend_to(requested)
         if tool.writes or self._watching.active or call.request.parent is not None:
-            claims = [*(self._claim_on(call, change.resource) for change in call.predicted), *self._watching.claims]
-            stated = expected(tool.contract.manifest.preconditions, granted.checked.call_input)
+            claims = [
+                *(self._claim_on(call, change.resource) for change in call.more.predicted),
+                *self._watching.claims,
+            ]
+            stated = expected(tool.contract.manifest.preconditions, granted.input)
             claims += [Claim(resource, "read") for resource, _ in stated]
-            call.held = await self._locks.hold(call.id, claims, requested.deadline, call.request.parent)
+            call.extend().held = await self._locks.hold(call.id, claims, requested.deadline, call.request.parent)
             if stated and call.request.operation == "invoke":
                 await self._check_preconditions(requested, stated)
         undo = call.request.operation == "compensate"
@@ -165,13 +168,13 @@ class Execution:
         if self._observer.heard(call):
             self._observer.emit("tool.invocation.started", call)
         if call.request.on_progress is not None and not tool.contract.manifest.reports_progress:
-            call.warnings.append("PROGRESS_UNSUPPORTED")
+            call.extend().warnings.append("PROGRESS_UNSUPPORTED")
         if tool.slow:
             self._observer.progress(call, {"message": "started", "percent": 0})
         return await self._carry_out(granted, context)
 
     async def _carry_out(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Ran:
-        call = granted.checked.requested.call
+        call = granted
         before = await self._watching.before() if self._watching.active else None
         # INVARIANT: a tool that fails, or is cut off, is held to its word like one that succeeds.
         try:
@@ -183,24 +186,22 @@ class Execution:
             with suppress(Failure):  # the tool is convicted all the same; the caller has gone
                 await asyncio.shield(self._judge(call, context, before))
             raise
-        if before is not None or context is not None or call.detected:
+        if before is not None or context is not None or call.more.detected:
             await self._judge(call, context, before)
         source: Source = "compute"
         if isinstance(output, Aged):
             # INVARIANT: an old answer is never passed off as a fresh one.
-            call.warnings.append(f"CACHED_RESULT age_s={output.age_s:.3f}")
+            call.extend().warnings.append(f"CACHED_RESULT age_s={output.age_s:.3f}")
             output, source = output.value, "cache"
-        if context is None:
-            return Ran(granted, output, source=source)
-        return Ran(
-            granted,
-            output,
-            changes=tuple(context.changes),
-            attestations=tuple(context.attestations),
-            compensation=context.compensation,
-            context=context,
-            source=source,
-        )
+        granted.output = output
+        if source != "compute":
+            call.extend().source = source
+        if context is not None:
+            # INVARIANT: what a tool reports after it has returned changes nothing.
+            more = call.extend()
+            more.changes, more.attestations = tuple(context.changes), tuple(context.attestations)
+            more.compensation = context.compensation
+        return cast("Ran", granted)
 
     async def _check_preconditions(self, requested: Requested, stated: Sequence[tuple[str, str]]) -> None:
         """Refuse what was decided on a state that is no longer so. Nobody can change it from here on but this call."""
@@ -213,32 +214,31 @@ class Execution:
                 now[resource] = None if found is None else str(found)
             check_preconditions(stated, now)
         except Failure as failure:
-            raise self._observer.clean(requested.call, failure) from failure
+            raise self._observer.clean(requested, failure) from failure
 
     async def _judge(self, call: Call, context: Context | None, before: Sequence[Any] | None) -> None:
         """Hold what a call did against what its tool declares. One that runs on regardless is not done yet."""
         assert call.tool is not None
-        if call.runs_on:
+        if call.more.runs_on:
             return
-        if before is not None or context is not None or call.detected:
+        if before is not None or context is not None or call.more.detected:
             await self._watching.judge(call, call.tool, context, before)
 
     async def _lend_to(self, requested: Requested) -> None:
         left_s = requested.deadline - self._clock.monotonic()
-        caller = requested.call.request.caller
+        caller = requested.request.caller
         # INVARIANT: a secret that is the caller's own is that of nobody else.
         names = tuple(secret_of(name, caller) for name in requested.tool.credentials)
-        requested.call.lease = await self._lend(names, left_s)
+        requested.extend().lease = await self._lend(names, left_s)
 
     async def _bounded(self, granted: Granted, context: Context | None, begun: Begun | None = None) -> Any:
-        requested = granted.checked.requested
-        call, tool = requested.call, requested.tool
-        call.deadline = requested.deadline
-        call.context = context
+        requested = granted
+        call, tool = requested, requested.tool
+        call.extend().context = context
         if begun is None and call.deadline <= self._clock.monotonic():
             raise Failure("E3402", f"{tool.ref} had no time left to start")
         if call.id in self._doomed:
-            call.why = self._doomed.pop(call.id)
+            call.extend().why = self._doomed.pop(call.id)
             raise running.cut_off(call)
         run = self._floor.run_here if tool.quick and tool.bound.is_async else self._floor.run_apart
         call.launched = True
@@ -252,16 +252,16 @@ class Execution:
             call.returned = True
             return output
         except Failure as failure:
-            if call.why is not None and call.scope is not None:
+            if call.more.why is not None and call.more.scope is not None:
                 await self._watch_late(granted)
-            call.borrowed = context is not None and failure is context.failed_below
-            if call.lease is not None and failure.code == "E3504" and not call.borrowed:
+            call.extend().borrowed = context is not None and failure is context.failed_below
+            if call.more.lease is not None and failure.code == "E3504" and not call.more.borrowed:
                 # The service has had enough of these credentials; the next call gets others, if there are any.
                 for name in (secret_of(name, call.request.caller) for name in tool.credentials):
-                    await call.lease.rate_limited(name, failure.retry_after_ms or REST_MS)
+                    await call.more.lease.rate_limited(name, failure.retry_after_ms or REST_MS)
             raise await self._cleaned(requested, failure) from failure
         except asyncio.CancelledError:
-            if call.scope is not None:
+            if call.more.scope is not None:
                 await self._watch_late(granted)
             raise
         except Exception as error:  # an executor's edge: whatever the tool raised becomes a failure
@@ -272,19 +272,19 @@ class Execution:
     async def _cleaned(self, requested: Requested, failure: Failure) -> Failure:
         """A tool's failure, fit to be shown. A large input is searched for what is private in it in a thread."""
         if len(requested.model_input) <= LARGE_INPUT and len(failure.message) <= LARGE_INPUT:
-            return self._observer.clean(requested.call, failure)
-        return await WALKS.run(self._observer.clean, requested.call, failure)
+            return self._observer.clean(requested, failure)
+        return await WALKS.run(self._observer.clean, requested, failure)
 
     # Once
 
     async def _reserve(self, granted: Granted) -> Ran | None:
         """Make the intent durable and take the key; or find that the call has been made already."""
-        requested = granted.checked.requested
-        call, contract = requested.call, requested.tool.contract
+        requested = granted
+        call, contract = requested, requested.tool.contract
         request = call.request
         assert request.caller is not None
         assert request.key is not None
-        predicted = call.predicted = predict(contract.mutation.effects, granted.checked.call_input)
+        predicted = call.extend().predicted = predict(contract.mutation.effects, granted.input)
         call.move("queued")
         self._observer.emit("tool.invocation.queued", call)
         window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
@@ -310,25 +310,26 @@ class Execution:
         while True:
             found = await self._committed(call, claim)
             if isinstance(found, keys.Reserved):
-                call.scope = claim.scope
-                call.noted = call.claimed = True
+                call.extend().scope = claim.scope
+                call.extend().noted = call.extend().claimed = True
                 self._holders[call.id] = asyncio.get_running_loop().create_future()
                 return None
             if isinstance(found, keys.Replay):
                 self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
-                return Ran(granted, found, source="replay")
+                granted.output, call.extend().source = found, "replay"
+                return cast("Ran", granted)
             await self._wait_for(found.call, requested)
 
     async def _claim(self, call: Call) -> None:
         """Use up what a call that takes no key is allowed by."""
-        claims = call.claims or ()
+        claims = call.more.claims or ()
         claiming = asyncio.ensure_future(self._journal.commit(lambda transaction: keys.claim_all(transaction, claims)))
         try:
             await asyncio.shield(claiming)
         except asyncio.CancelledError:
             claiming.add_done_callback(lambda claimed: self._give_back(call, None, claimed))
             raise
-        call.claimed = True
+        call.extend().claimed = True
 
     async def _committed(self, call: Call, claim: keys.Claim) -> keys.Reserved | keys.Replay | keys.Busy:
         """Ask for the key. If the caller goes away meanwhile and the key turns out ours, it is given back."""
@@ -337,7 +338,7 @@ class Execution:
         # INVARIANT: what was called before is answered and what was done can be undone, whatever a quota says.
         undoes = call.request.operation == "compensate"
         room = None if undoes else partial(self._closer.kept.check_room, caller=caller, size=1)
-        unit = keys.reserve(claim, self._instance.alive, call.claims or (), room)
+        unit = keys.reserve(claim, self._instance.alive, call.more.claims or (), room)
         asking = asyncio.ensure_future(self._journal.commit(unit))
         try:
             return await asyncio.shield(asking)
@@ -378,8 +379,8 @@ class Execution:
 
     def release(self, call: Call) -> None:
         """The call is closed: whoever waited for its key or its resources may go on."""
-        if call.held is not None and not call.runs_on:
-            call.held.release()
+        if call.more.held is not None and not call.more.runs_on:
+            call.more.held.release()
         self._doomed.pop(call.id, None)
         self._entered.pop(call.own_id, None)
         holder = self._holders.pop(call.id, None)
@@ -389,16 +390,18 @@ class Execution:
     # Looking first
 
     async def _preview(self, granted: Granted) -> Ran:
-        requested = granted.checked.requested
+        requested = granted
         if requested.tool.handler("preview") is not None:
-            requested.call.move("running")
-        return Ran(granted, await self.look(granted), source="preview")
+            requested.move("running")
+        granted.output = await self.look(granted)
+        granted.extend().source = "preview"
+        return cast("Ran", granted)
 
     async def look(self, granted: Granted) -> Json:
         """What the call would do: from the tool's own preview if it has one, else from its side-effect manifest."""
-        requested = granted.checked.requested
-        call, contract = requested.call, requested.tool.contract
-        effects = predict(contract.mutation.effects, granted.checked.call_input)
+        requested = granted
+        call, contract = requested, requested.tool.contract
+        effects = predict(contract.mutation.effects, granted.input)
         preconditions: dict[str, bool] = {}
         impact = "from the tool's side-effect manifest; nothing was run"
         if requested.tool.handler("preview") is not None and call.request.operation == "invoke":
@@ -423,8 +426,8 @@ class Execution:
     # What tools get
 
     def _context(self, granted: Granted) -> Context:
-        requested = granted.checked.requested
-        call, request = requested.call, requested.call.request
+        requested = granted
+        call, request = requested, requested.request
         assert request.caller is not None
         session: SessionState = self._closer.kept.session(request.caller, request.session)
         caller = narrowed(granted)
@@ -437,7 +440,7 @@ class Execution:
             key=request.key,
             dry_run=request.dry_run,
             trace_id=call.trace_id,
-            trace=lambda: w3c.headers(call.trace_id, call.span, self._clock.random_bytes),
+            trace=lambda: w3c.headers(call.trace_id, call.more.span, self._clock.random_bytes),
             on_progress=lambda facts: self._observer.progress(call, facts),
             on_partial=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value)),
             on_yield=lambda value: self._observer.partial(call, self._closer.shown_part(granted, value), yielded=True),
@@ -450,16 +453,16 @@ class Execution:
 
     def _runs(self, call: Call) -> bool:
         """Whether a call's tool is at work: neither done, in whatever way, nor cut off."""
-        return call.why is None and self._floor.get(call.id) is call
+        return call.more.why is None and self._floor.get(call.id) is call
 
     def _secret(self, call: Call, name: str) -> str:
-        if call.lease is None:
+        if call.more.lease is None:
             raise Failure("E3206", f"{call.ref} asks for the secret `{name}` and its manifest names none")
-        return call.lease[secret_of(name, call.request.caller)].reveal()
+        return call.more.lease[secret_of(name, call.request.caller)].reveal()
 
     def _caller_below(self, granted: Granted, caller: Caller) -> Callable[..., Awaitable[Any]]:
         """What a tool calls other tools with: its own authority and time, whatever it makes of its context."""
-        call, deadline = granted.checked.requested.call, Deadline(at=granted.checked.requested.deadline)
+        call, deadline = granted, Deadline(at=granted.deadline)
         request = call.request
 
         async def below(context: Context, tool: str, arguments: Json | None, **options: Any) -> Any:
@@ -520,7 +523,7 @@ class Execution:
         entered = self._entered.get(call.own_id)
         if entered is None or call.own_id not in self._called_off:
             return False
-        call.why = self._called_off.pop(call.own_id)
+        call.extend().why = self._called_off.pop(call.own_id)
         entered[1].uncancel()
         return True
 
@@ -534,14 +537,14 @@ class Execution:
 
     async def _watch_late(self, granted: Granted) -> None:
         """A write was cut off while it ran: if it is still running, its true outcome is recorded when it ends."""
-        call = granted.checked.requested.call
+        call = granted
         future = self._executor.unfinished(call.id)
-        call.runs_on = future is not None
+        call.extend().runs_on = future is not None
         if future is not None:
             loop = asyncio.get_running_loop()
             future.add_done_callback(lambda done: _on_loop(loop, self._settle_late, granted, done))
-        elif call.task is not None and not call.task.done():
-            await asyncio.wait({call.task}, timeout=running.GRACE_S)
+        elif call.more.task is not None and not call.more.task.done():
+            await asyncio.wait({call.more.task}, timeout=running.GRACE_S)
 
     def _note_hung(self, call: Call, hung: int) -> None:
         """A sync function goes on in its thread although its call was cut off."""
@@ -566,14 +569,14 @@ class Execution:
 
     def _settle_late(self, granted: Granted, done: Future[Any]) -> None:
         self._closer.settle_late(granted, done)
-        call = granted.checked.requested.call
-        if call.held is not None:
-            call.held.release()
+        call = granted
+        if call.more.held is not None:
+            call.more.held.release()
 
     def _note_outcome(self, call: Call, outcome: Outcome) -> None:
         """What the sandbox saw: attempts at what is not allowed are alerts, and on record."""
-        if call.meter is not None and outcome.cpu_ns is not None:
-            call.meter.told(outcome.cpu_ns, outcome.wall_ns, outcome.max_rss or 0)
+        if call.more.meter is not None and outcome.cpu_ns is not None:
+            call.more.meter.told(outcome.cpu_ns, outcome.wall_ns, outcome.max_rss or 0)
         if not outcome.violations:
             return
         self._observer.alert("SANDBOX_VIOLATION", call, what=list(outcome.violations)[:20])
@@ -601,14 +604,14 @@ class Execution:
 
 def narrowed(granted: Granted) -> Caller:
     """The caller as the tool sees them, and as its own calls are made: with what the tool requires, no more."""
-    requested = granted.checked.requested
-    caller = requested.call.request.caller
+    requested = granted
+    caller = requested.request.caller
     assert caller is not None
     # INVARIANT: the authority of an invocation is the caller's, cut down to what its tool requires. Where the token
     # names resources, those of the call are all that is left of them.
     capability = caller.capability
     if capability is not None and capability.bound:
-        reach = cover.reach_of(requested.tool.contract, granted.checked.permission_input)
+        reach = cover.reach_of(requested.tool.contract, granted.input)
         capability = replace(capability, within=reach)
     return replace(caller, scopes=caller.scopes.intersection(requested.tool.required_scopes), capability=capability)
 

@@ -105,31 +105,31 @@ class Hooks:
 
         With `reviewer`, the arguments are those that this reviewer wrote and agreed to.
         """
-        call = requested.call
+        call = requested
         chosen = self._matching("pre", call)
         if reviewer is not None:
-            call.hook_outputs.clear()  # they were about the input that does not run
+            call.extend().hook_outputs.clear()  # they were about the input that does not run
         elif chosen:
             call.move("pre_hooks_running")
         for hook in chosen:
             # INVARIANT: a hook sees a copy it cannot write to; model_input is out of its reach altogether.
             seen = self._seen(call, frozen(private_copy(arguments)))
             self._observer.emit("tool.hook.pre.started", call, hook=hook.id)
-            said = len(call.hook_outputs)
+            said = len(call.more.hook_outputs)
             result = await self._run(hook, call, seen, requested.deadline)
             if result.permission is not None:
                 call.decision = stricter(call.decision, _decision(hook, result.permission))
                 _note(call, hook, "decision", behavior=result.permission)
             if result.updated_input is not None:
-                changed = len(call.mutations)
+                changed = len(call.more.mutations)
                 arguments = _updated(requested, hook.id, arguments, thawed(result.updated_input), reviewer)
-                _note(call, hook, "updated_input", pointers=[one.pointer for one in call.mutations[changed:]])
-            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
+                _note(call, hook, "updated_input", pointers=[one.pointer for one in call.more.mutations[changed:]])
+            self._observer.emit("tool.hook.pre.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
         return arguments
 
     async def after(self, requested: Requested, value: Any) -> None:
         """Run the post-hooks of a call that succeeded; one that stops or fails blocks its result."""
-        call = requested.call
+        call = requested
         chosen = self._matching("post", call)
         if not chosen:
             return
@@ -140,10 +140,10 @@ class Hooks:
         given = await _observed(call)
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
-            said = len(call.hook_outputs)
+            said = len(call.more.hook_outputs)
             seen = self._seen(call, given, shown)
             self._ignore(call, hook, await self._run(hook, call, seen, requested.deadline))
-            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
 
     async def after_failure(self, call: Call, failure: Failure) -> None:
         """Run the failure hooks. They can only look: the call has failed already."""
@@ -151,7 +151,7 @@ class Hooks:
         given = await _observed(call) if chosen else None
         for hook in chosen:
             self._observer.emit("tool.hook.post.started", call, hook=hook.id)
-            said = len(call.hook_outputs)
+            said = len(call.more.hook_outputs)
             left_s = max(0.0, min(hook.timeout_s, call.deadline - self._clock.monotonic()))
             shown = failure.saying(failure.message, copy.deepcopy(failure.details))
             seen = self._seen(call, given, None, shown)
@@ -160,12 +160,12 @@ class Hooks:
                 if await _ended(task, left_s):
                     self._ignore(call, hook, self._answer(hook, call, task))
                 else:
-                    call.warnings.append(f"hook `{hook.id}` had not ended when the call did")
+                    call.extend().warnings.append(f"hook `{hook.id}` had not ended when the call did")
                     end = asyncio.get_running_loop().call_later(hook.timeout_s - left_s, task.cancel)
                     task.add_done_callback(lambda _, end=end: end.cancel())
             except Failure as blocked:
-                call.warnings.append(blocked.message)
-            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.hook_outputs[said:])
+                call.extend().warnings.append(blocked.message)
+            self._observer.emit("tool.hook.post.completed", call, hook=hook.id, outputs=call.more.hook_outputs[said:])
 
     async def close(self) -> None:
         """Cancel the hooks that still run, and give them a moment to end."""
@@ -177,7 +177,9 @@ class Hooks:
     def _ignore(self, call: Call, hook: Hook, result: HookResult) -> None:
         """Warn of what a hook asked for after the run, when it is too late for that."""
         if result.permission is not None or result.updated_input is not None:
-            call.warnings.append(f"hook `{hook.id}` decided or changed the input after the run, which has no effect")
+            call.extend().warnings.append(
+                f"hook `{hook.id}` decided or changed the input after the run, which has no effect"
+            )
 
     async def _run(self, hook: Hook, call: Call, seen: Seen, deadline: float) -> HookResult:
         """Run one hook within its time; anything but a clean answer blocks the call (E3211)."""
@@ -231,12 +233,12 @@ class Hooks:
 
     def _say(self, call: Call, hook: Hook, kind: Said, texts: Sequence[str]) -> None:
         """Pass on texts of a hook, as far as the call has room for them."""
-        said = [one["text"] for one in call.hook_outputs if one["output"] in ("message", "context")]
+        said = [one["text"] for one in call.more.hook_outputs if one["output"] in ("message", "context")]
         room = MOST_CHARACTERS - sum(map(len, said))
         for index, text in enumerate(texts):
             shown = self._text(call, text) if len(said) + index < MOST_TEXTS else None
             if shown is None or len(shown) > room:
-                call.warnings.append(f"hook `{hook.id}` said more than is passed on")
+                call.extend().warnings.append(f"hook `{hook.id}` said more than is passed on")
                 return
             room -= len(shown)
             _note(call, hook, kind, text=shown)
@@ -265,7 +267,7 @@ Said = Literal["message", "progress", "decision", "context", "updated_input", "s
 def _note(call: Call, hook: Hook, kind: Said, **facts: Any) -> Json:
     """Put something that a hook emitted beside the result, under the hook's name."""
     output: Json = {"hook": hook.id, "phase": _PHASE[hook.when], "output": kind, **facts}
-    call.hook_outputs.append(output)
+    call.extend().hook_outputs.append(output)
     return output
 
 
@@ -331,7 +333,7 @@ def _updated(requested: Requested, hook: str, before: Json, after: Json, reviewe
     if not valid:
         raise Failure("E3211", f"hook `{hook}` made the input invalid")
     source = f"hook:{hook}" if reviewer is None else f"reviewer:{reviewer}+hook:{hook}"
-    requested.call.mutations.extend(difference(source, before, after))
+    requested.extend().mutations.extend(difference(source, before, after))
     return after
 
 

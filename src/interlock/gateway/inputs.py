@@ -52,12 +52,15 @@ def difference(source: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 def worth_keeping(call: Call) -> bool:
     """Whether the contract alone does not tell how the input of a call was changed."""
-    return any(change.source != "default" for change in call.mutations)
+    return any(change.source != "default" for change in call.more.mutations)
 
 
 def to_keep(call: Call) -> Json:
     """What is kept of the inputs of a call. One that does not fit its contract got no further than `model_input`."""
-    kept: Json = {"model_input": decode(call.model_input), "changes": [_document(change) for change in call.mutations]}
+    kept: Json = {
+        "model_input": decode(call.model_input),
+        "changes": [_document(change) for change in call.more.mutations],
+    }
     return kept if call.input is not None else {**kept, "reached": "model_input"}
 
 

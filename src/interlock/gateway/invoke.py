@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 
@@ -189,7 +189,7 @@ class Gateway:
             return read
         if read.written is None:
             granted = self._authorizer.grant(read)
-            return await self._answered(granted.checked.requested.call, self._go_on(granted, read.begun))
+            return await self._answered(granted, self._go_on(granted, read.begun))
         try:
             await read.written
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told like that of any other call
@@ -241,10 +241,10 @@ class Gateway:
         finally:
             if self._tracer is not None:
                 self._tracer.end(call)
-            if request.key is not None or request.id is not None or call.held is not None:
+            if request.key is not None or request.id is not None or call.more.held is not None:
                 self.execution.release(call)
-            if call.lease is not None:
-                await self._close_lease(call, call.lease)
+            if call.more.lease is not None:
+                await self._close_lease(call, call.more.lease)
 
     async def _close_lease(self, call: Call, lease: Lease) -> None:
         try:
@@ -264,7 +264,9 @@ class Gateway:
             trace_id = new_trace
         call = Call(request.id or call_id, trace_id, now_ms, clock.monotonic(), request)
         if above is not None:
-            call.span = above
+            call.extend().span = above
+        if request.hidden:
+            call.extend().hidden = request.hidden
         return call
 
     async def _request(self, call: Call) -> Requested:
@@ -311,7 +313,7 @@ class Gateway:
         if request.operation == "compensate":
             # INVARIANT: what an undo does comes from the call it undoes, never from who asks for it.
             stored = self._closer.kept.undo(request.parent or "", request.caller)
-            call.hidden = tuple(stored["hidden"])
+            call.extend().hidden = tuple(stored["hidden"])
             call.request = request = replace(request, session=stored.get("session", ""))
             call.model_input = model_input = canonical(stored["arguments"])
             call.input_hash = hashlib.sha256(model_input).hexdigest()
@@ -336,7 +338,8 @@ class Gateway:
         if request.deadline is not None:
             # INVARIANT: a deadline only ever shrinks.
             deadline = min(deadline, request.deadline.at)
-        return Requested(call, tool, model_input, deadline)
+        call.deadline = deadline
+        return cast("Requested", call)
 
     def _answered_before(self, call: Call, missing: Stranded) -> Prepared:
         """The tool of a call whose code cannot be had, where its key has an answer already. Nothing runs for that."""
@@ -350,12 +353,12 @@ class Gateway:
         def refuse(_: Any) -> None:
             raise missing
 
-        call.claims = [refuse]  # should the answer be let go of meanwhile
+        call.extend().claims = [refuse]  # should the answer be let go of meanwhile
         return tool
 
     async def _validate(self, requested: Requested) -> Checked:
         """2. The input fits the contract, means something, and has been past the hooks."""
-        call, tool = requested.call, requested.tool
+        call, tool = requested, requested.tool
         call.phases.append("validate")
         if call.request.operation == "compensate":
             validate.check_key(requested)
@@ -381,11 +384,11 @@ class Gateway:
             arguments = call.input = await self.hooks.before(requested, arguments)
             if tool.has_checks and arguments != before:
                 await self._check_meaning(requested, arguments)
-        return Checked(requested, arguments, arguments)
+        return cast("Checked", requested)
 
     def _check_input(self, requested: Requested, given: Json) -> Json:
         """The arguments as the contract takes them."""
-        call = requested.call
+        call = requested
         if len(requested.model_input) > _FEW_PRIVATE and self.observer.hides(call):
             self.observer.check_private(call)
         try:
@@ -398,18 +401,19 @@ class Gateway:
         try:
             await validate.check_meaning(requested.tool, arguments, left_s)
         except Failure as failure:
-            raise self.observer.clean(requested.call, failure) from failure
+            raise self.observer.clean(requested, failure) from failure
 
     async def _verify(self, ran: Ran) -> Verified:
         """5. The result is what the contract promises and the effect is confirmed; nothing private is left in it."""
-        requested = ran.granted.checked.requested
-        call, tool = requested.call, requested.tool
+        requested = ran
+        call, tool = requested, requested.tool
         call.phases.append("verify")
-        if ran.source == "replay":
+        if ran.more.source == "replay":
             return await self._closer.recall(ran)
-        if ran.source == "preview" or call.request.operation == "compensate":
-            value = self.observer.shown(call, ran.output) if ran.source == "preview" else None
-            return Verified(ran, value, orjson.dumps(value))
+        if ran.more.source == "preview" or call.request.operation == "compensate":
+            value = self.observer.shown(call, ran.output) if ran.more.source == "preview" else None
+            ran.value, ran.encoded = value, orjson.dumps(value)
+            return cast("Verified", ran)
         # What is private in the input is searched for in the result, so a large input counts as well.
         large = len(requested.model_input) > LARGE_INPUT or not verify.is_small(ran.output)
         try:
@@ -421,25 +425,25 @@ class Gateway:
             at = [fault["pointer"] for fault in (bare.details or {}).get("faults", ())]
             self.observer.alert((failure.details or {})["violation"], call, at=at)
             raise bare from failure
-        if ran.attestations or tool.has_verifier:
+        if ran.more.attestations or tool.has_verifier:
             try:
                 await verify.confirm_effects(tool, ran, value, requested.deadline - self._clock.monotonic())
             except Failure as failure:
                 raise self.observer.clean(call, failure) from failure
         verified = await _apart(large, partial(self._closer.redact, ran, value))
         if removed:
-            verified = replace(verified, redacted=tuple(dict.fromkeys((*removed, *verified.redacted))))
+            verified.extend().redacted = tuple(dict.fromkeys((*removed, *verified.more.redacted)))
         if tool.paged:
             verified = self._cursors.split(verified)
-        if call.files:
-            verified = replace(verified, artifacts=await self._closer.refer(call))
+        if call.more.files:
+            verified.extend().artifacts = await self._closer.refer(call)
         return verified
 
     async def _run_post_hooks(self, verified: Verified) -> None:
         """Run the post-hooks. A write that one of them stops has had its effect, so the means to undo it are kept."""
-        ran = verified.ran
-        requested = ran.granted.checked.requested
-        if ran.source in ("replay", "preview") or requested.call.request.operation == "compensate":
+        ran = verified
+        requested = ran
+        if ran.more.source in ("replay", "preview") or requested.request.operation == "compensate":
             return
         try:
             await self.hooks.after(requested, verified.value)
@@ -449,8 +453,8 @@ class Gateway:
 
     def _mapped(self, ran: Ran) -> tuple[Any, tuple[str, ...]]:
         """An output as its contract has it, and where something was taken out that the call was given in private."""
-        requested = ran.granted.checked.requested
-        call, tool = requested.call, requested.tool
+        requested = ran
+        call, tool = requested, requested.tool
         value = verify.map_output(tool, ran.output, self._closer.most_bytes(tool))
         if not self.observer.hides(call):
             return value, ()
@@ -463,20 +467,20 @@ class Gateway:
 
         The failure to tell: the one that was found, and whether what had been done is undone.
         """
-        requested = ran.granted.checked.requested
-        call, tool = requested.call, requested.tool
-        if failure.code == "E3416" and ran.compensation is not None and tool.contract.manifest.compensable:
+        requested = ran
+        call, tool = requested, requested.tool
+        if failure.code == "E3416" and ran.more.compensation is not None and tool.contract.manifest.compensable:
             # What it did stands, and only its result is withheld: whether to undo it is for its caller to say.
             await self._closer.kept.keep_undo(ran)
-        if failure.code not in _DISPROVED or not tool.writes or ran.source != "compute":
+        if failure.code not in _DISPROVED or not tool.writes or ran.more.source != "compute":
             return failure
         if call.request.operation != "invoke":
             return failure
         undone = False
-        if ran.compensation is not None and tool.contract.manifest.compensable:
+        if ran.more.compensation is not None and tool.contract.manifest.compensable:
             await self._closer.kept.keep_undo(ran)
-            if call.held is not None:
-                call.held.release()  # the undoing needs what the call had to itself
+            if call.more.held is not None:
+                call.more.held.release()  # the undoing needs what the call had to itself
             undo = Request(
                 tool=str(tool.contract.id), arguments={}, caller=call.request.caller, key=f"rollback-{call.id}",
                 trace_id=call.trace_id, operation="compensate", parent=call.id, door="gateway",
@@ -531,12 +535,12 @@ class Gateway:
     async def _fail(self, call: Call, failure: Failure) -> Result:
         if self.hooks.registered and call.state in ("running", "partial_result", "yielded"):
             await self.hooks.after_failure(call, failure)
-        if call.id != call.own_id and not call.claimed:
+        if call.id != call.own_id and not call.more.claimed:
             # The approval was not used, so this attempt is not the call it was given for.
             self.execution.release(call)
-            call.id, call.approval = call.own_id, None
-        if isinstance(call.span, Recording):
-            call.span.fail(failure)
+            call.id, call.extend().approval = call.own_id, None
+        if isinstance(call.more.span, Recording):
+            call.more.span.fail(failure)
         if call.phases[-1] != "return":
             call.phases.append("return")
         closing = self._closer.fail(call, failure, terminal_state(failure, call.state))
@@ -558,7 +562,7 @@ class Gateway:
     async def foresee(self, checked: Checked) -> tuple[Json, Json]:
         """What a call would do: as it is, and as whoever is to agree to it may see it. Nothing is run or recorded."""
         preview = await self.execution.look(self._authorizer.to_look(checked))
-        return preview, self.observer.for_reviewer(checked.requested.call, preview)
+        return preview, self.observer.for_reviewer(checked, preview)
 
     def with_id(self, request: Request) -> Request:
         """The request with the id its call will have, so that it can be stopped by it."""
@@ -590,7 +594,7 @@ class Gateway:
 
 def _recorded(read: Read) -> Call:
     """The call of a read whose success is being written."""
-    call = read.requested().call
+    call = read.requested()
     call.phases += ("verify", "return")
     call.returned = call.recorded = True
     return call

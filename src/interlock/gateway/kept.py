@@ -372,17 +372,17 @@ class Kept:
 
     async def keep_undo(self, ran: Ran) -> None:
         """Store what undoing a call needs although the call did not succeed, so that it can be undone now."""
-        assert ran.compensation is not None
-        await self._keep_undo(ran.granted.checked.requested, _undo(ran.granted.checked.requested, ran.compensation))
+        assert ran.more.compensation is not None
+        await self._keep_undo(ran, _undo(ran, ran.more.compensation))
 
     async def keep_undo_of(self, verified: Verified) -> None:
         """The same for a call whose effect is confirmed and whose result is withheld; nothing if it has no undo."""
         undo = compensation(verified)
         if undo is not None:
-            await self._keep_undo(verified.ran.granted.checked.requested, undo)
+            await self._keep_undo(verified, undo)
 
     async def _keep_undo(self, requested: Requested, undo: Json) -> None:
-        call, caller = requested.call, requested.call.request.caller
+        call, caller = requested, requested.request.caller
         assert caller is not None
         hidden, owner = self._observer.hidden(call), owner_of(caller)
         await self._journal.commit(lambda transaction: self.store_undo(transaction, call.id, owner, undo, hidden))
@@ -437,19 +437,19 @@ def session_id(caller: Caller, session: str) -> bytes:
 
 def compensation(verified: Verified) -> Json | None:
     """The concrete call that would undo this one, stored before success is reported."""
-    ran = verified.ran
-    requested = ran.granted.checked.requested
+    ran = verified
+    requested = ran
     contract = requested.tool.contract
-    if ran.source != "compute" or requested.call.request.operation != "invoke" or not contract.manifest.compensable:
+    if ran.more.source != "compute" or requested.request.operation != "invoke" or not contract.manifest.compensable:
         return None
-    arguments = ran.compensation
+    arguments = ran.more.compensation
     if arguments is None:
-        arguments = requested.tool.bound.undo_arguments(ran.granted.checked.call_input, verified.value)
+        arguments = requested.tool.bound.undo_arguments(ran.input, verified.value)
     return None if arguments is None else _undo(requested, arguments)
 
 
 def _undo(requested: Requested, arguments: Json) -> Json:
-    contract, session = requested.tool.contract, requested.call.request.session
+    contract, session = requested.tool.contract, requested.request.session
     return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
 
 

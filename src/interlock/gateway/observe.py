@@ -108,8 +108,8 @@ class Observer:
         """Tell of something an operator should see."""
         self.metrics[name] += 1
         severity = self._alerts.fire(name, tool=call.ref, invocation_id=call.id, trace_id=call.trace_id, facts=facts)
-        if isinstance(call.span, Recording):
-            call.span.event("tool.alert", alert=name, severity=severity)
+        if isinstance(call.more.span, Recording):
+            call.more.span.event("tool.alert", alert=name, severity=severity)
         self.emit("tool.alert", call, alert=name, **facts)
 
     def closed(
@@ -121,8 +121,8 @@ class Observer:
             self._note_failure(call, failure)
         if call.started >= self._alerts.due:
             self._alerts.look()
-        if call.span is not None and isinstance(call.span, Recording):
-            call.span.cost, call.span.source = metadata.get("cost", 0.0), source
+        if call.more.span is not None and isinstance(call.more.span, Recording):
+            call.more.span.cost, call.more.span.source = metadata.get("cost", 0.0), source
 
     def _note_failure(self, call: Call, failure: Failure) -> None:
         """Alert where a failure is more than one call's trouble: the store cannot be written, or a tool only fails."""
@@ -141,7 +141,7 @@ class Observer:
 
     def _hider(self, call: Call) -> Callable[[str], str]:
         """The same for several texts. What is private in a call is looked for once."""
-        if call.lease is not None and call.lease.closed:
+        if call.more.lease is not None and call.more.lease.closed:
             return lambda _: REDACTED  # nobody can say any more whether a credential is in it
         hidden, private = self.hidden(call), self._private(call)
         return lambda text: self._hide_text(text, hidden, private)
@@ -154,13 +154,13 @@ class Observer:
 
     def hides(self, call: Call) -> bool:
         """Whether a call was given anything that must not get out of it."""
-        if call.lease is not None or call.hidden:
+        if call.more.lease is not None or call.more.hidden:
             return True
         return call.tool is not None and (call.tool.sink or self.sink(call)).guarded
 
     def hidden(self, call: Call) -> list[str]:
         """What must not get out: what the call was lent, what it was handed, and what came under a private name."""
-        found = [*call.hidden, *(() if call.lease is None else call.lease.values())]
+        found = [*call.more.hidden, *(() if call.more.lease is None else call.more.lease.values())]
         if call.tool is not None and self.sink(call).guarded:
             for given in _given(call):
                 found.extend(self._private_in(call, given, for_people=True))
@@ -178,7 +178,7 @@ class Observer:
 
     def without(self, call: Call, value: Any, keep: Collection[str] = ()) -> Any:
         """Data of a call's making without what must not get out of it; names in `keep` are known anyway."""
-        if call.lease is not None and call.lease.closed:
+        if call.more.lease is not None and call.more.lease.closed:
             return REDACTED
         return scrub(value, self.hidden(call), keep)[0]
 
@@ -268,7 +268,7 @@ class Observer:
 
     def shown(self, call: Call, value: Any) -> Any:
         """Data that no output schema describes, without anything private in it."""
-        if call.lease is not None and call.lease.closed:
+        if call.more.lease is not None and call.more.lease.closed:
             return REDACTED
         short, hidden = Shortener().shorten(value), self.hidden(call)
         shown = self._hide_all(self._redactor.value(short).value, hidden, self._private(call))
@@ -291,7 +291,7 @@ class Observer:
         A very long input is cut, and each cut says how much is missing.
         """
         shown = self.sink(call).for_people(dict(arguments)).value
-        return cast("Json", self._for_people(list(call.hidden), shown))
+        return cast("Json", self._for_people(list(call.more.hidden), shown))
 
     def for_reviewer(self, call: Call, preview: Json) -> Json:
         """A preview as a reviewer may see it: names and addresses stay, what the input holds in private does not."""
@@ -362,31 +362,31 @@ class Observer:
 
     def progress(self, call: Call, facts: Json) -> None:
         """Pass on a progress record: numbered without gaps, never above 100 percent, never after the end."""
-        if call.ended or call.why is not None:
+        if call.ended or call.more.why is not None:
             return
-        call.progress += 1
-        if call.request.on_progress is None and not self.heard(call) and not isinstance(call.span, Recording):
+        call.extend().progress += 1
+        if call.request.on_progress is None and not self.heard(call) and not isinstance(call.more.span, Recording):
             return  # nobody hears it
         shown = self.shown(call, facts)
         record = _progress_record(call, cast("Json", shown) if isinstance(shown, dict) else {}, facts.get("percent"))
         record["elapsed_ms"] = round((self._clock.monotonic() - call.started) * 1000, 3)
         record["timestamp"] = iso(self._clock.now_ms())
-        if isinstance(call.span, Recording):
-            call.span.event("tool.invocation.progress", **progress_facts(record))
+        if isinstance(call.more.span, Recording):
+            call.more.span.event("tool.invocation.progress", **progress_facts(record))
         if call.request.on_progress is not None:
             self._tell(call.request.on_progress, record)
         self.emit("tool.invocation.progress", call, **record)
 
     def partial(self, call: Call, value: Any, *, yielded: bool = False) -> None:
         """Pass on a part of the result. Parts are ordered and never replace the final result."""
-        if call.ended or call.why is not None:
+        if call.ended or call.more.why is not None:
             return
         if call.state == "yielded":
             call.move("running")
         state: State = "yielded" if yielded else "partial_result"
         call.move(state)
-        call.parts.append(ResultPart(value, yielded))
-        index = len(call.parts)
+        call.extend().parts.append(ResultPart(value, yielded))
+        index = len(call.more.parts)
         self.emit(f"tool.invocation.{state}", call, index=index, ref=_part_ref(call, index), value=value)
 
 
@@ -395,14 +395,14 @@ def _progress_record(call: Call, said: Json, percent: Any) -> Json:
 
     `partial_result_refs` names the latest part; parts are numbered from 1, so it also tells how many there are.
     """
-    parts = len(call.parts)
+    parts = len(call.more.parts)
     step = said.get("current_step")
     return {
         **said,
         "schema_version": "0.2.0",
-        "progress_id": f"{call.id}:{call.progress}",
+        "progress_id": f"{call.id}:{call.more.progress}",
         "invocation_id": call.id,
-        "sequence": call.progress,
+        "sequence": call.more.progress,
         "status": call.state,
         "message": str(said.get("message", "")),
         "percent": None if percent is None else max(0.0, min(100.0, float(percent))),

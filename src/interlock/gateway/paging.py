@@ -51,23 +51,24 @@ class Cursors:
         if query["for"] != self._for(requested):
             raise _unusable()
         arguments: Json = {**query["arguments"], "cursor": query["cursor"]}
-        requested.call.mutations.extend(difference("cursor", given, arguments))
+        requested.extend().mutations.extend(difference("cursor", given, arguments))
         return arguments
 
     def split(self, verified: Verified) -> Verified:
         """The page as the payload, and where it stands in the whole beside it."""
-        checked = verified.ran.granted.checked
+        checked = verified
         page = cast("Json", verified.value)
-        query = {name: value for name, value in checked.call_input.items() if name != "cursor"}
+        query = {name: value for name, value in checked.input.items() if name != "cursor"}
         inner = page.get("cursor")
-        token = None if inner is None else self._seal(checked.requested, query, inner)
-        checked.requested.call.pagination = {
+        token = None if inner is None else self._seal(checked, query, inner)
+        checked.extend().pagination = {
             "cursor": token,
             "hasMore": inner is not None,
             "totalCount": page.get("totalCount"),
         }
         items = page["items"]
-        return Verified(verified.ran, items, encode(items), verified.redacted)
+        verified.value, verified.encoded = items, encode(items)
+        return verified
 
     def _seal(self, requested: Requested, query: Json, inner: Any) -> str:
         body = orjson.dumps({"for": self._for(requested), "arguments": query, "cursor": inner})
@@ -75,7 +76,7 @@ class Cursors:
         return token.decode()
 
     def _for(self, requested: Requested) -> list[str]:
-        caller = requested.call.request.caller
+        caller = requested.request.caller
         assert caller is not None
         return [caller.tenant, caller.id, requested.tool.ref]
 

@@ -33,22 +33,22 @@ _CODE: dict[Why, tuple[str, str]] = {
 
 def cut_off(call: Call) -> Failure:
     """The failure of a call that was stopped."""
-    assert call.why is not None
-    code, words = _CODE[call.why]
+    assert call.more.why is not None
+    code, words = _CODE[call.more.why]
     return Failure(code, f"{call.ref} {words}")
 
 
 def stop(call: Call, why: Why) -> None:
     """Cut a running call off. Its caller is answered at once, whether or not the tool obeys."""
-    if call.why is not None:
+    if call.more.why is not None:
         return
-    call.why = why
-    if call.context is not None:
-        call.context.cancel()
-    if call.waiter is not None and not call.waiter.done():
-        call.waiter.set_result(None)
-    if call.task is not None:
-        call.task.cancel()
+    call.extend().why = why
+    if call.more.context is not None:
+        call.more.context.cancel()
+    if call.more.waiter is not None and not call.more.waiter.done():
+        call.more.waiter.set_result(None)
+    if call.more.task is not None:
+        call.more.task.cancel()
 
 
 class Floor:
@@ -71,28 +71,28 @@ class Floor:
         """Run work in the caller's own task: the cheap way, for tools that only compute."""
         task = asyncio.current_task(self._loop)
         assert task is not None
-        call.task = task
+        call.extend().task = task
         self._enter(call)
         try:
             value = await work
         except asyncio.CancelledError:
-            if call.why is not None:
+            if call.more.why is not None:
                 raise cut_off(call) from None
             if task.cancelling():
                 raise
             raise Failure("E3404", f"{call.ref} cancelled itself") from None
         finally:
             del self._calls[call.id]
-            if call.why is not None:
+            if call.more.why is not None:
                 task.uncancel()  # the request to cancel was ours, and is met
-        if call.why is not None:
+        if call.more.why is not None:
             raise cut_off(call)
         return value
 
     async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
         """Run work in a task of its own, so that its caller is answered in time even if the work ignores being told."""
-        call.waiter = waiter = self._loop.create_future()
-        call.task = task = self._loop.create_task(work)
+        call.extend().waiter = waiter = self._loop.create_future()
+        call.extend().task = task = self._loop.create_task(work)
         task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
         self._enter(call)
         try:
@@ -102,7 +102,7 @@ class Floor:
             raise
         finally:
             del self._calls[call.id]
-        if call.why is not None:
+        if call.more.why is not None:
             # Nobody will ask the task again; its outcome is looked at so that it does not warn about it.
             task.add_done_callback(_consume)
             raise cut_off(call)
@@ -122,8 +122,8 @@ class Floor:
             for call in list(self._calls.values()):
                 if now >= call.deadline:
                     stop(call, "timeout")
-                elif not call.noted and now - call.started >= NOTE_AFTER_S:
-                    call.noted = True
+                elif not call.more.noted and now - call.started >= NOTE_AFTER_S:
+                    call.extend().noted = True
                     self._note(call)
         except Failure as failure:
             _log.warning("the start of a call could not be noted: %s", failure.message)

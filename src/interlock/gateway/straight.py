@@ -122,7 +122,7 @@ class Straight:
             read.id, read.trace_id = new_ids(now_ms, clock.random_bytes(24))
             odd = self._loops.seen(caller, tool.ref, input_hash, now)
             if odd is not None:
-                self._observer.alert("RUNAWAY_LOOP", read.requested().call, what=odd)
+                self._observer.alert("RUNAWAY_LOOP", read.requested(), what=odd)
             begun = self._execution.start(read)
         except Exception:  # noqa: BLE001 - nothing has begun: the phases find the same, and say what is wrong
             return None
@@ -177,7 +177,7 @@ class Straight:
         if read.started >= self._alerts.due:
             self._alerts.look()
         if self._observer.listeners:
-            call = read.requested().call
+            call = read.requested()
             self._observer.emit("tool.invocation.succeeded", call)
             self._observer.emit("tool.result.created", call)
         return result

@@ -24,7 +24,7 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
 def check_input(requested: Requested, given: Json) -> Json:
     """The arguments with text converted and defaults filled; refuses with one entry per fault."""
-    tool, call = requested.tool, requested.call
+    tool, call = requested.tool, requested
     faults = _key_faults(tool, call.request) if tool.key_required or call.request.key is not None else []
     arguments = given
     try:
@@ -38,13 +38,13 @@ def check_input(requested: Requested, given: Json) -> Json:
     for name, default in tool.defaults:
         if name not in arguments:
             arguments = {**arguments, name: copy.deepcopy(default)}
-            call.mutations.append(Mutated("default", pointer([name]), ABSENT, default))
+            call.extend().mutations.append(Mutated("default", pointer([name]), ABSENT, default))
     return arguments
 
 
 def check_key(requested: Requested) -> None:
     """Refuse (E3307) a call whose input needs no check, but whose key does."""
-    faults = _key_faults(requested.tool, requested.call.request)
+    faults = _key_faults(requested.tool, requested.request)
     if faults:
         raise _refusal(requested.tool, faults, "E3307")
 
@@ -56,11 +56,11 @@ def _coerced(requested: Requested, given: Json, faults: list[Fault]) -> Json:
     wrong = input_faults(tool.facing, coerced.value)
     if wrong:
         raise _refusal(tool, wrong + faults, _code(tool.facing.errors(coerced.value)))
-    call, changes = requested.call, coerced.changes
-    call.mutations.extend(Mutated("coercion", *change) for change in changes[:MOST_TOLD])
+    call, changes = requested, coerced.changes
+    call.extend().mutations.extend(Mutated("coercion", *change) for change in changes[:MOST_TOLD])
     if len(changes) > MOST_TOLD:
-        call.mutations.extend(_together(given, coerced))
-        call.warnings.append(f"INPUT_MUTATIONS_OMITTED count={len(changes) - MOST_TOLD}")
+        call.extend().mutations.extend(_together(given, coerced))
+        call.extend().warnings.append(f"INPUT_MUTATIONS_OMITTED count={len(changes) - MOST_TOLD}")
     return coerced.value
 
 

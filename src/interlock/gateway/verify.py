@@ -65,12 +65,12 @@ async def confirm_effects(tool: Prepared, ran: Ran, value: Any, left_s: float) -
     """Check what the tool attested, and ask its own verifier whether the change happened."""
     faults: list[Json] = [
         {"what": attestation.what, "message": "what was found is not what the tool claimed"}
-        for attestation in ran.attestations
+        for attestation in ran.more.attestations
         if await consult(attestation.observe, left_s) != attestation.claimed
     ]
     verifier = tool.handler("verify")
     if verifier is not None:
-        found = await faults_by(verifier, left_s, arguments=ran.granted.checked.call_input, result=value)
+        found = await faults_by(verifier, left_s, arguments=ran.input, result=value)
         faults.extend({"what": "verify", "message": fault.message} for fault in found)
     if faults:
         raise Failure(

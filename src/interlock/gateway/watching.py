@@ -53,12 +53,12 @@ class Watching:
     async def judge(self, call: Call, tool: Prepared, context: Context | None, before: Sequence[Any] | None) -> None:
         """Compare; raises E3417 when the tool did what it said it would not.
 
-        The changes that were seen and not reported are left in `call.detected`, to be recorded with those reported.
+        Changes that were seen and not reported are left in `call.more.detected`, to be recorded with those reported.
         """
         watched = [] if before is None else await watch.changes(self._watchers, before)
-        detected = [*call.detected, *watched]
+        detected = [*call.more.detected, *watched]
         reported: list[Change] = [] if context is None else context.changes
-        call.detected = tuple(_missing(detected, reported))
+        call.extend().detected = tuple(_missing(detected, reported))
         if call.request.operation == "compensate":
             return  # undoing is not held against the declaration of what is undone
         session = None if context is None else context.session
@@ -69,7 +69,7 @@ class Watching:
             return
         verdict = watch.judge(
             tool.contract.mutation.mutation_class,
-            call.predicted,
+            call.more.predicted,
             [*detected, *_missing(reported, detected)],
             own,
             [one for one in watched if not self._is_listed(tool.permissions, one)],
@@ -93,7 +93,7 @@ class Watching:
         left: list[Change] = []
         for watcher, seen in zip(self._watchers, before or (), strict=False):
             left.extend(await watcher.restore(seen))
-        call.detected = (*call.detected, *map(_reverse, _missing(watched, left)))
+        call.extend().detected = (*call.more.detected, *map(_reverse, _missing(watched, left)))
         return left
 
     async def _convict(self, call: Call, tool: Prepared, verdict: Verdict, *, rolled_back: bool) -> None:

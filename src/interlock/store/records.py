@@ -63,8 +63,8 @@ def head(kind: Kind, call: Call, at_ms: int) -> Json:
         record["session"] = request.session
     if request.task is not None:
         record["task"] = request.task
-    if call.resources is not None:
-        record["resources"] = list(call.resources)
+    if call.more.resources is not None:
+        record["resources"] = list(call.more.resources)
     if caller is not None and caller.capability is not None and caller.capability.bound:
         # Its holder finds the call again by the token, even where the call named no resource.
         record["token"] = caller.capability.leaf.jti
@@ -77,10 +77,10 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
     if call.decision is not None:
         record["policy"] = call.decision.policy
         record["rules"] = call.decision.rules
-    if call.approval is not None:
-        record["approvalTicketId"] = call.approval
-    if call.approval_outcome is not None:
-        record["approval"] = call.approval_outcome
+    if call.more.approval is not None:
+        record["approvalTicketId"] = call.more.approval
+    if call.more.approval_outcome is not None:
+        record["approval"] = call.more.approval_outcome
     record["predicted"] = [{"resource": change.resource, "operation": change.operation} for change in predicted]
     record["authDecision"] = _decision(call)
     # How long the key answers with what comes of it, so that the verifier knows until when its row must be there.
@@ -90,7 +90,7 @@ def intent(call: Call, at_ms: int, predicted: tuple[Change, ...], window_s: int)
 
 def started(call: Call, at_ms: int) -> bytes:
     """A call that is taking its time."""
-    said = {"authDecision": _decision(call), "approvalTicketId": call.approval}
+    said = {"authDecision": _decision(call), "approvalTicketId": call.more.approval}
     return encode({**head("started", call, at_ms), **said})
 
 
@@ -113,7 +113,7 @@ def closed(
     record["authDecision"] = _decision(call)
     if decision is None and failure is not None and failure.row.error_code is ErrorCode.AUTHORIZATION_DENIED:
         record["authDecision"] = "DENY"  # refused before any rule was asked: a token that does not hold, for example
-    record["approvalTicketId"] = call.approval
+    record["approvalTicketId"] = call.more.approval
     record["latencyMs"] = latency_ms
     record["status"] = _STATUS.get(history, "ERROR")
     record["outputSummary"] = summary
@@ -124,20 +124,22 @@ def closed(
     record["errorCode"] = None
     if decision is not None:
         record |= _judged(call, decision)
-    if call.approval_outcome is not None:
-        record["approval"] = call.approval_outcome
+    if call.more.approval_outcome is not None:
+        record["approval"] = call.more.approval_outcome
     if failure is not None:
         record["errorCode"] = failure.row.error_code.value
         record["error_code"] = failure.code
         record["error_class"] = failure.row.error_class.value
-    if call.mutations:
-        record["inputMutations"] = [{"source": change.source, "pointer": change.pointer} for change in call.mutations]
-    if call.hook_outputs:
-        record["hookOutputs"] = call.hook_outputs
-    if call.warnings:
-        record["warnings"] = call.warnings
-    if call.mappings:
-        record["externalMappings"] = call.mappings
+    if call.more.mutations:
+        record["inputMutations"] = [
+            {"source": change.source, "pointer": change.pointer} for change in call.more.mutations
+        ]
+    if call.more.hook_outputs:
+        record["hookOutputs"] = call.more.hook_outputs
+    if call.more.warnings:
+        record["warnings"] = call.more.warnings
+    if call.more.mappings:
+        record["externalMappings"] = call.more.mappings
     if extra:
         record.update(extra)
     return encode(record)
@@ -168,13 +170,18 @@ def ended(call: Call, at_ms: int, failure: Failure, outcome: str | None, latency
     """The closing record of a call that could not be closed: nothing of what its tool said is in it."""
     record = head("closed", call, at_ms)
     record |= {"authDecision": _decision(call), "status": "ERROR", "source": "synthetic"}
-    record |= {"approvalTicketId": call.approval, "latencyMs": latency_ms, "outputSummary": None, "sideEffects": []}
+    record |= {
+        "approvalTicketId": call.more.approval,
+        "latencyMs": latency_ms,
+        "outputSummary": None,
+        "sideEffects": [],
+    }
     record |= {"states": [*call.states, "failed"], "errorCode": failure.row.error_code.value}
     record |= {"error_code": failure.code, "error_class": failure.row.error_class.value}
     if call.decision is not None:
         record |= _judged(call, call.decision)
-    if call.approval_outcome is not None:
-        record["approval"] = call.approval_outcome
+    if call.more.approval_outcome is not None:
+        record["approval"] = call.more.approval_outcome
     if outcome is not None:
         record["outcome"] = outcome
     return encode(record)
@@ -188,11 +195,11 @@ def closed_read(call: Call, at_ms: int, latency_ms: float, source: str, verified
     request, decision, tool = call.request, call.decision, call.tool
     caller = request.caller
     if (
-        caller is None or decision is None or tool is None or call.mutations or call.warnings or call.mappings
-        or call.hook_outputs or request.key is not None
+        caller is None or decision is None or tool is None or call.more.mutations or call.more.warnings
+        or call.more.mappings or call.more.hook_outputs or request.key is not None
         or request.parent is not None or request.dry_run or request.session
-        or request.operation != "invoke" or call.approval is not None or request.task is not None
-        or call.approval_outcome is not None or verified.redacted
+        or request.operation != "invoke" or call.more.approval is not None or request.task is not None
+        or call.more.approval_outcome is not None or verified.more.redacted
         or (caller.capability is not None and caller.capability.bound)
     ):  # fmt: skip
         # Facts that only some records hold.
@@ -237,7 +244,7 @@ def _native(native: Mapping[str, Any] | None) -> str:
 def _closed_at_length(call: Call, at_ms: int, latency_ms: float, source: str, verified: Verified) -> bytes:
     summary = summarize(verified.value, len(verified.encoded))
     extra: Json = {}
-    if verified.redacted:
+    if verified.more.redacted:
         extra["persistence"] = persistence(without_private_fields(len(verified.encoded)))
     return closed(call, at_ms, state="succeeded", latency_ms=latency_ms, source=source, summary=summary, extra=extra)
 
@@ -292,9 +299,9 @@ def mutation(call: Call, at_ms: int, change: Change, shown: Shown, session_versi
     record["newValue"] = shown(change.resource, change.after)
     if session_version is not None:
         record["sessionState"] = session_version
-    if call.approval is not None:
-        record["approvalTicketId"] = call.approval
-        record |= call.agreed or {}
+    if call.more.approval is not None:
+        record["approvalTicketId"] = call.more.approval
+        record |= call.more.agreed or {}
     return encode(record)
 
 

@@ -418,7 +418,7 @@ class Tracer:
     def begin(self, call: Call) -> None:
         """Decide whether a call is traced, and begin."""
         parent = call.request.parent
-        given = call.span
+        given = call.more.span
         above = given if isinstance(given, Position) else None
         trace_id = trace_hex(call.trace_id)
         if parent is not None and parent in self._open:
@@ -431,13 +431,13 @@ class Tracer:
         recording = None
         if traced:
             first = int.from_bytes(self._clock.random_bytes(8), "big")
-            recording = call.span = Recording(call, trace_id, above, first, self._clock, self._open)
+            recording = call.extend().span = Recording(call, trace_id, above, first, self._clock, self._open)
         self._open[call.own_id] = recording
 
     def end(self, call: Call) -> None:
         """A call has ended, in whatever way: so have its spans."""
         self._open.pop(call.own_id, None)
-        recording = call.span
+        recording = call.more.span
         if not isinstance(recording, Recording):
             return
         self._open.pop(recording.known_as, None)

@@ -290,7 +290,7 @@ LAYERS: dict[str, Callable[[Wires, pytest.MonkeyPatch, Raiser], object]] = {
     "execute": lambda w, m, r: m.setattr(w.lock.gateway.execution, "run", r),
     "verify": lambda w, m, r: m.setattr(w.lock.gateway, "_verify", r),
     "closing": lambda w, m, r: m.setattr(w.lock.gateway._closer, "succeed", r),  # pyright: ignore[reportPrivateUsage]
-    "the journal": lambda w, m, r: [m.setattr(w.lock.journal, n, r) for n in ("append", "record", "commit")],
+    "the journal": lambda w, m, r: [m.setattr(w.lock.journal, n, r) for n in ("append", "record", "commit", "submit")],
 }
 
 

@@ -121,14 +121,14 @@ async def test_a_caller_who_leaves_while_success_is_being_written_does_not_undo_
         return world.runs
 
     await admit(lock, write(pay, restart_safe=restart_safe))
-    real = lock.journal.commit
+    real = lock.journal.submit
 
-    async def commit(unit: Any) -> Any:
+    def submit(unit: Any) -> Any:
         if world.runs:
             asyncio.get_running_loop().call_soon(caller.cancel)  # the closing is about to be queued
-        return await real(unit)
+        return real(unit)
 
-    monkeypatch.setattr(lock.journal, "commit", commit)
+    monkeypatch.setattr(lock.journal, "submit", submit)
     caller = asyncio.create_task(lock.call("demo.pay", key="k"))
     with pytest.raises(asyncio.CancelledError):
         await caller

@@ -143,8 +143,7 @@ class Tool(Generic[P, R]):
         """
         found: Json = {}
         told = False
-        parameters = list(inspect.signature(self.handlers["compensate"]).parameters.values())
-        for parameter in parameters[self.undo_takes_context :]:
+        for parameter in _parameters(self.handlers["compensate"])[self.undo_takes_context :]:
             name, optional = parameter.name, parameter.default is not parameter.empty
             if name in given and name != "result":
                 found[name] = given[name]
@@ -160,7 +159,7 @@ class Tool(Generic[P, R]):
     def undo_takes_context(self) -> bool:
         """Whether the compensation wants to report what it changes."""
         handler = self.handlers.get("compensate")
-        return handler is not None and (self._undo_context or Context in hints_of(handler).values())
+        return handler is not None and (self._undo_context or _asks_for_context(handler))
 
     def _handle(self, name: str, handler: Handler) -> Handler:
         if self._manifest is not None:
@@ -179,6 +178,17 @@ class Tool(Generic[P, R]):
             words = f"a type hint of the compensate handler of {self!r} cannot be read where it is declared: {error}"
             raise Failure("E3105", f"{words}; import the type before the handler, outside `if TYPE_CHECKING`") from None
         self._undo_context = Context in hints.values()
+
+
+# Reading a signature and its hints takes longer than most of a call does, and neither changes.
+@functools.lru_cache(maxsize=4096)
+def _parameters(handler: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(handler).parameters.values())
+
+
+@functools.lru_cache(maxsize=4096)
+def _asks_for_context(handler: Callable[..., Any]) -> bool:
+    return Context in hints_of(handler).values()
 
 
 _ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

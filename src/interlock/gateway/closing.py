@@ -346,7 +346,7 @@ class Closer:
         try:
             if self._owed:
                 await asyncio.shield(self.pay())
-            return await asyncio.shield(self._twice(call, unit))
+            return await self._twice(call, unit)
         except Failure as failure:
             if failure.code == "E3410" or call.more.scope is None:
                 raise
@@ -359,14 +359,14 @@ class Closer:
             ) from failure
 
     async def _twice(self, call: Call, unit: Unit[T]) -> T:
-        """Commit a unit, after an error that nobody foresaw once more."""
+        """Commit a unit, after an error that nobody foresaw once more. A caller that goes away does not stop it."""
         try:
-            return await self._journal.commit(unit)
+            return await asyncio.shield(self._journal.submit(unit))
         except Failure:
             raise
         except Exception as error:  # noqa: BLE001 - a second error is raised
             _log.error("the closing of call %s failed", call.id, exc_info=error)
-            return await self._journal.commit(unit)
+            return await asyncio.shield(self._journal.submit(unit))
 
     def commit_or_owe(self, call: Call, unit: Unit[Any]) -> None:
         """Commit a unit without waiting for it. If it cannot be written now, it is owed like a closing."""

@@ -323,7 +323,7 @@ class Execution:
     async def _claim(self, call: Call) -> None:
         """Use up what a call that takes no key is allowed by."""
         claims = call.more.claims or ()
-        claiming = asyncio.ensure_future(self._journal.commit(lambda transaction: keys.claim_all(transaction, claims)))
+        claiming = self._journal.submit(lambda transaction: keys.claim_all(transaction, claims))
         try:
             await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -339,7 +339,7 @@ class Execution:
         undoes = call.request.operation == "compensate"
         room = None if undoes else partial(self._closer.kept.check_room, caller=caller, size=1)
         unit = keys.reserve(claim, self._instance.alive, call.more.claims or (), room)
-        asking = asyncio.ensure_future(self._journal.commit(unit))
+        asking = self._journal.submit(unit)
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:

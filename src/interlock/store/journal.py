@@ -256,9 +256,17 @@ class Journal:
 
     async def commit(self, unit: Unit[T]) -> T:
         """Run a unit durably and return what it returned; raises what it raised, E3801 or E3803 when unwritable."""
+        return await self.submit(unit)
+
+    def submit(self, unit: Unit[T]) -> asyncio.Future[T]:
+        """Queue a unit at once. The future has what `commit` returns.
+
+        A unit that is queued is carried out, whatever becomes of the future. Whoever must know of it although they are
+        cancelled awaits `asyncio.shield` of the future, which needs no task.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
         self._enqueue(_Waiting(unit, future))
-        return await future
+        return future
 
     async def commit_large(self, unit: Unit[T]) -> T:
         """The same for a unit that writes some hundred kilobytes. It shares no batch, and others have their turn.

@@ -244,7 +244,7 @@ class Closer:
         closing = self._close_with(call, bodies, unit)
         try:
             # INVARIANT: a write is not cut off between its effect and its record.
-            withheld, overrun = await (closing if call.scope is None or not bodies else _to_the_end(closing))
+            withheld, overrun = await (closing if call.more.scope is None or not bodies else _to_the_end(closing))
         finally:
             self.kept.abandon_inputs(call, sent)
         self._allowances.tell(call, overrun)
@@ -257,7 +257,7 @@ class Closer:
         caller = call.request.caller
         assert caller is not None
         try:
-            ahead = await self.kept.write_ahead(caller, bodies, strict=call.scope is None)
+            ahead = await self.kept.write_ahead(caller, bodies, strict=call.more.scope is None)
             call.recorded = True
             return await self._close_write(call, lambda transaction: unit(transaction, ahead))
         except BaseException:

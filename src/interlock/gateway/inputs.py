@@ -68,7 +68,7 @@ def observable(call: Call) -> Json:
     """The input as hooks see it: as it was sent, with what was filled in and converted. Empty where it does not fit."""
     if call.input is None:
         return {}
-    changes = (change for change in call.mutations if between(change.source)[1] == "observable_input")
+    changes = (change for change in call.more.mutations if between(change.source)[1] == "observable_input")
     return cast("Json", replay(decode(call.model_input), [_document(change) for change in changes]))
 
 

@@ -114,6 +114,10 @@ class Store(Protocol):
         """The same for a unit that writes some hundred kilobytes. Other units have their turn between two of them."""
         ...
 
+    def submit(self, unit: Unit[T]) -> Future[T]:
+        """Queue a unit at once; the future has what `commit` returns. A queued unit runs, whatever becomes of it."""
+        ...
+
     def append(self, kind: str, call: str, body: bytes) -> Future[None]:
         """Make one record durable: await the result."""
         ...

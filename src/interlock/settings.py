@@ -149,6 +149,13 @@ class Settings(pydantic.BaseModel):
     max_mcp_sessions: int = pydantic.Field(
         100, ge=1, description="how many MCP sessions of the handshake era one caller may have open over HTTP"
     )
+    max_stale_s: float = pydantic.Field(
+        2.0,
+        gt=0,
+        le=60,
+        description="how long calls go on while the store cannot be read, and so it is not known what other processes "
+        "changed (revocations, quarantines, tools); then they are refused until it can",
+    )
     purge_records: bool = pydantic.Field(
         False,
         description="remove records that are past their term in the background, once a day; otherwise they stay until"

@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from interlock import Failure, Field, Hook, HookResult, tool
-from interlock.authority.tokens import LOOK_EVERY_S
 from interlock.core.prepared import Prepared
 from interlock.doors.asgi import Scope
 from interlock.doors.heads import Reply, Way
 from interlock.doors.server import Gate
+from interlock.store.changes import FRESH_S
 from tests.doors.test_hostile import until
 from tests.doors.test_server import Peer, Place, place
 from tests.sample import Number
@@ -273,7 +273,7 @@ async def test_what_goes_wrong_before_a_call_is_told_in_the_same_words(
 
     for kind in ("one", "all", "each"):
         monkeypatch.setattr(type(here.lock.journal.reader), kind, broken)
-    await asyncio.sleep(2 * LOOK_EVERY_S)
+    await asyncio.sleep(2 * FRESH_S)
     for request, peer in asked:
         assert (await ask(peer, request)).settled == (await ask(await here.raw(), request)).settled, request
 

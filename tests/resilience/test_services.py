@@ -18,7 +18,8 @@ import pytest_asyncio
 from interlock.core.errors import Failure
 from interlock.core.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.resilience import limits
-from interlock.resilience.services import LOOK_EVERY_S, Services
+from interlock.resilience.services import Services
+from interlock.store.changes import FRESH_S
 from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.signing import Signer
@@ -153,17 +154,18 @@ async def test_another_process_hears_of_a_breaker_that_opens_and_closes(tmp_path
         here, there = Services(one, time.clock), Services(two, time.clock, listen=listen)
         assert call(there) is None
         await trip(here)
-        time.advance(2 * LOOK_EVERY_S)
+        time.advance(2 * FRESH_S)
         assert call(there) == "E3501"
         time.advance(60)
         assert call(here) is None
         await here.settle()
+        time.advance(2 * FRESH_S)
         # Who tries the service tries it alone.
         assert call(there) == "E3501"
         for _ in range(2):
             assert call(here) is None
         await here.settle()
-        time.advance(2 * LOOK_EVERY_S)
+        time.advance(2 * FRESH_S)
         assert call(there) is None
         assert told == [("bank", "closed", "open"), ("bank", "open", "closed")]
         assert recorded(two) == [("closed", "open"), ("open", "half_open"), ("half_open", "closed")]
@@ -299,7 +301,7 @@ async def test_another_process_hears_of_a_suspension_soon_although_it_has_just_l
         assert call(there) is None
         here.enter("bank", CONFIG).done(Failure("E3504", retry_after_ms=7000))
         await one.drain()
-        time.advance(2 * LOOK_EVERY_S)
+        time.advance(2 * FRESH_S)
         assert call(there) == "E3504"
 
 
@@ -347,7 +349,7 @@ async def test_a_journal_that_cannot_be_written_costs_only_the_sharing(
             await services.settle()
             database.execute("ALTER TABLE gone RENAME TO breaker")
         assert "known to this process only" in caplog.text
-        time.advance(2 * LOOK_EVERY_S)
+        time.advance(2 * FRESH_S)
         assert call(services) == "E3501"
         time.advance(60)
         for _ in range(3):
@@ -420,14 +422,14 @@ async def test_one_that_is_found_to_be_there_is_tried_at_once_and_by_everybody(
 ) -> None:
     here, there = Services(journal, time.clock), Services(journal, time.clock)
     await trip(here)
-    time.advance(2 * LOOK_EVERY_S)
+    time.advance(2 * FRESH_S)
     assert (call(here), call(there)) == ("E3501", "E3501")
     await here.answers("bank")
-    time.advance(2 * LOOK_EVERY_S)
+    time.advance(2 * FRESH_S)
     assert call(there, DOWN) is None, "it is tried"
     await there.settle()
-    time.advance(2 * LOOK_EVERY_S)
+    time.advance(2 * FRESH_S)
     assert (call(here), call(there)) == ("E3501", "E3501"), "that it is there does not mean that it works"
     await here.answers("bank")
-    time.advance(2 * LOOK_EVERY_S)
+    time.advance(2 * FRESH_S)
     assert call(here) is None

@@ -36,6 +36,7 @@ FOR_SQLITE = {
     "layout.py": "compares the schema in the file with the one that the migrations make",
     "readers.py": "opens connections for reading",
     "tables.py": "the definitions of the tables",
+    "turns.py": "the queue of processes that wait for the lock of the file",
     "verify_reads.py": "reads files that may be damaged or edited",
 }
 # What only SQLite understands, and what it does otherwise than others: time and random values come from the program.

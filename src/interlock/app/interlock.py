@@ -113,7 +113,13 @@ class Interlock:
         self.home = home
         self.settings = settings
         self.clock = clock
-        self.journal = Journal(home, clock=store_clock, signer=Signer(home.keys))
+        self.journal = Journal(
+            home,
+            clock=store_clock,
+            signer=Signer(home.keys),
+            monotonic=clock.monotonic,
+            max_stale_s=settings.max_stale_s,
+        )
         self.readers = Readers(home.database)
         self.instance = Instance(home, new_id(clock.now_ms(), clock.random_bytes(8)))
         self.supervisor = Supervisor(clock, self._alert_background, self._tell_background)

@@ -20,13 +20,11 @@ import orjson
 from interlock.core.capability import is_did, scope_fault
 from interlock.core.context import CallerKind
 from interlock.core.errors import Failure
-from interlock.store import facts, records, tokens
+from interlock.store import epochs, records, tokens
 from interlock.store import identities as table
 from interlock.store.port import Store, Transaction
 
 KINDS: tuple[CallerKind, ...] = ("human", "agent", "service")
-
-_EPOCH = "identity_epoch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,7 @@ class LocalIdentities:
 def void_identity(transaction: Transaction, did: str, *, reason: str, by: str) -> None:
     """Void whatever a DID holds or passed on; the identity too, if it is one of this home."""
     table.revoke(transaction, did)
-    facts.increase(transaction, _EPOCH)
+    epochs.advance(transaction, epochs.IDENTITIES)
     void(transaction, "did", did, reason=reason, by=by)
     body = records.plain("authority", did, transaction.now_ms, act="identity.revoked", by=by, reason=reason)
     transaction.append("authority", did, body)
@@ -144,7 +142,7 @@ def _active(transaction: Transaction, did: str) -> None:
 
 
 def _note(transaction: Transaction, act: str, identity: Identity, by: str) -> None:
-    facts.increase(transaction, _EPOCH)
+    epochs.advance(transaction, epochs.IDENTITIES)
     body = records.plain(
         "authority",
         identity.did,

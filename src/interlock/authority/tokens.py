@@ -24,8 +24,9 @@ the least trust of the agents and services on the chain, the groups that all of 
 a person holds a token of one link. Nobody passes a token on to a person.
 
 Verifying costs some hundred microseconds, so the outcome is remembered by the token's digest for a minute at most. What
-is revoked is a set in memory. Before it is used, and at most every 40 ms, the store is asked whether anything changed:
-a revocation, an identity, a key. If so, the set grows and everything remembered is forgotten.
+is revoked is a set in memory. When anything changes, in whichever process (a revocation, an identity, a key), the set
+grows and everything remembered is forgotten: the store's reader of changes sees to it. While it cannot read, tokens are
+accepted for as long as `max_stale_s` says, and then refused.
 """
 
 from __future__ import annotations
@@ -68,10 +69,9 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.store import facts, ledger, records
 from interlock.store import tokens as table
-from interlock.store.port import Store, Transaction
+from interlock.store.port import Reader, Store, Transaction
 
 MAX_TTL_S = 86_400
-LOOK_EVERY_S = 0.04
 REMEMBER_S = 60.0
 REMEMBERED = 10_000
 ISSUE_SCOPE = "tokens:issue"
@@ -145,9 +145,9 @@ class Tokens:
         self._void_subjects: set[str] = set()
         self._void_keys: set[str] = set()
         self._through = 0
-        self._seen: object = None
         self._epoch = 0
-        self._looked = float("-inf")
+        self._changes = journal.changes
+        self._changes.watch(("revocations", "identities"), self._load, self._changed, also=keys.names)
 
     # Verifying
 
@@ -158,8 +158,8 @@ class Tokens:
     def recall(self, digest: bytes) -> Caller | None:
         """The same for whoever has the token's digest."""
         now = self._clock.monotonic()
-        if now - self._looked >= LOOK_EVERY_S:
-            self._look()
+        if now >= self._changes.fresh_until:
+            self._changes.catch_up()
         found = self._remembered.get(digest)
         return found[0] if found is not None and now < found[1] else None
 
@@ -169,7 +169,7 @@ class Tokens:
         E3201 expired, not valid yet or revoked; E3202 signature, algorithm or key; E3203 malformed, or wider than the
         link above it; E3207 a subject that nobody knows; E3001 keys or identities that are not to be had.
         """
-        self._look()
+        self._catch_up()
         epoch = self._epoch
         proven = await self._prove(token)
         digest = token_digest(token)
@@ -183,14 +183,12 @@ class Tokens:
         # Before the registry is asked, so that what is revoked says so; and after it, since it may have taken time.
         self.check(capability)
         caller = _caller(capability, await self._identities(capability.links))
-        self._look()
         self.check(capability)
         return caller
 
     def check(self, capability: Capability) -> None:
         """Refuse (E3201) a capability whose time is not now, or that hangs on anything revoked. For every call."""
-        if self._clock.monotonic() - self._looked >= LOOK_EVERY_S:
-            self._look()
+        self._catch_up()
         # The last link has the narrowest time of all.
         leaf, now_ms = capability.links[-1], self._clock.now_ms()
         if now_ms >= leaf.expires * 1000:
@@ -212,7 +210,7 @@ class Tokens:
     def is_sound(self, capability: Capability, now: float, now_ms: int) -> bool:
         """Whether a capability that was checked before holds still; where this is false, `check` has to look."""
         known = self._sound.get(capability.digest)
-        if known is None or known[0] is not capability or now - self._looked >= LOOK_EVERY_S:
+        if known is None or known[0] is not capability or now >= self._changes.fresh_until:
             return False
         return known[1] <= now_ms < known[2]
 
@@ -222,20 +220,22 @@ class Tokens:
         left_s = expires - self._clock.now_ms() / 1000
         self._remembered[digest] = (caller, self._clock.monotonic() + min(REMEMBER_S, left_s))
 
-    def _look(self) -> None:
-        """See whether anything changed, here or in another process. A store that cannot be read raises."""
-        now = self._clock.monotonic()
-        seen = (*table.epochs(self._journal.reader), self._keys.names())
-        if seen != self._seen:
-            sets = {"jti": self._void_links, "did": self._void_subjects, "key": self._void_keys}
-            for seq, kind, ref in table.revocations_after(self._journal.reader, self._through):
-                sets[kind].add(ref)
-                self._through = seq
-            self._remembered.clear()
-            self._sound.clear()
-            self._epoch += 1
-            self._seen = seen
-        self._looked = now
+    def _catch_up(self) -> None:
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
+
+    def _load(self, reader: Reader) -> list[table.Revocation]:
+        return table.revocations_after(reader, self._through)
+
+    def _changed(self, revocations: list[table.Revocation]) -> None:
+        """Take over what was revoked since, and forget what was verified before."""
+        sets = {"jti": self._void_links, "did": self._void_subjects, "key": self._void_keys}
+        for seq, kind, ref in revocations:
+            sets[kind].add(ref)
+            self._through = max(self._through, seq)
+        self._remembered.clear()
+        self._sound.clear()
+        self._epoch += 1
 
     async def _prove(self, token: str, depth: int = 1) -> _Proven:
         """The chain a token states, once signatures, claims and narrowing have been checked all the way up."""
@@ -492,9 +492,11 @@ class Tokens:
 
     def check_signer(self) -> None:
         """Refuse (E3804) where the key that has signed until now is lost: another is made only by who means it."""
-        signed_by = facts.get(self._journal.reader, SIGNED_BY)
-        self._look()
-        self._keys.check(signed_by, self._void_keys)
+        reader = self._journal.reader
+        signed_by = facts.get(reader, SIGNED_BY)
+        # Read here and not taken over: this may run on another thread.
+        newer = table.revocations_after(reader, self._through)
+        self._keys.check(signed_by, self._void_keys | {one.ref for one in newer if one.kind == "key"})
 
     def _new_id(self) -> str:
         return new_id(self._clock.now_ms(), self._clock.random_bytes(8))
@@ -513,7 +515,7 @@ class Tokens:
             if not unseen and await self._registry.look_up(ref) is None:
                 raise _never_seen(ref, "no identity")
             await self._journal.commit(lambda tx: void_identity(tx, ref, reason=reason, by=by.id))
-            self._look()
+            self._changes.look()
             return f"identity {ref}"
         if ref.startswith("ey") and jws.FORM.match(ref):
             ref = await self._jti_of(ref)
@@ -533,7 +535,7 @@ class Tokens:
             transaction.append("authority", ref, body)
 
         await self._journal.commit(unit)
-        self._look()
+        self._changes.look()
         return f"link {ref}"
 
     async def _signs_here(self, kid: str) -> bool:
@@ -586,7 +588,7 @@ class Tokens:
             facts.put(transaction, SIGNED_BY, key.kid)
 
         await self._journal.commit(unit)
-        self._look()
+        self._changes.look()
         return key
 
     async def retire_key(self, kid: str, *, reason: str, by: Caller) -> None:
@@ -609,7 +611,7 @@ class Tokens:
         await self._journal.commit(unit)
         if self._keys.find(kid) is not None:
             self._keys.retire(kid)
-        self._look()
+        self._changes.look()
 
     # Looking
 

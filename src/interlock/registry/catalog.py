@@ -1,7 +1,7 @@
 """The catalog: every version that was admitted, found by name and range.
 
 Versions live in the store; what a process has asked for is kept in memory, compiled. Other processes may publish,
-deprecate or remove at any time: the registry's epoch, looked at now and then, says when memory is stale.
+deprecate or remove at any time: the store's reader of changes then drops what is in memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.core.versions import common, resolve
 from interlock.registry.source import reload
-from interlock.store import facts, tools
-from interlock.store.port import Store, Transaction
+from interlock.store import epochs, facts, tools
+from interlock.store.port import Reader, Store, Transaction
 
-STALE_AFTER_S = 0.2
 _LIKE = 20  # names that are like another, looked through for those that may be told
 
 
@@ -172,7 +171,8 @@ class Catalog:
         self._attached: dict[tuple[str, str], Tool[..., Any]] = {}
         self._origins: dict[str, dict[str, Tool[..., Any]]] = {}
         self._epoch = -1
-        self._looked_at = float("-inf")
+        self._changes = journal.changes
+        self._changes.watch(("registry",), _revision, self._changed)
         # Is told the new revision when the registry has changed, in whichever process.
         self.on_change: Callable[[int], None] = lambda revision: None
 
@@ -273,9 +273,8 @@ class Catalog:
         """The version a name and range stand for, and a token where there is one, ready to be called."""
         if capability is not None and capability.narrows:
             return self.resolve(name, spec, capability).prepared
-        now = self._clock.monotonic()
-        if now - self._looked_at >= STALE_AFTER_S:
-            self._refresh()
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
         ready = self._ready.get((name, spec))
         if ready is None or ready.notice is not None:
             # A version with a removal date is looked at each time: the date may have come.
@@ -369,20 +368,17 @@ class Catalog:
     def forget(self) -> None:
         """Drop what is in memory; the store is asked again."""
         self._drop()
-        self._looked_at = float("-inf")
-        self._refresh()
+        self._changes.look()
 
     def _refresh(self) -> None:
-        now = self._clock.monotonic()
-        if now - self._looked_at < STALE_AFTER_S:
-            return
-        self._looked_at = now
-        epoch = int(facts.get(self._journal.reader, tools.EPOCH) or 0)
-        if epoch != self._epoch:
-            self._drop()
-            known, self._epoch = self._epoch, epoch
-            if known >= 0:
-                self.on_change(epoch)
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
+
+    def _changed(self, revision: int) -> None:
+        self._drop()
+        known, self._epoch = self._epoch, revision
+        if known >= 0 and known != revision:
+            self.on_change(revision)
 
     def _drop(self) -> None:
         self._whole = None
@@ -413,7 +409,11 @@ class Catalog:
 
 def bump_epoch(transaction: Transaction) -> None:
     """Tell every process on this home that the registry changed."""
-    facts.increase(transaction, tools.EPOCH)
+    epochs.advance(transaction, epochs.REGISTRY)
+
+
+def _revision(reader: Reader) -> int:
+    return int(facts.get(reader, epochs.REGISTRY) or 0)
 
 
 def contract_digest(tool: Tool[..., Any]) -> str:

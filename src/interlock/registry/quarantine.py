@@ -17,7 +17,6 @@ from interlock.store import quarantine as table
 from interlock.store import records
 from interlock.store.port import Store, Transaction, Unit
 
-LOOK_EVERY_S = 0.05
 DEFINITION_CHANGED = "TOOL_DEFINITION_CHANGED"  # how such a reason begins
 
 
@@ -97,14 +96,14 @@ class Quarantine:
     def __init__(self, journal: Store, monotonic: Callable[[], float]) -> None:
         self._reader = journal.reader
         self._monotonic = monotonic
-        self._looked = float("-inf")
-        self._epoch = -1
         self._held: dict[str, Quarantined] = {}
+        self._changes = journal.changes
+        self._changes.watch(("quarantine",), table.entries, self._changed)
 
     def check(self, digest: str, ref: str, now: float) -> None:
         """Refuse (E3210) content that is in quarantine."""
-        if now - self._looked >= LOOK_EVERY_S:
-            self.look()
+        if now >= self._changes.fresh_until:
+            self._changes.catch_up()
         if self._held and digest in self._held:
             held = self._held[digest]
             words = f"{ref} is in quarantine until a person has looked at it: {held.reason}"
@@ -112,17 +111,16 @@ class Quarantine:
 
     def holds(self, digest: str) -> bool:
         """Whether content is in quarantine."""
-        if self._monotonic() - self._looked >= LOOK_EVERY_S:
-            self.look()
+        if self._monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
         return digest in self._held
 
     def look(self) -> None:
         """Look whether anything was put in or let out."""
-        self._looked = self._monotonic()
-        epoch = table.epoch(self._reader)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._held = {one.digest: one for one in self.all() if one.lifted_ms is None}
+        self._changes.look()
+
+    def _changed(self, rows: list[table.Row]) -> None:
+        self._held = {row.digest: Quarantined._make(row) for row in rows if row.lifted_ms is None}
 
     def all(self) -> list[Quarantined]:
         """Everything that ever was in quarantine."""

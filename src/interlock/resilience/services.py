@@ -3,8 +3,8 @@
 Theory of operation. Each process counts failures for itself; what it concludes is shared. The table `breaker` holds one
 row for each breaker that is not closed. A change of state takes effect here at once and is then written as a comparison
 and exchange: if the row is still as this process knew it, it is replaced and the change is on record; if not, somebody
-else was first, and what they wrote is what counts. Now and then, on the way of a call, the table is looked at. A row
-that is not as it was known is somebody else's finding:
+else was first, and what they wrote is what counts. The store's reader of changes tells of every change to the table. A
+row that is not as it was known is somebody else's finding:
 
     open       left alone until the time it names
     half_open  being tried by that process; left alone meanwhile, and tried by us if nothing has come of it in time
@@ -41,8 +41,6 @@ from interlock.store import breakers, records
 from interlock.store.breakers import Row
 from interlock.store.port import Store, Transaction, Unit
 
-# What one process finds out, the others go by this much later at most.
-LOOK_EVERY_S: Final = 0.05
 # A breaker cannot be told to stay open for longer than a contract can say.
 MAX_OPEN_MS: Final = 3_600_000
 # How many configurations of one service are remembered as known.
@@ -148,15 +146,16 @@ class Services:
         self._held: dict[str, _Held] = {}
         self._rows: dict[str, Row] = {}
         self._suspended: dict[str, int] = {}
-        self._looked = float("-inf")
+        self._changes = journal.changes
+        self._changes.watch(("services",), breakers.impaired, self._changed)
 
     def enter(self, service: str, config: CircuitBreakerConfig, tool: str = "") -> Entry:
         """Let a call through to a service; E3501 while its breaker refuses, E3504 while it asked to be left alone.
 
         Where the tools of a service are configured differently, the most careful number of each kind counts.
         """
-        if self._monotonic() - self._looked >= LOOK_EVERY_S:
-            self.look()
+        if self._monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
         if self._suspended:
             self._check_suspended(service)
         name, config = self._resolved.get((service, tool, config)) or self._resolve(service, tool, config)
@@ -179,19 +178,18 @@ class Services:
 
         It is not closed, for that somebody answers does not say that calls succeed; the next one tries.
         """
-        self.look()
+        self._changes.look()
         own = f"{service}#"
         for name, row in list(self._rows.items()):
             named = name == service or name.startswith(own)
             if named and row.state == "open" and row.until_ms > self._clock.now_ms():
                 await self._journal.commit(_hasten(name, row))
-        self.look()
+        self._changes.look()
 
-    def look(self) -> None:
-        """Look what others have found out."""
-        self._looked = self._monotonic()
+    def _changed(self, impaired: list[breakers.Impaired]) -> None:
+        """Go by what others have found out."""
         rows: dict[str, Row] = {}
-        for service, state, since_ms, until_ms in breakers.impaired(self._journal.reader):
+        for service, state, since_ms, until_ms in impaired:
             if state == breakers.SUSPENDED:
                 # Only a later moment replaces another, so what is only known here yet is not lost.
                 self._suspended[service] = max(until_ms, self._suspended.get(service, 0))
@@ -200,13 +198,13 @@ class Services:
         self._rows = rows
         for service, held in self._held.items():
             self._follow(service, held)
-        if self._suspended:
-            now_ms = self._clock.now_ms()
-            self._suspended = {service: until for service, until in self._suspended.items() if until > now_ms}
 
     def snapshot(self) -> tuple[Health, ...]:
         """How every service fares that was called from here, or is not well."""
-        self.look()
+        if self._monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
+        now_ms = self._clock.now_ms()
+        self._suspended = {service: until for service, until in self._suspended.items() if until > now_ms}
         names = sorted(self._held.keys() | self._rows.keys() | self._suspended.keys())
         return tuple(self._health(name) for name in names)
 
@@ -254,6 +252,7 @@ class Services:
         if wait_ms > 0:
             words = f"the service `{service}` asked to be left alone for another {wait(wait_ms)}"
             raise Failure("E3504", words, details={"service": service, "sent": False}, retry_after_ms=wait_ms)
+        self._suspended.pop(service, None)
 
     def _health(self, service: str) -> Health:
         now_ms, held, row = self._clock.now_ms(), self._held.get(service), self._rows.get(service)
@@ -303,12 +302,14 @@ class Services:
                     held.row = move.row
                 else:
                     held.moves.clear()
-                    self._looked = float("-inf")
+                # What was read before this and is not taken over yet does not count any more.
+                self._changes.look()
         except Failure as failure:
             held.moves.clear()
             _log.warning("the state of %s is known to this process only: %s", service, failure.message)
         finally:
             held.writer = None
+            self._follow(service, held)  # what others wrote meanwhile
 
     def _tell(self, service: str, old: State, new: State) -> None:
         _log.warning("service %s: %s->%s", service, old, new)

@@ -76,6 +76,9 @@ class Health:
             await self._lock.journal.commit(readiness.ask)
         else:
             raise Failure("E3803", "the store could not be written a moment ago")
+        # Refuses, as calls do, where the database was removed or replaced: writes go to the open file all the same.
+        if now >= self._lock.journal.changes.fresh_until:
+            self._lock.journal.changes.catch_up()
 
     def _signer_signs(self) -> None:
         self._lock.issuer_keys.all()

@@ -1,13 +1,14 @@
 """Tables `breaker` and `suspension`: the services that are not called for now, as all processes on the home know it.
 
 A breaker has a row while it is open or half open; a closed one has none. A suspension is a service that asked not to be
-called until a time; its row is removed when that time has passed.
+called until a time; its row is removed when that time has passed. Every other change raises the epoch of services.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from interlock.store import epochs
 from interlock.store.port import Reader, Transaction
 
 SUSPENDED = "suspended"  # the state of an `Impaired` service that has a suspension
@@ -52,10 +53,12 @@ def put(transaction: Transaction, service: str, row: Row, reason: str) -> None:
         " until_ms = excluded.until_ms, reason = excluded.reason",
         (service, *row, reason),
     )
+    epochs.advance(transaction, epochs.SERVICES)
 
 
 def delete(transaction: Transaction, service: str) -> None:
     transaction.execute("DELETE FROM breaker WHERE service = ?", (service,))
+    epochs.advance(transaction, epochs.SERVICES)
 
 
 def end_open(transaction: Transaction, service: str, since_ms: int, until_ms: int) -> None:
@@ -64,6 +67,7 @@ def end_open(transaction: Transaction, service: str, since_ms: int, until_ms: in
         "UPDATE breaker SET until_ms = ? WHERE service = ? AND state = 'open' AND since_ms = ?",
         (until_ms, service, since_ms),
     )
+    epochs.advance(transaction, epochs.SERVICES)
 
 
 def suspend(transaction: Transaction, service: str, until_ms: int) -> None:
@@ -73,6 +77,7 @@ def suspend(transaction: Transaction, service: str, until_ms: int) -> None:
         " ON CONFLICT (service) DO UPDATE SET until_ms = max(until_ms, excluded.until_ms)",
         (service, until_ms),
     )
+    epochs.advance(transaction, epochs.SERVICES)
 
 
 def suspended_until(reader: Reader, service: str) -> int | None:

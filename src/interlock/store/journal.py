@@ -51,6 +51,7 @@ from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 from interlock.store import lasthead, records
+from interlock.store.changes import MAX_STALE_S, ChangeReader
 from interlock.store.connection import Connection, Rows
 from interlock.store.home import Home, apply_log, connect, no_room, store_failure
 from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
@@ -210,7 +211,15 @@ class Journal:
         """Run a unit. Tests put a rehearsal in this place, which holds every unit to its contract."""
         return unit(transaction)
 
-    def __init__(self, home: Home, *, clock: Clock, signer: Signer) -> None:
+    def __init__(
+        self,
+        home: Home,
+        *,
+        clock: Clock,
+        signer: Signer,
+        monotonic: Callable[[], float] | None = None,
+        max_stale_s: float = MAX_STALE_S,
+    ) -> None:
         self._home = home
         self._clock = clock
         self._signer = signer
@@ -227,6 +236,8 @@ class Journal:
         self._reader = _Reader(home)
         # For repositories that only read. Short reads only: they run where they are called.
         self.reader: Reader = self._reader
+        # `monotonic` is the time of the process where `clock` is another one.
+        self.changes = ChangeReader(home.database, monotonic=monotonic or clock.monotonic, max_stale_s=max_stale_s)
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Waiting[Any]] = []
         self._scheduled = False
@@ -667,6 +678,7 @@ class Journal:
         self._closed = True
         self._batches.put(None)
         await DISK.run(self._thread.join)
+        await DISK.run(self.changes.stop)
         try:
             self.anchor()
         except Failure as failure:

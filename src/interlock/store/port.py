@@ -88,12 +88,52 @@ class Transaction(Reader, Protocol):
 Unit: TypeAlias = Callable[[Transaction], T]
 
 
+class Changes(Protocol):
+    """Tells caches what other processes, and this one, changed. `store.changes` explains how."""
+
+    @property
+    def fresh_until(self) -> float:
+        """A cache compares the time with this before it answers, and calls `catch_up` if it has passed."""
+        ...
+
+    def watch(
+        self,
+        families: tuple[str, ...],
+        load: Callable[[Reader], T],
+        apply: Callable[[T], None],
+        *,
+        also: Callable[[], object] | None = None,
+    ) -> Callable[[], None]:
+        """Keep a cache up to date: `load` reads what it needs, on any thread, and `apply` takes it over on the loop.
+
+        `families` are names of epochs (`store.epochs`). Returns a function that ends this.
+        """
+        ...
+
+    def start(self) -> None:
+        """Begin to tell of changes also where nobody asks (`catch_up`)."""
+        ...
+
+    def look(self) -> None:
+        """Let what this process has just committed count at once."""
+        ...
+
+    def catch_up(self) -> None:
+        """Make sure that what caches know is recent enough; refuses (E3801, E3803, E3804) where it is not."""
+        ...
+
+
 class Store(Protocol):
     """One store of a process. What `commit` and `append` have returned is durable."""
 
     @property
     def reader(self) -> Reader:
         """For short reads. They run where they are called."""
+        ...
+
+    @property
+    def changes(self) -> Changes:
+        """Feeds every cache of what the store holds."""
         ...
 
     @property

@@ -31,11 +31,6 @@ class Held(NamedTuple):
     reason: str
 
 
-def epoch(reader: Reader) -> int:
-    """The epoch of the newest change; 0 where there was none."""
-    return reader.one("SELECT COALESCE(MAX(epoch), 0) FROM quarantine")[0]
-
-
 def entries(reader: Reader) -> list[Row]:
     """Everything that is or was in quarantine, by time."""
     return [Row._make(row) for row in reader.all(f"SELECT {_COLUMNS} FROM quarantine ORDER BY at_ms")]  # noqa: S608 - constant

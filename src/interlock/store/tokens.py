@@ -20,25 +20,12 @@ class Revocation(NamedTuple):
     ref: str
 
 
-class Epochs(NamedTuple):
-    """The number of the newest revocation and the epoch of the identities; None where there is none yet."""
-
-    revocation: int | None
-    identities: str | None
-
-
 def revoke(transaction: Transaction, kind: str, ref: str, *, at_ms: int, by: str, reason: str) -> None:
     """Add a revocation. Where there is one of the same thing, that one stays as it is."""
     transaction.execute(
         'INSERT INTO revocation (kind, ref, at_ms, "by", reason) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING',
         (kind, ref, at_ms, by, reason),
     )
-
-
-def epochs(reader: Reader) -> Epochs:
-    """The epochs by which a process notices that an identity or a revocation was added or changed."""
-    row = reader.one("SELECT (SELECT max(seq) FROM revocation), (SELECT value FROM fact WHERE name = 'identity_epoch')")
-    return Epochs._make(row)
 
 
 def revocations_after(reader: Reader, seq: int) -> list[Revocation]:

@@ -2,7 +2,7 @@
 
 A row of `tool_version` is one published version. Its content never changes; its state and its notice of deprecation do.
 Rows stay when a version is removed. A row of `tool_alias` is another full name of a tool, and a row of `evidence` the
-result of the contract tests on one exact content. Every change raises the registry's epoch (`facts.increase`).
+result of the contract tests on one exact content. Every change raises the registry's epoch (`store.epochs`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import NamedTuple
 from interlock.core.manifest import LifecycleState
 from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction
-
-EPOCH = "registry_epoch"  # the fact that counts changes of the registry
 
 _COLUMNS = "address, version, digest, state, manifest, origin, published_ms, notice"
 _SELECT = f"SELECT {_COLUMNS} FROM tool_version"  # noqa: S608 - constants

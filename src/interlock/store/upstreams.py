@@ -2,13 +2,15 @@
 
 A row of `upstream` has the configuration and the overlay as JSON, and whether the upstream answers. A row of
 `upstream_tool` is one tool of an upstream as it was seen last. Its `version` is the version of the registry that serves
-it, or NULL if none does; `pinned` is the digest of the definition that was admitted.
+it, or NULL if none does; `pinned` is the digest of the definition that was admitted. Every change to `upstream` raises
+the epoch of upstreams.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from interlock.store import epochs
 from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "name, kind, config, overlay, state, reason, added_ms, added_by, discovered_ms, probed_ms"
@@ -101,6 +103,7 @@ def insert(
         f"INSERT INTO upstream ({_COLUMNS}) VALUES (?, ?, ?, ?, 'available', '', ?, ?, ?, ?)",  # noqa: S608 - constant
         (name, kind, config, overlay, at_ms, added_by, at_ms, at_ms),
     )
+    epochs.advance(transaction, epochs.UPSTREAMS)
 
 
 def mark_discovered(transaction: Transaction, name: str, overlay: str, at_ms: int) -> None:
@@ -110,6 +113,7 @@ def mark_discovered(transaction: Transaction, name: str, overlay: str, at_ms: in
         " WHERE name = ?",
         (overlay, at_ms, at_ms, name),
     )
+    epochs.advance(transaction, epochs.UPSTREAMS)
 
 
 def mark_probed(transaction: Transaction, name: str, state: str, reason: str, at_ms: int) -> None:
@@ -117,12 +121,14 @@ def mark_probed(transaction: Transaction, name: str, state: str, reason: str, at
     transaction.execute(
         "UPDATE upstream SET state = ?, reason = ?, probed_ms = ? WHERE name = ?", (state, reason, at_ms, name)
     )
+    epochs.advance(transaction, epochs.UPSTREAMS)
 
 
 def delete(transaction: Transaction, name: str) -> None:
     """Remove an upstream and its tools."""
     transaction.execute("DELETE FROM upstream_tool WHERE upstream = ?", (name,))
     transaction.execute("DELETE FROM upstream WHERE name = ?", (name,))
+    epochs.advance(transaction, epochs.UPSTREAMS)
 
 
 # Their tools

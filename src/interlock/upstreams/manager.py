@@ -47,7 +47,6 @@ PROBE_LIMIT_S = 5.0
 LOOK_LIMIT_S = 120.0
 FINISH_S = 5.0
 MAX_TOOLS = 5000
-_FRESH_S = 1.0
 _TRIES = 5
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 _RESERVED = frozenset({"interlock"})
@@ -97,7 +96,8 @@ class Upstreams:
         self._missed: set[str] = set()  # of these, the ones that announced a change meanwhile
         self._known: dict[str, Upstream] = {}
         self._away: set[str] = set()  # upstreams that did not answer this process when it asked last
-        self._looked = float("-inf")
+        self._changes = journal.changes
+        self._changes.watch(("upstreams",), book.upstreams, self._follow)
         self._busy: dict[str, asyncio.Lock] = {}
         self._changed: dict[str, asyncio.Event] = {}  # upstreams that said so and are being looked at again
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -151,13 +151,13 @@ class Upstreams:
         finally:
             del self._changed[name], self._looks[name]
 
-    def _refresh(self, *, now: bool = False) -> None:
+    def _refresh(self) -> None:
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
+
+    def _follow(self, upstreams: Sequence[Upstream]) -> None:
         """Know what the book says; let go of connections to what is there no longer, or under the same name anew."""
-        at = self._clock.monotonic()
-        if not now and at - self._looked < _FRESH_S:
-            return
-        self._looked = at
-        self._known = {one.name: one for one in self.list()}
+        self._known = {one.name: one for one in upstreams}
         for name, (meant, connector) in list(self._connectors.items()):
             known = self._known.get(name)
             # One that did not answer us and answers others is connected to anew: ours may be given up.
@@ -354,7 +354,7 @@ class Upstreams:
             await self._journal.commit(book.removal(name, by.acting))
         self._catalog.forget()
         held = self._connectors.pop(name, None)
-        self._refresh(now=True)
+        self._changes.look()
         if held is not None:
             await held[1].close()
 
@@ -386,7 +386,7 @@ class Upstreams:
         if (known.state, known.reason) == (state, reason):
             return
         await self._journal.commit(book.marking(known, state, reason))
-        self._refresh(now=True)
+        self._changes.look()
         if known.state != state:
             facts = {"alert": f"UPSTREAM_{state.upper()}", "upstream": known.name, "reason": reason}
             self._announce("tool.alert", "", "", **facts)
@@ -459,7 +459,7 @@ class Upstreams:
             self._catalog.forget()
             self._look()
             self._found(known.name, "available")
-            self._refresh(now=True)
+            self._changes.look()
         self._tell(known, page, looked, evidence, by)
         if self._answers is not None:
             await self._answers(known.name)

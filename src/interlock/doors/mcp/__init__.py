@@ -26,10 +26,11 @@ from interlock.doors.asgi import Disconnected, Message, Receive, Send, header, r
 from interlock.doors.heads import Way
 from interlock.doors.mcp.calling import Calling, no_trace
 from interlock.doors.mcp.listing import Listing
-from interlock.doors.mcp.names import Names, registry_epoch
+from interlock.doors.mcp.names import Names
 from interlock.doors.mcp.thin import Thin
 from interlock.service import Service
 from interlock.service.refusals import IDENTITY
+from interlock.store import epochs
 
 if TYPE_CHECKING:
     from interlock.doors.mcp.sdk import Sdk
@@ -38,7 +39,6 @@ __all__ = ["McpDoor"]
 
 PATH = "/mcp"
 METADATA_PATH = "/.well-known/oauth-protected-resource"
-LOOK_EVERY_S = 0.5
 MAX_BODY = 4 * 1024 * 1024
 LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 
@@ -213,13 +213,28 @@ class McpDoor:
     async def _watch(self) -> None:
         """Announce what changes lists: what any process does to the registry, and upstreams that come and go."""
         lock = self._service.lock
-        seen: tuple[str, frozenset[str]] | None = None
-        while True:
-            now = registry_epoch(lock.journal), lock.upstreams.unanswered()
-            if seen is not None and now != seen:
-                await self.tools_changed()
-            seen = now
-            await asyncio.sleep(LOOK_EVERY_S)
+        changed = asyncio.Event()
+        revision: str | None = None
+
+        def note(now: str | None) -> None:
+            nonlocal revision
+            revision = now
+            changed.set()
+
+        end = lock.journal.changes.watch(("registry", "upstreams"), lambda reader: epochs.read(reader).registry, note)
+        try:
+            lock.journal.changes.start()
+            lock.journal.changes.catch_up()
+            seen = revision, lock.upstreams.unanswered()
+            while True:
+                await changed.wait()
+                changed.clear()
+                now = revision, lock.upstreams.unanswered()
+                if now != seen:
+                    await self.tools_changed()
+                seen = now
+        finally:
+            end()
 
 
 def _may_be_long(scope: Message, small: int, most: int) -> bool:

@@ -16,10 +16,9 @@ import orjson
 from interlock.core.clock import Clock
 from interlock.core.wire_names import LONGEST
 from interlock.core.wire_names import mcp_name as shown
-from interlock.store import facts, tools, upstreams
-from interlock.store.port import Store
+from interlock.store import tools, upstreams
+from interlock.store.port import Reader, Store
 
-STALE_AFTER_S = 0.2
 _KEPT, _LONG = 1000, 200
 _FITTING = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _SHORTENED = re.compile(r"-[0-9A-F]{16}\Z")
@@ -29,13 +28,12 @@ class Names:
     """Both ways between addresses and names, over one home."""
 
     def __init__(self, journal: Store, clock: Clock) -> None:
-        self._journal = journal
         self._clock = clock
-        self._looked_at = float("-inf")
-        self._epoch: str | None = None
         self._own: dict[str, str] = {}  # address -> name at its upstream
         self._looked_up: dict[str, str] = {}  # names that cannot be read -> address
         self._read: dict[str, str] = {}  # names that were read -> address
+        self._changes = journal.changes
+        self._changes.watch(("registry", "upstreams"), _without_prefix_and_long, self._changed)
 
     def of(self, address: str) -> str:
         """What a tool is called."""
@@ -55,44 +53,38 @@ class Names:
         return found
 
     def _refresh(self) -> None:
-        now = self._clock.monotonic()
-        if now - self._looked_at < STALE_AFTER_S:
-            return
-        self._looked_at = now
-        epoch = registry_epoch(self._journal)
-        if epoch == self._epoch:
-            return
-        self._epoch = epoch
-        long = tools.longer_addresses(self._journal.reader, LONGEST)
-        self._own = self._without_prefix()
+        if self._clock.monotonic() >= self._changes.fresh_until:
+            self._changes.catch_up()
+
+    def _changed(self, loaded: tuple[dict[str, str], list[str]]) -> None:
+        self._own, long = loaded
         self._looked_up = {shown(address): address for address in long}
         self._looked_up |= {name: address for address, name in self._own.items()}
 
-    def _without_prefix(self) -> dict[str, str]:
-        """The tools that keep their upstream's name. Of two that want the same one, the first in order has it."""
-        reader = self._journal.reader
-        configs = upstreams.configs(reader)
-        plain = [name for name, config in configs if orjson.loads(config).get("prefix") is False]
-        if not plain:
-            return {}
-        own: dict[str, str] = {}
-        # INVARIANT: no upstream takes the name under which another tool is known.
-        taken = set(map(shown, tools.addresses(reader)))
-        for name, address in upstreams.published_names(reader, plain):
-            # A name that looks like a shortened one could come to mean another tool.
-            fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
-            if fits:
-                own[address] = name
-                taken.add(name)
-        return own
+
+def _without_prefix_and_long(reader: Reader) -> tuple[dict[str, str], list[str]]:
+    return _without_prefix(reader), tools.longer_addresses(reader, LONGEST)
+
+
+def _without_prefix(reader: Reader) -> dict[str, str]:
+    """The tools that keep their upstream's name. Of two that want the same one, the first in order has it."""
+    configs = upstreams.configs(reader)
+    plain = [name for name, config in configs if orjson.loads(config).get("prefix") is False]
+    if not plain:
+        return {}
+    own: dict[str, str] = {}
+    # INVARIANT: no upstream takes the name under which another tool is known.
+    taken = set(map(shown, tools.addresses(reader)))
+    for name, address in upstreams.published_names(reader, plain):
+        # A name that looks like a shortened one could come to mean another tool.
+        fits = _FITTING.match(name) and not _SHORTENED.search(name) and name not in taken
+        if fits:
+            own[address] = name
+            taken.add(name)
+    return own
 
 
 def _read(name: str) -> str:
     """The address that a name spells."""
     head, dash, tail = name.rpartition("-")
     return f"{head}.{tail}" if dash and "." not in name and tail[:1].islower() else name
-
-
-def registry_epoch(journal: Store) -> str:
-    """Changes whenever the registry does, in whichever process."""
-    return str(facts.get(journal.reader, tools.EPOCH) or "")

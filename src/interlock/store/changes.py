@@ -1,0 +1,298 @@
+"""Changes that other processes make to what this one keeps in memory, noticed by one reader for all caches.
+
+Theory of operation. A transaction that changes tools, identities, revocations, quarantines, breakers or upstreams
+raises an *epoch*. One thread reads all epochs in one statement, every `READ_EVERY_S`. A cache watches some of them
+(`watch`): when one has changed, its `load` reads what the cache needs, still on the thread, and its `apply` takes that
+over on the event loop. The loop itself reads in three cases only: after a change of this process, which must count at
+once (`look`), when the thread is late, and when the process was idle, in which the thread reads seldom (`catch_up`).
+
+    thread   epochs ─ changed? ─ load ─┐                    epochs ─ not changed ─ fresh_until moves on
+    loop                               └ apply, fresh_until moves on
+
+A cache compares the time with `fresh_until` before it answers, and calls `catch_up` if that has passed. When the store
+cannot be read, caches go on with what they know for `max_stale_s` seconds since the last read, and then refuse
+(E3801). They refuse at once where an epoch is known to have changed and its family cannot be loaded. The next read that
+succeeds ends this. A database that was removed, or replaced by another file, counts as one that cannot be read: the
+open file would still show what was there.
+
+INVARIANT: `fresh_until` moves on only after every cache has taken over all that was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from interlock.core.errors import Failure
+from interlock.store import epochs, readers
+from interlock.store.connection import Connection, StoreError
+from interlock.store.epochs import Epochs
+from interlock.store.home import store_failure
+from interlock.store.port import Reader
+
+T = TypeVar("T")
+_log = logging.getLogger("interlock.store")
+
+READ_EVERY_S = 0.03
+# A process that was not asked anything for so long reads less often. An idle server uses next to no processor time.
+IDLE_AFTER_S = 1.0
+READ_IDLE_EVERY_S = 0.5
+# What is known is used for so long before the loop reads by itself. A thread that runs as it should is faster.
+FRESH_S = 0.05
+# How long calls go on while the store cannot be read.
+MAX_STALE_S = 2.0
+# How long the loop waits for a read that is under way on the thread.
+_PATIENCE_S = 0.25
+_NEVER = float("-inf")
+
+
+class Watch(Generic[T]):
+    """A cache and the epochs that it depends on. `also` gives something else that it depends on, such as file names."""
+
+    __slots__ = ("also", "apply", "families", "load", "seen")
+
+    def __init__(
+        self,
+        families: tuple[str, ...],
+        load: Callable[[Reader], T],
+        apply: Callable[[T], None],
+        also: Callable[[], object] | None,
+    ) -> None:
+        self.families = families
+        self.load = load
+        self.apply = apply
+        self.also = also
+        self.seen: object = None
+
+    def of(self, now: Epochs) -> object:
+        """The part of all epochs that concerns this cache."""
+        return *(getattr(now, family) for family in self.families), None if self.also is None else self.also()
+
+
+class _Found(NamedTuple):
+    """A read: its number, when it began, for whom, and for each cache that has to change what it saw and loaded."""
+
+    number: int
+    at: float
+    watches: tuple[Watch[Any], ...]
+    loaded: list[tuple[Watch[Any], object, Any]]
+
+
+class ChangeReader:
+    """The reader of a process's changes. It belongs to the event loop that made it, but for its thread."""
+
+    def __init__(self, database: Path, *, monotonic: Callable[[], float], max_stale_s: float = MAX_STALE_S) -> None:
+        self._database = database
+        self._file = _identity(database)
+        self._monotonic = monotonic
+        self._max_stale_s = max_stale_s
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._connection: Connection | None = None
+        # Held while reading, and where a watch is added.
+        self._lock = threading.Lock()
+        self._watches: tuple[Watch[Any], ...] = ()
+        self._number = self._applied = 0
+        self._read_at = _NEVER
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._stopped = False
+        self._asked_at = _NEVER
+        self._told = False
+        # Caches compare the time with this before they answer. From then on they have to call `catch_up`.
+        self.fresh_until = _NEVER
+        self.reads = 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last read that succeeded and was taken over; infinite before the first."""
+        return self._monotonic() - self._read_at
+
+    def watch(
+        self,
+        families: tuple[str, ...],
+        load: Callable[[Reader], T],
+        apply: Callable[[T], None],
+        *,
+        also: Callable[[], object] | None = None,
+    ) -> Callable[[], None]:
+        """Keep a cache up to date, from the next use on. Returns a function that ends this.
+
+        `load` runs on any thread and only reads. `apply` runs on the loop.
+        """
+        watch = Watch(families, load, apply, also)
+        with self._lock:
+            self._watches += (watch,)
+            self._read_at = self.fresh_until = _NEVER
+
+        def end() -> None:
+            with self._lock:
+                self._watches = tuple(one for one in self._watches if one is not watch)
+
+        return end
+
+    # On the loop
+
+    def start(self) -> None:
+        """Begin to read on the thread, also where nobody asks: every watch is told of changes by itself."""
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._run, name="interlock-changes", daemon=True)
+            self._thread.start()
+
+    def look(self) -> None:
+        """Read now, so that what this process has just committed counts. Raises where the store cannot be read."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            self._distrust()
+            raise _unanswered()
+        try:
+            found = self._read()
+        except BaseException:
+            self._distrust()
+            raise
+        finally:
+            self._lock.release()
+        self._deliver(found)
+
+    def catch_up(self) -> None:
+        """Make sure that what caches know is recent enough to be used; E3801, E3803 or E3804 where it is not."""
+        self._asked()
+        now = self._monotonic()
+        known = now - self._read_at < self._max_stale_s
+        found, failure = None, None
+        # While the thread reads, what is known is good enough for a little longer.
+        if self._lock.acquire(timeout=0 if known else _PATIENCE_S):
+            try:
+                found = self._read()
+            except Failure as error:
+                failure = error
+            finally:
+                self._lock.release()
+            if found is not None:
+                self._deliver(found)
+                return
+            known = now - self._read_at < self._max_stale_s
+        if not known:
+            raise failure or _unanswered()
+        if failure is not None:
+            # Asked again soon, but not by every call.
+            self.fresh_until = min(now + FRESH_S, self._read_at + self._max_stale_s)
+
+    def _deliver(self, found: _Found) -> None:
+        """Take over a read that `look` or `catch_up` made, which other threads than the loop's may call too."""
+        if threading.get_ident() == self._loop_thread:
+            self._take_over(found)
+            return
+        self._loop.call_soon_threadsafe(self._take_over, found)
+        if self._read_at == _NEVER:
+            raise _unanswered()
+
+    def _take_over(self, found: _Found) -> None:
+        if found.number < self._applied:
+            return  # the loop has read by itself since
+        self._applied = found.number
+        for watch, seen, loaded in found.loaded:
+            if watch.seen != seen:  # the thread reads on until this runs
+                watch.apply(loaded)
+                watch.seen = seen
+        self._note(found)
+
+    def _note(self, found: _Found) -> None:
+        # A watch that was added since has nothing yet.
+        if found.watches is self._watches:
+            self._read_at, self.fresh_until = found.at, found.at + FRESH_S
+            self._told = False
+
+    def _distrust(self) -> None:
+        """Something is known to have changed and what it is now is not: nothing is fresh until it was read."""
+        self._read_at = self.fresh_until = _NEVER
+
+    # On either side, with the lock
+
+    def _read(self) -> _Found:
+        """Read the epochs, and for caches that depend on one that changed what they need."""
+        at = self._monotonic()
+        self._number += 1
+        self.reads += 1
+        try:
+            if _identity(self._database) != self._file:
+                raise Failure(
+                    "E3801",
+                    "the database of this home was removed or replaced while it was open",
+                    resolution="put the database back, or end this process and start it again",
+                )
+            reader = self._connection
+            if reader is None:
+                reader = self._connection = readers.connect(self._database, patience_s=0)
+            now = epochs.read(reader)
+            changed = [(watch, seen) for watch in self._watches if (seen := watch.of(now)) != watch.seen]
+            try:
+                loaded = [(watch, seen, watch.load(reader)) for watch, seen in changed]
+            except BaseException:
+                self._distrust()
+                raise
+        except StoreError as error:
+            raise store_failure(error) from None
+        return _Found(self._number, at, self._watches, loaded)
+
+    # The thread
+
+    def _asked(self) -> None:
+        before, self._asked_at = self._asked_at, time.monotonic()
+        if self._thread is not None:
+            if self._asked_at - before >= IDLE_AFTER_S:
+                self._wake.set()
+        elif self._number:  # not before the second time: most commands are over by then
+            self.start()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            idle = time.monotonic() - self._asked_at >= IDLE_AFTER_S
+            if self._wake.wait(READ_IDLE_EVERY_S if idle else READ_EVERY_S):
+                self._wake.clear()
+                continue
+            with self._lock:
+                try:
+                    found = self._read()
+                except Exception as error:  # noqa: BLE001 - the thread must not end; callers are refused when it is time
+                    self._tell(error)
+                    continue
+                if not found.loaded and found.number > self._applied:
+                    self._note(found)
+                    continue
+            try:
+                self._loop.call_soon_threadsafe(self._take_over, found)
+            except RuntimeError:
+                return  # the loop is gone, and with it everybody who asks
+
+    def _tell(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            words = error.message if isinstance(error, Failure) else repr(error)
+            _log.warning("changes of other processes cannot be read: %s", words)
+
+    def stop(self) -> None:
+        """End the thread. Waits for a read that is under way."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _unanswered() -> Failure:
+    return Failure("E3801", "the store does not answer, so it is not known what other processes changed")

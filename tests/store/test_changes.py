@@ -1,0 +1,325 @@
+"""One reader tells every cache what other processes changed. When it cannot read for too long, calls are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from interlock import Interlock
+from interlock.authority.identities import Identity
+from interlock.core.clock import Clock
+from interlock.core.errors import Failure
+from interlock.core.manifest import CircuitBreakerConfig
+from interlock.demo_tools import balance
+from interlock.service import Service
+from interlock.store import epochs, facts
+from interlock.store.changes import FRESH_S, READ_EVERY_S, ChangeReader
+from interlock.store.home import Home
+from interlock.store.journal import Journal
+from interlock.store.port import Reader, Transaction
+from interlock.store.signing import Signer
+
+PATIENCE_S = 60.0
+AGENT = "did:web:agents.example:one"
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - another process or thread brings it about
+            await asyncio.sleep(0.01)
+
+
+# Changes of a second process
+
+OTHER = """
+import asyncio, sys
+from interlock import Interlock
+from interlock.demo_tools import post
+from interlock.core.context import Caller
+from interlock.core.errors import Failure
+from interlock.core.manifest import CircuitBreakerConfig
+from interlock.registry.quarantine import impose
+from interlock.store import upstreams
+
+def upstream(transaction):
+    upstreams.insert(transaction, "far", kind="mcp", config="{}", overlay="{}", added_by="test", at_ms=1)
+
+async def main(home, token, digest):
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await lock.tokens.revoke(token, reason="lost", by=Caller(id="operator", scopes=frozenset({"tokens:issue"})))
+        await lock.journal.commit(impose(digest, "demo.balance@1.0.0", "call", "seen to lie"))
+        await lock.add(post)
+        services = lock.gateway.execution.services
+        config = CircuitBreakerConfig.model_validate({"failure_threshold": 1})
+        services.enter("bank", config).done(Failure("E3502", "does not answer"))
+        await services.settle()
+        await lock.journal.commit(upstream)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_every_cache_sees_what_another_process_changed(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        await lock.add(balance)
+        by = lock.caller
+        await lock.identities.register(Identity(did=AGENT, name="agent"), by=by.id)
+        await lock.tokens.rotate_key(by=by, first=True)
+        token = await lock.tokens.issue(subject=AGENT, by=by)
+        caller = await lock.tokens.verify(token)
+        version = lock.catalog.resolve("demo.balance")
+        services, config = (
+            lock.gateway.execution.services,
+            CircuitBreakerConfig.model_validate({"failure_threshold": 1}),
+        )
+        services.enter("bank", config).done()
+        assert lock.tokens.known(token) == caller
+        assert not lock.gateway.quarantine.holds(version.row.digest)
+        assert lock.upstreams.unanswered() == frozenset()
+        assert [one.row.address for one in lock.catalog.newest()] == ["demo.balance"]
+        arguments = [str(lock.home.path), token, version.row.digest]
+        done = await asyncio.create_subprocess_exec(sys.executable, "-c", OTHER, *arguments)
+        assert await done.wait() == 0
+
+        def refused() -> bool:
+            try:
+                services.enter("bank", config).abandoned()
+            except Failure as failure:
+                return failure.code == "E3501"
+            return False
+
+        await until(lambda: lock.tokens.known(token) is None)
+        assert caller.capability is not None
+        with pytest.raises(Failure) as void:
+            lock.tokens.check(caller.capability)
+        assert void.value.code == "E3201"
+        await until(lambda: lock.gateway.quarantine.holds(version.row.digest))
+        await until(lambda: [one.row.address for one in lock.catalog.newest()] == ["demo.balance", "demo.post"])
+        await until(refused)
+        await until(lambda: lock.upstreams.answers("far"))
+
+
+# One reader
+
+
+async def test_calls_read_no_epoch_on_the_event_loop_and_one_thread_reads_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        await lock.add(balance)
+        changes = lock.journal.changes
+        asked: list[str] = []
+        where: list[str] = []
+        changes.watch(("registry",), _revision, lambda _: None, also=lambda: where.append(_thread()))
+        for name in ("one", "all", "each"):
+            read = getattr(type(lock.journal.reader), name)
+
+            def counted(self: Any, statement: str, *given: Any, read: Any = read) -> Any:
+                asked.append(statement)
+                return read(self, statement, *given)
+
+            monkeypatch.setattr(type(lock.journal.reader), name, counted)
+        await lock.call("demo.balance", account="cash")
+        await asyncio.sleep(2 * FRESH_S)
+        await lock.call("demo.balance", account="cash")
+        async with asyncio.timeout(PATIENCE_S):
+            while where.count("interlock-changes") < 10:
+                result = await lock.call("demo.balance", account="cash")
+                assert result.error is None
+        families = ("epoch", "revocation", "quarantine", "breaker", "suspension", "FROM upstream")
+        assert [one for one in asked if any(word in one for word in families)] == []
+        assert [one.name for one in threading.enumerate()].count("interlock-changes") == 1
+    assert [one.name for one in threading.enumerate()].count("interlock-changes") == 0
+
+
+async def test_a_process_that_only_looks_once_starts_no_thread(tmp_path: Path) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        lock.catalog.rows()
+        assert "interlock-changes" not in {one.name for one in threading.enumerate()}
+
+
+# A store that cannot be read
+
+
+def _thread() -> str:
+    return threading.current_thread().name
+
+
+async def _answer(lock: Interlock) -> str | None:
+    result = await lock.call("demo.balance", account="cash")
+    return None if result.error is None else result.error.code
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+async def test_calls_are_refused_when_the_database_is_gone_for_longer_than_the_bound_and_recover(
+    tmp_path: Path, how: str
+) -> None:
+    async with Interlock.open(tmp_path / "home", housekeeping=False, max_stale_s=0.2) as lock:
+        await lock.add(balance)
+        assert await _answer(lock) is None
+        database, away = lock.home.database, tmp_path / "away"
+        database.rename(away)
+        if how == "replaced":
+            shutil.copy(away, database)
+        async with asyncio.timeout(PATIENCE_S):
+            while (code := await _answer(lock)) is None:  # noqa: ASYNC110 - only time brings it about
+                await asyncio.sleep(0.01)
+        assert code == "E3801"
+        assert (await Service(lock).health.readiness())[0] == 503
+        with pytest.raises(Failure) as refused:
+            lock.catalog.resolve("demo.balance")
+        assert "removed or replaced" in refused.value.message
+        os.replace(away, database)
+        assert await _answer(lock) is None
+
+
+@pytest_asyncio.fixture
+async def journal(tmp_path: Path) -> AsyncGenerator[Journal]:
+    home = Home(tmp_path)
+    home.prepare()
+    made = Journal(home, clock=Clock(), signer=Signer(home.keys), max_stale_s=0.5)
+    yield made
+    await made.close()
+
+
+def _revision(reader: Reader) -> str | None:
+    return epochs.read(reader).registry
+
+
+def _change(transaction: Transaction) -> None:
+    epochs.advance(transaction, epochs.REGISTRY)
+
+
+def _stale(changes: ChangeReader) -> bool:
+    try:
+        changes.catch_up()
+    except Failure as failure:
+        return failure.code == "E3801"
+    return False
+
+
+async def test_what_is_known_is_used_up_to_the_bound_and_no_longer(tmp_path: Path) -> None:
+    home, now = Home(tmp_path), [100.0]
+    home.prepare()
+    journal = Journal(home, clock=Clock(), signer=Signer(home.keys), monotonic=lambda: now[0], max_stale_s=3.0)
+    try:
+        changes, seen = journal.changes, list[str | None]()
+        changes.watch(("registry",), _revision, seen.append)
+        changes.catch_up()
+        assert (seen, changes.age_s, changes.fresh_until) == ([None], 0.0, 100.0 + FRESH_S)
+        home.database.rename(tmp_path / "away")
+        now[0] += 2.9
+        changes.catch_up()
+        assert changes.fresh_until <= 103.0
+        now[0] = 103.0
+        for _ in range(2):
+            with pytest.raises(Failure) as refused:
+                changes.catch_up()
+            assert refused.value.code == "E3801"
+        (tmp_path / "away").rename(home.database)
+        changes.catch_up()
+        assert changes.age_s == 0.0
+    finally:
+        await journal.close()
+
+
+async def test_a_read_that_hangs_refuses_calls_after_the_bound_and_none_after_it_ends(journal: Journal) -> None:
+    changes, loop_thread = journal.changes, threading.current_thread()
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hanging() -> None:
+        if hangs.is_set() and threading.current_thread() is not loop_thread:
+            go_on.wait(PATIENCE_S)
+
+    changes.watch(("registry",), _revision, lambda _: None, also=hanging)
+    changes.catch_up()
+    changes.catch_up()
+    hangs.set()
+    await until(lambda: _stale(changes))
+    hangs.clear()
+    go_on.set()
+    await until(lambda: not _stale(changes))
+
+
+async def test_a_change_that_cannot_be_loaded_refuses_calls_at_once(journal: Journal) -> None:
+    changes, broken = journal.changes, [False]
+
+    def load(reader: Reader) -> str | None:
+        if broken[0]:
+            raise Failure("E3801", "the registry cannot be read")
+        return _revision(reader)
+
+    seen: list[str | None] = []
+    changes.watch(("registry",), load, seen.append)
+    changes.catch_up()
+    broken[0] = True
+    await journal.commit(_change)
+    with pytest.raises(Failure):
+        changes.look()
+    assert _stale(changes)
+    broken[0] = False
+    changes.catch_up()
+    assert seen == [None, "1"]
+
+
+async def test_a_change_of_this_process_counts_at_once_and_an_older_read_of_the_thread_does_not_undo_it(
+    journal: Journal,
+) -> None:
+    changes, loop_thread, seen = journal.changes, threading.current_thread(), list[str | None]()
+    loaded = threading.Event()
+
+    def load(reader: Reader) -> str | None:
+        found = _revision(reader)
+        if found is not None and threading.current_thread() is not loop_thread:
+            loaded.set()
+        return found
+
+    changes.watch(("registry",), load, seen.append)
+    changes.catch_up()
+    changes.catch_up()  # starts the thread
+    await journal.commit(_change)
+    assert loaded.wait(PATIENCE_S)  # the thread has read it; the loop stands still, so nothing is taken over yet
+    await journal.commit(_change)
+    changes.look()
+    assert seen[-1] == "2"
+    await asyncio.sleep(2 * READ_EVERY_S)
+    assert seen[-1] == "2"
+    assert seen == sorted(seen, key=lambda one: one or "")
+
+
+async def test_another_thread_may_ask_and_caches_change_on_the_loop(journal: Journal) -> None:
+    changes, where = journal.changes, list[int]()
+    changes.watch(("registry",), _revision, lambda _: where.append(threading.get_ident()))
+    changes.catch_up()
+    await journal.commit(_change)
+    await asyncio.to_thread(changes.look)
+    await until(lambda: len(where) == 2)
+    assert set(where) == {threading.get_ident()}
+
+
+async def test_a_watch_that_was_ended_hears_no_more(journal: Journal) -> None:
+    seen: list[str | None] = []
+    end = journal.changes.watch(("registry",), _revision, seen.append)
+    journal.changes.look()
+    end()
+    await journal.commit(_change)
+    journal.changes.look()
+    assert seen == [None]
+
+
+@pytest.mark.parametrize("name", [epochs.REGISTRY, epochs.IDENTITIES, epochs.SERVICES, epochs.UPSTREAMS])
+async def test_each_epoch_rises_by_one_and_is_read_with_all_others(journal: Journal, name: str) -> None:
+    before = epochs.read(journal.reader)
+    await journal.commit(lambda transaction: epochs.advance(transaction, name))
+    after = epochs.read(journal.reader)
+    assert facts.get(journal.reader, name) == "1"
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == 1

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pydantic
 
 from interlock.core.allowances import Budget, LoopLimits, Prices, RateLimit
-from interlock.core.bounds import MOST_VALUES
+from interlock.core.bounds import MOST_REQUEST_VALUES
 from interlock.core.channels import Channel
 from interlock.core.documents import Malformed, read_json
 from interlock.core.errors import Failure
@@ -120,7 +120,7 @@ class Settings(pydantic.BaseModel):
     retention_years: int = pydantic.Field(1, ge=1, le=7, description="how long records of reads are kept at least")
     retention_years_writes: int = pydantic.Field(7, ge=1, le=7, description="the same for writes and all other records")
     max_values: int = pydantic.Field(
-        MOST_VALUES,
+        MOST_REQUEST_VALUES,
         ge=1000,
         description="how many values one request or call may hold: numbers, texts, members and items at any depth",
     )

@@ -259,15 +259,17 @@ def test_a_line_over_the_limit_is_answered_with_an_error_and_the_next_one_is_ser
 
 
 @pytest.mark.supports("CONTRACT-13")
-def test_a_line_of_too_many_values_is_refused_and_the_next_one_is_served(cli: Cli) -> None:
+def test_a_line_of_too_many_values_or_with_a_long_id_is_refused_and_the_next_one_is_served(cli: Cli) -> None:
     process = _stdio(cli)
     assert process.stdout is not None
     try:
         _said(process, HELLO)
         assert json.loads(process.stdout.readline())["id"] == 0
-        _said(process, {"id": 7, "method": "ping", "params": {"x": [1] * 300_000}}, {"id": 8, "method": "ping"})
-        refused, served = (json.loads(process.stdout.readline()) for _ in range(2))
+        _said(process, {"id": 7, "method": "ping", "params": {"x": [1] * 300_000}}, {"id": "x" * 257, "method": "ping"})
+        _said(process, {"id": 8, "method": "ping"})
+        refused, nameless, served = (json.loads(process.stdout.readline()) for _ in range(3))
         assert (refused["id"], refused["error"]["data"]["error_code"]) == (7, "E3004")
+        assert (nameless["id"], nameless["error"]["data"]["error_code"]) == (None, "E3004")
         assert (served["id"], served["result"]) == (8, {})
         process.communicate(timeout=PATIENCE_S)
     finally:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from interlock import Failure, Field, Interlock, tool
+from interlock import Caller, Failure, Field, Interlock, tool
+from interlock.service import Service
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.doors.test_conditions import RATE, READS
 from tests.upstreams.servers import Answer, HttpServer, json_answer
@@ -263,6 +264,13 @@ async def test_the_breaker_of_a_service_that_is_no_upstream_is_shown_where_opera
         assert (service["service"], service["state"]) == ("ledger", "open")
         assert service["retryAfterMs"] > 0
         assert "breaker of ledger: open; no call for " in (await asyncio.to_thread(fresh, "upstream", "list")).out
+        shown = await asyncio.to_thread(fresh.ask, "upstream", "show", "ledger")
+        assert (shown["kind"], shown["services"][0]["state"]) == ("external_service", "open")
+        words = (await asyncio.to_thread(fresh, "upstream", "show", "ledger")).out
+        assert "ledger is no upstream, but a service that tools name" in words
+        assert "breaker of ledger: open; no call for " in words
+        over_rest = Service(lock).upstreams.services(by=Caller(id="local:root", scopes=frozenset({"tools:admin"})))
+        assert [(one["service"], one["state"]) for one in over_rest] == [("ledger", "open")]
         findings = (await asyncio.to_thread(fresh.ask, "doctor"))["findings"]
         (found,) = [one for one in findings if one["name"] == "services"]
         assert found["status"] == "attention"

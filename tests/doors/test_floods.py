@@ -221,3 +221,68 @@ async def test_a_large_body_of_nobody_is_not_parsed(here: Place) -> None:
             "/v1/approvals/standing", content=body[:-1], headers={"content-type": "application/json"}
         )
     assert (answer.status_code, answer.json()["error"]["error_code"]) == (401, "E3212"), "not that it is malformed"
+
+
+# Ids that are sent back
+
+LONGEST_ID = 256
+TOO_LONG: dict[str, Any] = {
+    "a text": "x" * (LONGEST_ID + 1),
+    "a large text": "x" * 3_900_000,
+    "an integer": 2**63,
+    "a large integer": -(10**300),
+}
+
+
+def _initialize() -> tuple[str, Json, dict[str, str]]:
+    """The first request of the handshake era."""
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    request: Json = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    return "/mcp", request, {"accept": "application/json, text/event-stream"}
+
+
+ASKED = {
+    "rpc": lambda: _invoke("rpc", {"a": 1, "b": 2}),
+    "mcp": lambda: _invoke("mcp", {"a": 1, "b": 2}),
+    "mcp, handshake": _initialize,
+}
+
+
+@pytest.mark.parametrize("door", ASKED)
+@pytest.mark.parametrize("too_long", TOO_LONG)
+async def test_an_id_that_is_too_long_is_refused_and_not_sent_back(here: Place, door: str, too_long: str) -> None:
+    path, body, headers = ASKED[door]()
+    answer = await _refused(here, (path, {**body, "id": TOO_LONG[too_long]}, headers))
+    told = answer.json()
+    assert (told["id"], told["error"]["code"]) == (None, -32600)
+    assert told["error"]["data"]["error_code"] == "E3004"
+    assert "at most 256 characters" in told["error"]["message"]
+    assert len(answer.content) < 2000
+    assert here.lock.journal.read("SELECT count(*) FROM journal WHERE kind = 'closed'") == [(0,)]
+
+
+@pytest.mark.parametrize("request_id", ["x" * LONGEST_ID, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("door", ["rpc", "mcp"])
+async def test_an_id_within_the_bound_is_sent_back(here: Place, door: str, request_id: Any) -> None:
+    path, body, headers = ASKED[door]()
+    told = (await _refused(here, (path, {**body, "id": request_id}, headers))).json()
+    assert (told["id"], "result" in told) == (request_id, True)
+
+
+async def test_a_progress_token_that_is_too_long_is_refused(here: Place) -> None:
+    path, body, headers = _mcp("tools/call", {"name": "demo-add", "arguments": {}}, {"progressToken": "x" * 1_000_000})
+    answer = await _refused(here, (path, body, headers))
+    assert (answer.status_code, answer.json()["error"]["data"]["error_code"]) == (400, "E3004")
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize(("path", "served"), [("/mcp", "GET, POST, DELETE"), ("/rpc", "POST")])
+async def test_a_path_names_its_methods_to_a_client_that_uses_another(
+    here: Place, path: str, served: str, method: str
+) -> None:
+    async with httpx.AsyncClient(base_url=here.base, headers=here.bearer, timeout=60) as client:
+        answer = await client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, served)
+    told = answer.json()["error"]
+    assert told.get("data", told)["error_code"] == "E3004"

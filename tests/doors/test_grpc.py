@@ -38,7 +38,7 @@ from interlock.core.capability import ToolGrant
 from interlock.core.errors import CODES
 from interlock.core.manifest import MutationClass, TimeoutClass
 from interlock.core.states import STATES
-from interlock.doors.grpc import GrpcDoor, generate, places
+from interlock.doors.grpc import GrpcDoor, generate, places, servicer
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.service import Service
@@ -598,6 +598,27 @@ async def test_a_tool_that_cannot_be_cancelled_goes_on(world: World) -> None:
     assert event.cancel.outcome == wire.CANCEL_OUTCOME_UNSUPPORTED
     stage.release.set()
     assert (await events(stream))[-1].result.value_json == b'"at last"'
+
+
+async def test_a_flood_of_cancels_waits_at_its_sender(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[int] = []
+    put = servicer.Stream.put
+
+    def note(self: servicer.Stream, event: wire.RunEvent) -> None:
+        put(self, event)
+        waiting.append(self._events.qsize())  # pyright: ignore[reportPrivateUsage] - what the bound is about
+
+    monkeypatch.setattr(servicer.Stream, "put", note)
+    stream = await world.run("long.stubborn")
+    await stage.entered.wait()
+    for _ in range(500):
+        await stream.write(wire.RunRequest(cancel=wire.CancelCall()))
+    answered = 0
+    while answered < 500:
+        answered += (await stream.read()).HasField("cancel")
+    stage.release.set()
+    assert (await events(stream))[-1].result.value_json == b'"at last"'
+    assert max(waiting) <= 3, "the next cancel is read when the one before it was answered"
 
 
 async def test_a_call_that_has_not_begun_can_be_cancelled_on_its_stream(world: World) -> None:

@@ -740,7 +740,9 @@ async def test_upstreams_are_listed_refreshed_and_removed_by_those_who_may(world
         assert (await world.post("/v1/upstreams/bank/refresh", {"overlay": renamed}, "root")).json()["tools"][0][
             "state"
         ] == "changed"
-        (tool,) = (await world.get("/v1/upstreams/bank", "root")).json()["tools"]
+        shown = (await world.get("/v1/upstreams/bank", "root")).json()
+        assert [one["state"] for one in shown["services"]] == ["closed"] * len(shown["services"])
+        (tool,) = shown["tools"]
         assert tool["changes"] == {"title": ["rate", "A rate"]}
         looked = {"reason": "a better title", "shown": {"rate": tool["seen"]}}
         assert (await world.post("/v1/upstreams/bank/accept", looked, "root")).json()["tools"][0]["state"] == "admitted"
@@ -769,7 +771,7 @@ async def test_through_a_door_no_upstream_reaches_into_the_machine(world: World)
     inside = {"name": "bank", "kind": "mcp", "config": {"url": "http://127.0.0.1:9/mcp"}}
     assert (await world.post("/v1/upstreams", inside, "root")).status_code >= 400
     refused(await world.post("/v1/upstreams", inside), 403, "E3206")
-    assert (await world.get("/v1/upstreams", "root")).json() == {"upstreams": []}
+    assert (await world.get("/v1/upstreams", "root")).json() == {"upstreams": [], "services": []}
 
 
 # Health

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -288,7 +287,7 @@ async def list_upstreams(lock: Interlock, out: Output, /) -> int:
     found = [(one, lock.upstreams.offers(one.name)) for one in lock.upstreams.list()]
     # Services that tools name (`external_service`) have breakers too, and are no upstreams.
     names = {one.name for one, _ in found}
-    others = [one for one in lock.gateway.execution.services.snapshot() if _service(one) not in names]
+    others = [one for one in lock.gateway.execution.services.snapshot() if one.name not in names]
     documents = [{**one.document(), "tools": [tool.document() for tool in tools]} for one, tools in found]
 
     def show(page: Page) -> None:
@@ -306,11 +305,6 @@ async def list_upstreams(lock: Interlock, out: Output, /) -> int:
     return 0
 
 
-def _service(health: Health) -> str:
-    """The service whose health it is; an endpoint or a tool of it may have a breaker of its own."""
-    return re.split("[ #]", health.service, maxsplit=1)[0]
-
-
 def _breaker(health: Health) -> str:
     from interlock.core.words import wait
 
@@ -326,10 +320,15 @@ def _counts(states: list[str]) -> str:
 @click.argument("name")
 @looking
 async def show(lock: Interlock, out: Output, /, name: str) -> int:
-    """One upstream, its breakers and each of its tools; of those that changed, what differs from when admitted."""
+    """One upstream, its breakers and each of its tools; of those that changed, what differs from when admitted.
+
+    Of a service that tools name and that is no upstream (external_service), its breakers.
+    """
+    services = [one for one in lock.gateway.execution.services.snapshot() if one.name == name]
+    if services and all(one.name != name for one in lock.upstreams.list()):
+        return _show_service(out, name, services)
     found, tools = lock.upstreams.get(name), lock.upstreams.offers(name)
     changes = lock.upstreams.changes(name)
-    services = [one for one in lock.gateway.execution.services.snapshot() if _service(one) == name]
 
     def write(page: Page) -> None:
         page.facts([("kind", found.kind), ("state", f"{found.state} {found.reason}".strip())])
@@ -346,6 +345,16 @@ async def show(lock: Interlock, out: Output, /, name: str) -> int:
 
     health = [one.document() for one in services]
     out.answer({**lock.upstreams.document(name), "services": health}, write)
+    return 0
+
+
+def _show_service(out: Output, name: str, services: list[Health]) -> int:
+    def write(page: Page) -> None:
+        page.line(f"{name} is no upstream, but a service that tools name (external_service)")
+        for one in services:
+            page.line(_breaker(one))
+
+    out.answer({"name": name, "kind": "external_service", "services": [one.document() for one in services]}, write)
     return 0
 
 

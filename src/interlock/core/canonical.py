@@ -210,7 +210,27 @@ def encode(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
+        pass
+    try:
+        # One call of json.dumps would keep all other threads waiting, many times as long as orjson.
+        return orjson.dumps(_spelled(value))
+    except (TypeError, RecursionError):
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _spelled(value: Any) -> Any:
+    """The value with whole numbers beyond 64 bits spelled out, as orjson takes them."""
+    kind = value.__class__
+    if kind is int:
+        return value if _LEAST <= value <= _MOST else orjson.Fragment(b"%d" % value)
+    if kind is float and not math.isfinite(value):
+        raise ValueError("Out of range float values are not JSON compliant")
+    if kind is dict:
+        return {name: _spelled(item) for name, item in value.items()}
+    return [_spelled(item) for item in value] if kind is list or kind is tuple else value
+
+
+_LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 def decode(text: bytes) -> Any:

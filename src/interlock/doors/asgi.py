@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from interlock.core.bounds import MOST_VALUES, check_values, exactly
+from interlock.core.bounds import MOST_REQUEST_VALUES, check_values, exactly
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 
@@ -89,7 +89,7 @@ async def _next(receive: Receive) -> Message:
     return message
 
 
-def document(body: bytes, most_values: int = MOST_VALUES) -> Any:
+def document(body: bytes, most_values: int = MOST_REQUEST_VALUES) -> Any:
     """The JSON value of a body. E3004 for what is none: JSON has no NaN, and no text that is not Unicode.
 
     E3004 also for a body of more values than `most_values`, or with a whole number of more than 308 digits.

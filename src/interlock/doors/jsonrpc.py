@@ -34,6 +34,7 @@ from interlock.doors.asgi import (
     refuse,
 )
 from interlock.doors.heads import Reply, Way
+from interlock.doors.ids import RULE, usable
 from interlock.doors.template import REQUEST, Templates
 from interlock.registry.catalog import Version
 from interlock.service import Ask, Service, native_id
@@ -377,9 +378,10 @@ def _object(sent: Any) -> Json:
 
 def _id(request: Json) -> Any:
     found: Any = request.get("id", _ABSENT)
-    if found is _ABSENT or found is None or (isinstance(found, str | int | float) and not isinstance(found, bool)):
+    # A number with a fraction is short, whatever it is.
+    if found is _ABSENT or found is None or found.__class__ is float or usable(found):
         return found
-    raise _Fault(_INVALID, "invalid request: `id` is a string, a number or null")
+    raise _Fault(_INVALID, f"invalid request: `id` is null or {RULE}")
 
 
 def _whole(value: Any, name: str, most: int) -> int:

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from interlock.core.bounds import MOST_VALUES, check_values
+from interlock.core.bounds import MOST_REQUEST_VALUES, check_values
 from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -99,6 +99,10 @@ class Listening:
         return frozenset((*LOOPBACK, *own, *public, *self.names))
 
 
+# Stands for every method that a path has no route for: its application refuses them (405).
+ANY = "*"
+
+
 class Gate:
     """Every HTTP request passes here first, and is handed to the first route that wants it."""
 
@@ -108,7 +112,7 @@ class Gate:
         hot: Mapping[tuple[str, str], App],
         wide: App,
         *,
-        most_values: int = MOST_VALUES,
+        most_values: int = MOST_REQUEST_VALUES,
         most_per_peer: int = MOST_PER_PEER,
     ) -> None:
         self._most_values = most_values
@@ -131,6 +135,7 @@ class Gate:
         app = self._hot.get((scope["method"], scope["path"]))
         if app is None and scope["method"] == "HEAD":
             app = self._hot.get(("GET", scope["path"]))
+        app = app or self._hot.get((ANY, scope["path"]))
         try:
             if app is not None:
                 await app(scope, receive, send)
@@ -286,7 +291,7 @@ class Server:
         origins = [*(f"{scheme}://{one}" for one in hosts), *listening.origins]
         door = mcp.McpDoor(service, hosts=hosts, origins=origins, base_url=listening.public_url)
 
-        mcp_routes = [(method, mcp.PATH) for method in ("GET", "POST", "DELETE")]
+        mcp_routes = [(method, mcp.PATH) for method in ("GET", "POST", "DELETE", ANY)]
 
         async def load_mcp() -> App:
             await asyncio.to_thread(importlib.import_module, "interlock.doors.mcp.sdk")
@@ -312,7 +317,7 @@ class Server:
         }
         slow, wide = self._later(load_mcp), self._later(load_rest)
         hot |= dict.fromkeys(mcp_routes, slow)
-        hot |= {(method, "/rpc"): JsonRpcDoor(service) for method in ("GET", "POST")}
+        hot |= {(method, "/rpc"): JsonRpcDoor(service) for method in ("GET", "POST", ANY)}
         settings = service.lock.settings
         per_peer = settings.max_connections_per_peer
         return Gate(listening, hot, wide, most_values=settings.max_values, most_per_peer=per_peer)

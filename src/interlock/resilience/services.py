@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -57,6 +58,11 @@ class Health(NamedTuple):
     failures: int
     retry_after_ms: int
     suspended_ms: int
+
+    @property
+    def name(self) -> str:
+        """The service that a breaker belongs to; an endpoint or a tool of it may have one of its own."""
+        return re.split("[ #]", self.service, maxsplit=1)[0]
 
     def document(self) -> dict[str, Any]:
         return {

@@ -32,10 +32,19 @@ class Upstreams:
             {**one.document(), "tools": [tool.document() for tool in known.offers(one.name)]} for one in known.list()
         ]
 
-    def one(self, name: str, *, by: Caller) -> Json:
-        """One upstream; of its tools that changed, what is otherwise than when they were admitted."""
+    def services(self, *, by: Caller) -> list[Json]:
+        """The breakers of services that tools name (`external_service`) and that are no upstreams."""
         require_here(by, "tools:admin", "looking at upstreams")
-        return self._lock.upstreams.document(name)
+        upstreams = {one.name for one in self._lock.upstreams.list()}
+        found = self._lock.gateway.execution.services.snapshot()
+        return [one.document() for one in found if one.name not in upstreams]
+
+    def one(self, name: str, *, by: Caller) -> Json:
+        """One upstream with its breakers; of its tools that changed, what differs from when they were admitted."""
+        require_here(by, "tools:admin", "looking at upstreams")
+        document = self._lock.upstreams.document(name)
+        found = self._lock.gateway.execution.services.snapshot()
+        return {**document, "services": [one.document() for one in found if one.name == name]}
 
     async def probe(self, name: str, *, by: Caller) -> Json:
         """Ask an upstream whether it is there, and whether it offers what it did."""

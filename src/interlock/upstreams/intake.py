@@ -25,14 +25,15 @@ from typing import Any, TypeVar
 
 import orjson
 
-from interlock.core.bounds import LONGEST_NUMBER, long_number, more_values
+from interlock.core.bounds import LONGEST_NUMBER, MOST_VALUES, long_number, more_values
 from interlock.core.errors import Failure
 from interlock.core.threads import Threads
 
 T = TypeVar("T")
 
 MAX_BYTES = 10_485_760
-MAX_VALUES = 200_000
+# Parsing keeps the interpreter's lock, in whichever thread it runs: about 50 ms for so many values.
+MAX_VALUES = MOST_VALUES
 # Answers up to this size are parsed on the event loop, which takes well under a millisecond.
 SMALL = 65_536
 # So many frames, lines or events are handled in one turn of the event loop.

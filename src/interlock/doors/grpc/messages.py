@@ -23,6 +23,7 @@ from interlock.core.errors import Failure
 from interlock.core.events import Event
 from interlock.core.results import Result
 from interlock.core.schema import Json
+from interlock.core.threads import WALKS
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
 from interlock.service import Ask
@@ -33,16 +34,19 @@ DOMAIN = "interlock"
 MESSAGE_BYTES = 600
 STATUS_BYTES = 4000
 EXACT = 2**53
+LARGE_STRUCT = 1 << 13
 
 
 # In
 
 
-def ask(request: wire.InvokeRequest, *, timeout_s: float | None, trace: str | None, most_values: int) -> Ask:
+async def ask(request: wire.InvokeRequest, *, timeout_s: float | None, trace: str | None, most_values: int) -> Ask:
     """The call that a message asks for."""
+    # A Struct is read value by value, in Python: a large one on another thread, which takes turns with the loop's.
+    large = request.HasField("arguments") and request.ByteSize() > LARGE_STRUCT
     return Ask(
         tool=request.tool_id,
-        arguments=_arguments(request, most_values),
+        arguments=await WALKS.run(_arguments, request, most_values) if large else _arguments(request, most_values),
         version=request.version if request.HasField("version") else None,
         key=request.idempotency_key if request.HasField("idempotency_key") else None,
         session=request.session,

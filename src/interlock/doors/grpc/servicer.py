@@ -252,7 +252,7 @@ class Servicer:
     ) -> Result:
         trace = w3c.joined(rpc.said.get("traceparent"), rpc.said.get("tracestate"))
         most = self._service.lock.settings.max_values
-        ask = messages.ask(request, timeout_s=rpc.left_s, trace=trace, most_values=most)
+        ask = await messages.ask(request, timeout_s=rpc.left_s, trace=trace, most_values=most)
         return await self._service.calls.invoke(ask, caller, door=DOOR, call_id=call_id)
 
     async def calls(self, request: wire.CallsRequest, caller: Caller, _: Rpc) -> wire.CallsResponse:
@@ -322,7 +322,8 @@ class Servicer:
                 if message.WhichOneof("message") != "cancel":
                     raise Failure("E3004", "after `start`, a stream takes `cancel` and nothing else")  # noqa: TRY301
                 answer = self._service.lock.cancel(stream.call_id or stream.first_id)
-                stream.put(wire.RunEvent(cancel=messages.cancelled(answer)))
+                # The next message is read when this one was answered: a flood of them waits at its sender.
+                await stream.tell(wire.RunEvent(cancel=messages.cancelled(answer)))
         except Failure as failure:
             stream.refused = failure
             stream.call.cancel()
@@ -337,14 +338,23 @@ class Stream:
         self.call_id: str | None = None  # once it has started
         self.refused: Failure | None = None
         self._events: asyncio.Queue[wire.RunEvent | None] = asyncio.Queue()
+        self._taken = False
         call.add_done_callback(lambda _: self._events.put_nowait(None))
 
     def put(self, event: wire.RunEvent) -> None:
         if self._events.qsize() < UNREAD or not event.HasField("progress"):
             self._events.put_nowait(event)
 
+    async def tell(self, event: wire.RunEvent) -> None:
+        """Put an event and wait until everything up to it was written."""
+        self.put(event)
+        await self._events.join()
+
     async def next(self) -> wire.RunEvent | None:
-        """The next event; None when the call has ended."""
+        """The next event; None when the call has ended. The one before it was written."""
+        if self._taken:
+            self._events.task_done()
+        self._taken = True
         return await self._events.get()
 
 

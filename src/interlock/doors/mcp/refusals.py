@@ -17,7 +17,7 @@ from mcp import types
 
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
-from interlock.doors.asgi import Message, Send
+from interlock.doors.asgi import Message, Send, answer
 from interlock.doors.mcp.calling import no_trace
 
 _JSON = b"application/json"
@@ -59,6 +59,17 @@ class Enveloped:
             await self._send({**message, "body": bytes(self._body) if body is None else body})
             return
         await self._send(message)
+
+
+async def refuse(send: Send, status: int, failure: Failure, *headers: tuple[bytes, bytes]) -> None:
+    """Refuse a request before the SDK sees it, in the same form."""
+    error = {"code": _jsonrpc(status), "message": failure.message, "data": failure.envelope(no_trace())}
+    await answer(send, status, orjson.dumps({"jsonrpc": "2.0", "id": None, "error": error}), headers)
+
+
+def method_not_served() -> Failure:
+    words, help_with = _WORDS[405]
+    return Failure("E3004", words, resolution=help_with)
 
 
 def _refusal(status: int, body: bytes) -> bytes | None:

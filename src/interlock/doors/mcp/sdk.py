@@ -36,6 +36,8 @@ from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
 from interlock.doors.asgi import Disconnected, header, read_body, refuse, replay
+from interlock.doors.ids import check_text
+from interlock.doors.mcp import refusals
 from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
 from interlock.doors.mcp.changes import Changes
@@ -288,16 +290,25 @@ class Sdk:
 
     async def handle(self, scope: Message, receive: Receive, send: Send, caller: Caller) -> None:
         """Answer one HTTP request of a caller."""
+        if scope["method"] not in _SERVED:
+            await refusals.refuse(send, 405, refusals.method_not_served(), (b"allow", ", ".join(_SERVED).encode()))
+            return
         if scope["method"] == "POST":
             try:
                 # The SDK refuses another media type and a large body in forms of its own, so these are found before.
                 _check_media_type(scope)
-                receive = replay(await read_body(receive, most=self._max_body), receive)
+                body = await read_body(receive, most=self._max_body)
             except Disconnected:
                 return
             except Failure as failure:
                 await refuse(send, failure)
                 return
+            try:
+                check_text(body)
+            except Failure as failure:
+                await refusals.refuse(send, 400, failure)
+                return
+            receive = replay(body, receive)
         # A session of the handshake era answers only to whoever opened it; the SDK knows them by the scope's user.
         token = AccessToken(token="", client_id=f"{caller.tenant}/{caller.id}", subject=caller.acting, scopes=[])
         # Blanks around a value are no part of it, and not every HTTP server takes them away.
@@ -327,6 +338,9 @@ class Sdk:
             return methods.serialize_server_result(method, MODERN, result)
         except ValidationError:
             raise Fault(types.INTERNAL_ERROR, "Handler returned an invalid result") from None
+
+
+_SERVED = ("GET", "POST", "DELETE")
 
 
 def _check_media_type(scope: Message) -> None:

@@ -29,6 +29,7 @@ from mcp.shared.message import SessionMessage
 from interlock.core.bounds import check_values
 from interlock.core.errors import Failure
 from interlock.doors.asgi import too_large
+from interlock.doors.ids import check
 from interlock.doors.mcp.refusals import enveloped
 
 MAX_OPEN = 256
@@ -111,6 +112,11 @@ class _Client:
             await onward.send(error)
             return
         if isinstance(message, types.JSONRPCRequest):
+            try:
+                check(message.id, message.params)
+            except Failure as failure:
+                await self._refuse(b"", failure)
+                return
             while len(self._open) >= MAX_OPEN:
                 self._room.clear()
                 await self._room.wait()

@@ -26,6 +26,7 @@ from interlock.core.prepared import Prepared
 from interlock.core.schema import Json
 from interlock.doors.asgi import Message, Receive, Send, answer
 from interlock.doors.heads import Reply, Way
+from interlock.doors.ids import usable
 from interlock.doors.mcp.calling import (
     DOOR,
     INVALID_PARAMS,
@@ -244,7 +245,7 @@ class Thin:
         if (
             len(one) != 4
             or one.get("jsonrpc") != "2.0"
-            or type(one.get("id")) not in (int, str)
+            or not usable(one.get("id"))
             or one.get("method") != method
             or not isinstance(params, dict)
         ):

@@ -827,6 +827,7 @@ class Probed(Answer):
 
 class Upstreams(Answer):
     upstreams: list[Upstream]
+    services: list[Json] = Field(description="breakers of services that tools name and that are no upstreams")
 
 
 class AddUpstreamBody(Body):

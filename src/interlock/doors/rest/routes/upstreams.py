@@ -14,7 +14,8 @@ router = APIRouter(prefix="/v1", tags=["upstreams"])
 @router.get("/upstreams", **says(models.Upstreams))
 async def list_upstreams(ask: Ask) -> Response:
     """Every upstream, what it offers, and what became of that. Needs `tools:admin`."""
-    return json({"upstreams": ask.service.upstreams.all(by=ask.caller)})
+    upstreams = ask.service.upstreams
+    return json({"upstreams": upstreams.all(by=ask.caller), "services": upstreams.services(by=ask.caller)})
 
 
 @router.post("/upstreams", **says(models.Report, 201, "connected"))

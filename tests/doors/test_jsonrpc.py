@@ -60,7 +60,7 @@ def call(**more: Any) -> Json:
 
 
 @OPS_03
-@pytest.mark.parametrize("given_id", [1, 0, -7, "x", "", 1.5, None, 10**30])
+@pytest.mark.parametrize("given_id", [1, 0, -7, "x", "", 1.5, None, 2**63 - 1])
 async def test_an_id_comes_back_as_it_was_sent(wire: Wire, given_id: Any) -> None:
     answer = (await wire.send(call(id=given_id))).json()
     assert (answer["jsonrpc"], answer["id"]) == ("2.0", given_id)
@@ -96,7 +96,7 @@ async def test_a_notification_is_carried_out_and_not_answered(wire: Wire) -> Non
         (b'{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]', -32700, None),
         (b"", -32700, None),
         (b"\xff\xfe", -32700, None),
-        (b"[" * 100_000, -32700, None),
+        (b"[" * 20_000, -32700, None),
         (b'[{"jsonrpc": "2.0", "method"', -32700, None),
         (b"[]", -32600, None),
         (b"1", -32600, None),

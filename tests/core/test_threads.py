@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
+import pytest
+
 from interlock import Field, Interlock, tool
-from interlock.core.threads import WALKS
+from interlock.core.threads import SOON_S, WALKS, Soon
 from interlock.service import Service
 from interlock.store import addresses
 
@@ -64,3 +67,13 @@ async def test_large_inputs_are_read_while_tools_hold_all_default_threads(tmp_pa
         async with starving():
             result = await asyncio.wait_for(lock.call("large.total", numbers=["7"] * 20_000), 60)
     assert result.value == 140_000
+
+
+def test_threads_change_places_sooner_while_anyone_asks_for_it_and_as_usual_afterwards() -> None:
+    usual, soon = sys.getswitchinterval(), Soon()
+    assert usual > SOON_S
+    with soon:
+        with soon:
+            assert sys.getswitchinterval() == pytest.approx(SOON_S)
+        assert sys.getswitchinterval() == pytest.approx(SOON_S)
+    assert sys.getswitchinterval() == usual

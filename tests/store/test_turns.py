@@ -138,6 +138,7 @@ def test_those_who_wait_have_their_turns_in_the_order_in_which_they_came(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "STALLED_S", 3600.0)
+    monkeypatch.setattr(turns, "CONTENDED_S", 3600.0)
     free = threading.Event()
     order: list[int] = []
 
@@ -148,7 +149,9 @@ def test_those_who_wait_have_their_turns_in_the_order_in_which_they_came(
             order.append(number)
 
         with closing(Turns(home.turns)) as own:
+            assert not own.contended
             assert own.begin(execute, LONG_S)
+            assert own.contended
 
     waiting = [threading.Thread(target=wait, args=(number,)) for number in range(4)]
     for number, thread in enumerate(waiting):
@@ -220,6 +223,7 @@ def test_who_has_no_patience_passes_nobody_and_takes_no_place(home: Home) -> Non
     with closing(Turns(home.turns)) as own:
         assert not own.begin(lambda _: None, 0.0)
         assert places(home) == 1
+        assert not own.contended
         free.set()
         thread.join(LONG_S)
         assert own.begin(lambda _: None, 0.0)

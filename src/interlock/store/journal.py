@@ -41,6 +41,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import chain
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -49,7 +50,7 @@ import orjson
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.threads import DISK
+from interlock.core.threads import DISK, SOON
 from interlock.store import lasthead, records
 from interlock.store.changes import MAX_STALE_S, ChangeReader
 from interlock.store.connection import Connection, Rows
@@ -403,7 +404,8 @@ class Journal:
 
     def _write_batches(self) -> None:
         while (batch := self._batches.get()) is not None:
-            with self._lock:
+            # Each statement gives the interpreter up, and other processes wait until it is had again.
+            with self._lock, SOON if self._turns.contended else nullcontext():
                 self._write_surely(batch, patience_s=LOCK_PATIENCE_S)
             try:
                 self._loop.call_soon_threadsafe(self._settle, batch)

@@ -22,6 +22,7 @@ again.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
@@ -36,6 +37,8 @@ TRY_AFTER_S = 0.0005
 TRY_AT_LEAST_S = 0.002
 BEAT_S = 0.010
 STALLED_S = 0.050
+# After a wait, a home counts as contended for so long.
+CONTENDED_S = 1.0
 # Nobody waits for so long. A place that is older was taken by another clock.
 LONGEST_S = 60.0
 
@@ -56,6 +59,7 @@ class Turns:
         self._passed_over = 0
         self._anyone = record_locks.question(1, _ALL)
         self._place = 0
+        self._waited_at = -math.inf
         self._beat_at = 0.0
         self._first = 0
         self._first_since = 0.0
@@ -68,6 +72,11 @@ class Turns:
         if not self._others_wait() and _begun(execute):
             return True
         return patience_s > 0 and self._begin_in_turn(execute, patience_s)
+
+    @property
+    def contended(self) -> bool:
+        """Whether this process had to wait for another lately."""
+        return time.monotonic() - self._waited_at < CONTENDED_S
 
     def close(self) -> None:
         if self._file >= 0:
@@ -90,6 +99,7 @@ class Turns:
             return True
         finally:
             self._give_up_place()
+            self._waited_at = now
 
     # The queue
 

@@ -19,7 +19,7 @@ import pytest_asyncio
 from interlock import Interlock
 from interlock.core import canonical
 from interlock.store.journal import Journal
-from tests import leaks, rehearsal, sample, thorough, tiers
+from tests import changed, leaks, rehearsal, sample, thorough, tiers
 
 LEDGER = Path(__file__).parents[1] / "ledger"
 
@@ -37,14 +37,26 @@ def requirement_ids() -> set[str]:
     return {requirement["id"] for file in files for requirement in file["requirement"]}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What tests start must hear Ctrl-C also where the tests themselves run in the background, and do not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--changed"):
+        found = changed.changed_files()
+        config.option.touched = None if found is None else changed.touched(found)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=tiers.TIERS, help="run the tests of one tier")
+    parser.addoption("--changed", action="store_true", help="run the tests that a change since main can touch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the test files that no change can touch, where that was asked for."""
+    touched: set[str] | None = getattr(config.option, "touched", None)
+    if touched is None or not collection_path.match("test_*.py") or not collection_path.is_relative_to(changed.ROOT):
+        return None
+    return collection_path.relative_to(changed.ROOT).as_posix() not in touched or None
 
 
 def _keep_tier(config: pytest.Config, items: list[pytest.Item]) -> None:

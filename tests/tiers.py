@@ -15,6 +15,7 @@ TIER_OF: dict[str, Tier] = {
     "authority": "unit",
     "resilience": "unit",
     "test_tiers.py": "unit",
+    "test_changed.py": "unit",
     "registry": "contract",
     "doors": "contract",
     "docs": "contract",

@@ -623,6 +623,10 @@ async def test_two_processes_that_look_at_once_agree_on_one_book(tmp_path: Path)
 async def test_one_that_was_replaced_elsewhere_is_not_asked_through_the_old_connection(tmp_path: Path) -> None:
     class Moving(Scripted):
         to: Scripted | None = None
+        closed = False
+
+        async def close(self) -> None:
+            self.closed = True
 
         def make(self, name: str, kind: str, config: Json, changed: Callable[[], None]) -> Connector:
             return self.to or super().make(name, kind, config, changed)
@@ -634,7 +638,7 @@ async def test_one_that_was_replaced_elsewhere_is_not_asked_through_the_old_conn
         old.to = new
         await there.remove("far", by=lock.caller)
         await there.add("far", "http", {"accept_hints": True, "at": 2}, by=lock.caller)
-        here._looked = float("-inf")  # pyright: ignore[reportPrivateUsage] - as a second later
+        await until(lambda: old.closed)
         assert (await lock.call("far.look", text="b")).ok
         assert [call.arguments["text"] for call in old.calls] == ["a"]
 

@@ -137,6 +137,28 @@ async def _(result: str) -> None:
     outbox.undone.append(result)
 
 
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:{to}", "CREATE")])
+async def misdirected(to: Text) -> str:
+    """Send a mail that does not arrive."""
+    raise Failure("E3411", "no such mailbox")
+
+
+@misdirected.preview
+async def _(to: str) -> Preview:
+    return Preview(impact=f"{to} would get a mail")
+
+
+@tool(version="1.0.0", mutation_class="write_irreversible", namespace="demo", effects=[Effect("mail:all", "CREATE")])
+async def postless(to: Annotated[str | None, Field(description="whom", examples=["carl"])] = None) -> str:
+    """Send a mail to somebody or to all."""
+    return to or "all"
+
+
+@postless.preview
+async def _(to: str | None) -> Preview:
+    return Preview(impact="a mail would be sent")
+
+
 @asynccontextmanager
 async def opened(home: Path, clock: FakeClock, **settings: Any) -> AsyncGenerator[Interlock]:
     """A home with the tools of these tests, whose time is the clock's and which does nothing by itself."""
@@ -943,6 +965,7 @@ async def test_a_standing_approval_needs_every_bound_and_somebody_who_may(lock: 
     now = clock.now_ms
     bounds: Json = {"caller": ANN, "arguments": {"to": "carl", "note": "*"}, "uses": 3, "expires_ms": now + 60_000}
     wrong: list[Json] = [
+        {"arguments": {}}, {"arguments": {"note": "*"}},
         {"caller": ""}, {"caller": "local:*"}, {"uses": 0}, {"uses": -1}, {"uses": 10**9}, {"expires_ms": now},
         {"expires_ms": now + 91 * DAY * 1000}, {"versions": "*"}, {"arguments": {"to": "*", "note": "*"}},
         {"arguments": {"to": "**", "note": "?*"}},
@@ -952,7 +975,7 @@ async def test_a_standing_approval_needs_every_bound_and_somebody_who_may(lock: 
             await refusal(lock.approvals.agree_in_advance("demo.mail", by=BEN, **(bounds | change)))
         ).code == "E3004"
     for name in ("", "demo.*", "*"):
-        assert (await refusal(lock.approvals.agree_in_advance(name, by=BEN, **bounds))).code.startswith("E3")
+        assert (await refusal(lock.approvals.agree_in_advance(name, by=BEN, **bounds))).code == "E3101"
     for missing in bounds:
         left: Json = {name: value for name, value in bounds.items() if name != missing}
         with pytest.raises(TypeError):
@@ -1004,11 +1027,41 @@ async def test_fifty_calls_at_once_use_up_exactly_what_was_agreed_to(lock: Inter
     assert [found.used for found in lock.approvals.standing()] == [20]
     intents = records(lock, "intent")
     closed = [record for record in records(lock, "closed") if record["status"] == "SUCCESS"]
-    assert {record["approvalTicketId"] for record in (*intents, *closed)} == {standing.id}
+    for cited in (intents, closed):
+        assert [record["approvalTicketId"] for record in cited] == [standing.id] * 20
+    ran_as = {result.invocation_id for result in results if result.ok}
+    assert {record["call"] for record in intents} == {record["call"] for record in closed} == ran_as
     assert acts(lock).count("standing.used") == 20
     # What ran is told again without asking anybody, though nothing is left of the approval.
     ran = next(number for number, result in enumerate(results) if result.ok)
     assert (await lock.call("demo.mail", to=f"team-{ran}", key=f"k{ran}")).replayed
+
+
+@pytest.mark.proves("HITL-09")
+async def test_a_use_whose_tool_fails_cites_the_standing_approval_too(lock: Interlock, clock: FakeClock) -> None:
+    await admit(lock, misdirected, postless)
+    standing = await lock.approvals.agree_in_advance(
+        "demo.misdirected", by=BEN, caller=ANN, arguments={"to": "carl"}, uses=2, expires_ms=clock.now_ms + 60_000
+    )
+    failed = await lock.call("demo.misdirected", to="carl", key="k")
+    assert (failed.state, code(failed)) == ("failed", "E3411")
+    told = (*records(lock, "intent"), *records(lock, "closed"))
+    assert [(one["call"], one["approvalTicketId"]) for one in told] == [(failed.invocation_id, standing.id)] * 2
+    assert [found.used for found in lock.approvals.standing()] == [1]
+
+
+@pytest.mark.proves("HITL-09")
+async def test_an_approval_without_patterns_covers_calls_without_arguments_alone(
+    lock: Interlock, clock: FakeClock
+) -> None:
+    await admit(lock, postless)
+    standing = await lock.approvals.agree_in_advance(
+        "demo.postless", by=BEN, caller=ANN, arguments={}, uses=5, expires_ms=clock.now_ms + 60_000
+    )
+    assert (await lock.call("demo.postless", to="carl", key="1")).pending
+    assert (await lock.call("demo.postless", to=None, key="2")).pending
+    assert [found.used for found in lock.approvals.standing()] == [0]
+    assert standing.fits(ANN, "demo.postless", "1.0.0", {}, clock.now_ms, lambda patterns, given: (patterns, given))
 
 
 @pytest.mark.proves("HITL-09")

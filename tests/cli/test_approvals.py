@@ -402,6 +402,21 @@ def test_a_token_that_is_none_is_refused_like_any_call_and_on_record(desk: Cli) 
 # In advance
 
 
+@pytest.mark.proves("HITL-09")
+def test_nothing_is_agreed_to_in_advance_without_every_bound(desk: Cli, cast: Cast) -> None:
+    bounds = {"--caller": "research-7", "--uses": "1", "--expires": "7d"}
+    named = ("--arg", "account=cash", "--arg", "to=*@example.org")
+    for missing in bounds:
+        left = (word for name, value in bounds.items() if name != missing for word in (name, value))
+        ended = desk("approvals", "grant", "demo.mail_statement", *named, *left)
+        assert (ended.code, missing in ended.err) == (2, True), ended
+    assert desk("approvals", "grant", *named, *(word for pair in bounds.items() for word in pair)).code == 2
+    open_ended = desk("approvals", "grant", "demo.mail_statement", *(word for pair in bounds.items() for word in pair))
+    assert open_ended.code == 1
+    assert "add a pattern for `account`" in " ".join((open_ended.out + open_ended.err).split())
+    assert desk.ask("approvals", "standing")["standing"] == []
+
+
 def test_what_was_agreed_to_in_advance_runs_at_once_until_it_is_used_up(desk: Cli, cast: Cast) -> None:
     agent = holding(desk, cast.agent)
     bounds = ("--arg", "account=cash", "--arg", "to=*@example.org", "--uses", "1", "--expires", "7d")
@@ -422,10 +437,10 @@ def test_what_was_agreed_to_in_advance_runs_at_once_until_it_is_used_up(desk: Cl
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--caller", "research-7", "--arg", "to=*"), "E3004", "needs its bounds"),
+        (("--caller", "research-7", "--arg", "account=*", "--arg", "to=*"), "E3004", "needs its bounds"),
         (("--caller", "research-7", "--arg", "subject=x"), "E3004", "takes no `subject`; it takes account, to"),
         (("--caller", "nobody", "--arg", "to=a"), "E3207", "nobody is known as `nobody`"),
-        (("--caller", "*:*", "--arg", "to=a"), "E3004", "without a wildcard"),
+        (("--caller", "*:*", "--arg", "account=cash", "--arg", "to=a"), "E3004", "without a wildcard"),
     ],
     ids=["anything goes", "no such argument", "no such caller", "every caller"],
 )

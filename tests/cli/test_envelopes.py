@@ -55,5 +55,5 @@ def test_a_person_at_the_command_line_reads_code_message_and_next_step_of_a_fail
     told = cli(*asked, "--json").json["error"]
     shown = cli(*asked)
     assert shown.code == 1
-    for words in (told["errorCode"], told["error_code"], told["humanMessage"]):
+    for words in (told["errorCode"], told["error_code"], told["humanMessage"], told["resolution"]):
         assert words in " ".join(shown.out.split()), shown.out

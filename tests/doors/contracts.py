@@ -117,7 +117,7 @@ class Wires:
         try:
             answer = await self._stub.Invoke(request, metadata=tuple(self._bearer.items()))
         except grpc.aio.AioRpcError as error:
-            return _refusal(error)
+            return typed_refusal(error)
         about: Json = orjson.loads(answer.metadata_json)
         data = orjson.loads(answer.value_json) if answer.WhichOneof("outcome") == "value_json" else None
         return Heard(str(answer), "OK", data, about)
@@ -200,7 +200,7 @@ class Wires:
         return [await self.mcp("tools/list", {}, modern=modern)]
 
 
-def _refusal(error: grpc.aio.AioRpcError) -> Heard:
+def typed_refusal(error: grpc.aio.AioRpcError) -> Heard:
     """A status with its details: the typed envelope under the names that it has elsewhere."""
     trailing: dict[str, bytes] = dict(cast("Any", error.trailing_metadata()) or ())
     status = Status.FromString(trailing["grpc-status-details-bin"])

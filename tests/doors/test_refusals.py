@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,8 @@ import pytest_asyncio
 from interlock.core.contract import ERROR_SCHEMA
 from interlock.core.errors import Failure
 from interlock.core.schema import Json, Schema
-from tests.doors.contracts import BOTH, META, MODERN, Heard, Wires, opened
+from interlock.doors import connection
+from tests.doors.contracts import BOTH, META, MODERN, Heard, Wires, opened, typed_refusal
 from tests.doors.test_contracts import sound
 
 LIST: Json = {"jsonrpc": "2.0", "id": 7, "method": "tools/list", "params": {}}
@@ -111,5 +113,45 @@ async def test_an_rpc_that_grpc_does_not_know_or_cannot_read_has_the_envelope(wi
         asked = cast("Any", wires.channel).unary_unary(path, None, None)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await asked(sent, metadata=token)
-        trailing = dict(cast("Any", refused.value.trailing_metadata()))
-        assert b"E3004" in trailing.get("grpc-status-details-bin", b""), (path, refused.value)
+        envelope = sound(typed_refusal(refused.value), "grpc")
+        assert (envelope["error_code"], envelope["errorCode"]) == ("E3004", "INVALID_INPUT"), path
+        assert envelope["resolution"]
+
+
+# What is refused before there is a request: its bytes, the status and the code.
+BROKEN: dict[str, tuple[bytes, int, str]] = {
+    "no HTTP": (b"\0\0 hunter2hunter2\r\n\r\n", 400, "E3004"),
+    "another tunnel": (b"CONNECT hunter2hunter2.example:80 HTTP/1.1\r\nhost: x\r\n\r\n", 400, "E3004"),
+    "a long head": (b"GET / HTTP/1.1\r\n" + b"x: hunter2hunter2\r\n" * 8000 + b"\r\n", 431, "E3004"),
+    "an unknown coding": (b"POST /rpc HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 501, "E3004"),
+    "another HTTP": (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505, "E3004"),
+    "one connection too many": (b"", 503, "E3001"),
+}
+
+
+@pytest.mark.part_of(
+    "CONTRACT-13",
+    rest="faults raised inside approvals, tokens and audit, and midway in SSE streams; policy_refs and evidence_refs"
+    " that are not empty, and recoverability and resolution word for word, at each endpoint",
+)
+@pytest.mark.parametrize("case", BROKEN)
+async def test_what_is_refused_before_there_is_a_request_has_the_envelope(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    sent, status, code = BROKEN[case]
+    if not sent:
+        monkeypatch.setattr(connection, "MAX_CONNECTIONS", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", wires.http.base_url.port)
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(60):
+            told = await reader.read()
+    finally:
+        writer.close()
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), told
+    assert b"content-type: application/json" in head
+    envelope = sound(Heard(told.decode(), status, envelope=orjson.loads(body)["error"]), "rest")
+    assert envelope["error_code"] == code
+    assert envelope["resolution"]
+    assert b"hunter2" not in told

@@ -585,6 +585,17 @@ async def test_a_person_agrees_in_advance_and_takes_it_back(world: World) -> Non
     assert (await world.ask("DELETE", path, "boss")).json()["revoked"] is True
 
 
+@pytest.mark.proves("HITL-09")
+async def test_nothing_is_agreed_to_in_advance_without_every_bound(world: World) -> None:
+    grant = {"tool": "demo.send", "caller": "scout", "arguments": {"to": "desk"}, "uses": 2, "expires_in_s": 60}
+    for missing in grant:
+        left = {name: value for name, value in grant.items() if name != missing}
+        refused(await world.post("/v1/approvals/standing", left, "boss"), 400, "E3004")
+    refused(await world.post("/v1/approvals/standing", {**grant, "arguments": {}}, "boss"), 400, "E3004")
+    assert (await world.get("/v1/approvals/standing", "boss")).json()["standing"] == []
+    assert world.lock.approvals.standing() == []
+
+
 async def test_a_number_is_agreed_to_in_advance_within_bounds(world: World) -> None:
     def grant(**arguments: Any) -> Json:
         return {"tool": "demo.increment", "caller": "scout", "arguments": arguments, "uses": 2, "expires_in_s": 60}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +14,9 @@ import orjson
 import pytest
 from hypothesis import given, settings
 
-from interlock import Caller, Failure, Field, Hook, HookResult, Interlock, Seen, tool
+from interlock import Caller, Context, Failure, Field, Hook, HookResult, Interlock, Seen, tool
 from interlock.audit.invocations import invocation_of
+from interlock.core.canonical import digest
 from interlock.core.objects import ToolInvocation
 from interlock.gateway.inputs import replay
 from interlock.registry.source import load
@@ -21,8 +24,10 @@ from interlock.service import Service
 from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.cli.conftest import Cli
+from tests.crash.test_kill import ROOT, prepare
 from tests.doors.contracts import opened
 from tests.gateway import isolated_tools
+from tests.gateway.test_ends import fall
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_lifecycle import records
 from tests.gateway.test_paging import rows
@@ -54,6 +59,34 @@ async def login(user: Note, password: Password, tries: Count = 3) -> int:
 async def fails(count: Count, note: Note = None) -> int:
     """Never give anything back."""
     raise Failure("E3401", "no")
+
+
+@tool(version="1.1.0", mutation_class="read_only", namespace="in", name="take")
+async def newer_take(count: Count, counts: Counts, note: Note = "other", more: Note = "also") -> Json:
+    """Give back what it was given, with other defaults."""
+    return {"count": count, "counts": counts, "note": note, "more": more}
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="in")
+async def passes_on(ctx: Context, count: Count) -> Json:
+    """Give back what another tool gives back."""
+    return await ctx.call("in.take", count=str(count), counts=[])
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="in")
+async def hangs(count: Count) -> int:
+    """Give nothing back in time."""
+    await asyncio.Event().wait()
+    return count
+
+
+@tool(version="1.0.0", mutation_class="read_only", namespace="in")
+async def routed(
+    count: Count,
+    hint: Annotated[str, Field(description="for the runtime", examples=["x"], json_schema_extra={"x-internal": True})],
+) -> str:
+    """Say which hint came."""
+    return f"{count} {hint}"
 
 
 def _contents(home: Path) -> bytes:
@@ -467,3 +500,192 @@ async def test_policy_judges_the_permission_input_and_the_record_names_what_was_
         assert (found.observable_input["count"], found.permission_input["count"]) == (1, 13)
         (record,) = records(lock, denied.invocation_id)
         assert record["inputMutations"] == [{"source": "hook:injects", "pointer": "/count"}]
+
+
+# Calls that are not closed in the usual way
+
+DYING = """
+import asyncio, sys
+from interlock import Hook, HookResult, Interlock
+from tests.crash.counter import mark
+
+async def main():
+    async with Interlock.open(sys.argv[1], housekeeping=False, keep_inputs="always") as lock:
+        lock.catalog.attach(mark)
+        lock.hook(Hook(id="edits", when="pre", run=lambda _: HookResult(updated_input={"name": "hooked"})))
+        await lock.call("demo.mark", {"name": "a"}, key="k")
+
+asyncio.run(main())
+"""
+
+
+def _has_the_hash_alone(lock: Interlock, call: str, model_input: Json) -> None:
+    assert stored(lock) == 0
+    found = lock.inputs(call)
+    assert (found.model_input, found.observable_input) == (None, None)
+    assert (found.permission_input, found.call_input, found.changes) == (None, None, ())
+    (record,) = records(lock, call)
+    assert record["inputHash"] == digest(model_input)
+    assert not {"inputMutations", "inputsWithheld"} & record.keys()
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_of_a_call_whose_process_died_the_record_has_the_hash_alone(home: Path, tmp_path: Path) -> None:
+    await prepare(home)
+    died = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DYING, str(home), cwd=ROOT,
+        env={**os.environ, "EFFECTS": str(tmp_path / "effects"), "CRASH_AT": "after the effect"},
+    )  # fmt: skip
+    assert await died.wait() == -9
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        ((call, state),) = lock.journal.read("SELECT call, state FROM reservation")
+        assert state == "unknown"
+        _has_the_hash_alone(lock, call, {"name": "a"})
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_of_a_call_that_could_not_be_closed_the_record_has_the_hash_alone(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        await admit(lock, fall)
+        odd = "a message that is no text"
+        lock.hook(Hook(id="edits", when="pre", run=lambda _: HookResult(updated_input={"name": odd})))
+        result = await lock.call("demo.fall", name="a", key="k")
+        (record,) = records(lock, result.invocation_id)
+        assert (record["source"], record["status"]) == ("synthetic", "ERROR")
+        _has_the_hash_alone(lock, result.invocation_id, {"name": "a"})
+
+
+@pytest.mark.part_of(
+    "LIFE-05", rest="with keep_inputs = always, calls that end because their ticket is denied, lapses or becomes void"
+)
+async def test_in_mode_always_blocked_previewed_and_nested_calls_keep_their_model_input(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        await admit(lock, take, passes_on, sample.increment)
+
+        def stops(seen: Seen) -> HookResult | None:
+            return HookResult(stop="not today") if seen.input.get("count") == 1 else None
+
+        lock.hook(Hook(id="stops", when="pre", run=stops))
+        ended: dict[str, tuple[str, Json]] = {}
+
+        async def asked(how: str, name: str, given: Json, **options: Any) -> None:
+            ended[(await lock.call(name, given, **options)).invocation_id] = (how, given)
+
+        await asked("hook-blocked", "in.take", {"count": "1", "counts": []})
+        await asked("dry run", "demo.increment", {"name": "a", "by": "5"}, key="k", dry_run=True)
+        await asked("nesting", "in.passes_on", {"count": "6"})
+        (inner,) = [one["call"] for one in records(lock) if one["toolId"] == "in.take" and one["status"] == "SUCCESS"]
+        ended[inner] = ("nested", {"count": "6", "counts": []})
+        codes: dict[str, str | None] = {}
+        for call, (how, given) in ended.items():
+            (record,) = records(lock, call)
+            codes[how] = record.get("error_code")
+            assert lock.inputs(call).model_input == given, how
+        assert codes == {"hook-blocked": "E3211", "dry run": None, "nesting": None, "nested": None}
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_in_mode_always_a_call_that_ran_out_of_time_keeps_its_inputs(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        await admit(lock, hangs)
+        late = await lock.call("in.hangs", {"count": "4"}, timeout_s=0.05)
+        assert late.error is not None
+        assert late.error.code == "E3402"
+        found = lock.inputs(late.invocation_id)
+        assert (found.model_input, found.call_input) == ({"count": "4"}, {"count": 4})
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_the_command_line_tells_the_four_inputs_as_json(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False) as lock:
+        await admit(lock, login)
+        lock.hook(
+            Hook(id="injects", when="pre", run=lambda seen: HookResult(updated_input={**seen.input, "user": "hooked"}))
+        )
+        call = (await lock.call("in.login", user="ann", password=CANARY, tries="5")).invocation_id
+    told = await asyncio.to_thread(Cli(home.parent).ask, "calls", "inputs", call)
+    hidden = {"password": "[REDACTED]"}
+    assert told["model_input"] == {"user": "ann", "tries": "5", **hidden}
+    assert told["observable_input"] == {"user": "ann", "tries": 5, **hidden}
+    assert told["permission_input"] == told["call_input"] == {"user": "hooked", "tries": 5, **hidden}
+    assert [(one["before"], one["after"], one["source"], one["pointer"]) for one in told["input_changes"]] == [
+        ("model_input", "observable_input", "coercion", "/tries"),
+        ("observable_input", "permission_input", "hook:injects", "/user"),
+    ]
+    assert told["withheld"] is None
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_by_default_inputs_of_262144_bytes_are_kept_and_larger_ones_are_not(lock: Interlock) -> None:
+    await admit(lock, take)
+    bare = len(orjson.dumps({"count": "1", "counts": [], "note": ""}))
+    for size in (262_144, 262_145):
+        given: Json = {"count": "1", "counts": [], "note": "x" * (size - bare)}
+        found = lock.inputs((await lock.call("in.take", given)).invocation_id)
+        kept = size == 262_144
+        assert found.model_input == (given if kept else None), size
+        assert ("262,144 bytes" in found.withheld) is not kept
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_a_default_is_that_of_the_version_that_was_called(home: Path) -> None:
+    called: list[tuple[str, Json]] = []
+    for version, tools in (("1.0.0", (take,)), ("1.1.0", (take, newer_take))):
+        async with Interlock.open(home, housekeeping=False) as lock:
+            await admit(lock, *tools[-1:])
+            lock.catalog.attach(take)
+            result = await lock.call(f"in.take@{version}", count=1, counts=[])
+            assert result.ok, result.error
+            called.append((result.invocation_id, result.value))
+            for call, value in called:
+                changes = {one["pointer"]: one["value"] for one in lock.inputs(call).changes}
+                assert changes == {"/note": value["note"], "/more": value["more"]}
+    assert [value["note"] for _, value in called] == ["none", "other"]
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_by_default_too_the_record_says_so_where_a_quota_has_no_room_for_changed_inputs(home: Path) -> None:
+    quota: Json = {"payload_bytes_per_caller": 1 << 20}
+    async with Interlock.open(home, housekeeping=False, **quota) as lock:
+        await admit(lock, login)
+        given: Json = {"user": "x" * 250_000, "password": "x", "tries": "1"}
+        told = [records(lock, (await lock.call("in.login", given)).invocation_id)[0] for _ in range(6)]
+        withheld = [one["inputsWithheld"] for one in told if "inputsWithheld" in one]
+        assert stored(lock) == len(told) - len(withheld) > 0
+        assert withheld
+        assert all("payload_bytes_per_caller" in one for one in withheld)
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_a_field_for_the_runtime_alone_has_the_hook_that_injected_it_as_its_source_on_record(
+    lock: Interlock,
+) -> None:
+    await admit(lock, routed)
+    lock.hook(Hook(id="router", when="pre", run=lambda seen: HookResult(updated_input={**seen.input, "hint": "t7"})))
+    result = await lock.call("in.routed", count=1)
+    assert result.value == "1 t7"
+    (record,) = records(lock, result.invocation_id)
+    assert record["inputMutations"] == [{"source": "hook:router", "pointer": "/hint"}]
+    found = lock.inputs(result.invocation_id)
+    assert (found.model_input, found.observable_input) == ({"count": 1}, {"count": 1})
+    assert found.permission_input == found.call_input == {"count": 1, "hint": "t7"}
+
+
+@pytest.mark.proves("LIFE-05")
+async def test_the_kept_model_input_is_unchanged_where_a_hook_tries_to_write_it(home: Path) -> None:
+    async with Interlock.open(home, housekeeping=False, keep_inputs="always") as lock:
+        await admit(lock, take)
+
+        def writes(seen: Seen) -> HookResult:
+            with pytest.raises(TypeError):
+                seen.input["count"] = 9  # pyright: ignore[reportIndexIssue] - that is what is tried
+            with pytest.raises(AttributeError):
+                seen.input["counts"].append(9)
+            return HookResult(updated_input={**seen.input, "count": 7})
+
+        lock.hook(Hook(id="writes", when="pre", run=writes))
+        given: Json = {"count": 1, "counts": [1], "note": "a", "more": "b"}
+        result = await lock.call("in.take", given)
+        found = lock.inputs(result.invocation_id)
+        assert found.model_input == found.observable_input == {"count": 1, "counts": [1], "note": "a", "more": "b"}
+        assert found.call_input == result.value == {**given, "count": 7}

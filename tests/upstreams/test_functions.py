@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock import Interlock
+from interlock import Caller, Interlock, Result
 from interlock.core.contract import contract_of
 from interlock.core.errors import Failure
 from interlock.core.schema import Json
@@ -23,7 +23,7 @@ from interlock.upstreams.overlay import parse_overlay
 from tests.cli.conftest import Cli
 from tests.gateway.test_lifecycle import SIX, records
 from tests.upstreams.hostile import loop_is_free
-from tests.upstreams.servers import HttpServer, json_answer
+from tests.upstreams.servers import Answer, HttpServer, json_answer
 
 PROVIDERS: tuple[Provider, ...] = ("openai-chat", "openai-responses", "anthropic", "gemini")
 TAKES: Json = {
@@ -32,6 +32,7 @@ TAKES: Json = {
     "required": ["city"],
     "additionalProperties": False,
 }
+APPROVER = Caller(id="local:approver", groups=frozenset({"approvers"}))
 READS = {"defaults": {"mutation_class": "read_only"}}
 
 
@@ -85,6 +86,45 @@ async def test_functions_of_a_provider_are_registered_called_and_exported_with_t
         kept = lock.catalog.resolve("fns.forecast").contract.manifest.execution
         assert kept is not None
         assert {flag: kept.native.get(flag) for flag in flags} == flags, "the contract keeps both whatever the format"
+
+
+@pytest.mark.part_of(
+    "EXEC-12",
+    rest="full contracts of LangChain tools and functions, field by field (result schema, mutation class, permissions,"
+    " idempotency); PATH, HOME and TMPDIR of a program, word for word",
+)
+async def test_a_function_has_the_lifecycle_of_every_tool(tmp_path: Path) -> None:
+    async with HttpServer.open() as server, Interlock.open(tmp_path, housekeeping=False) as lock:
+        server.otherwise = lambda got: json_answer("done") if b"Ulm" in got.body else Answer(status=500, body=b"{}")
+        config: Json = {
+            "declarations": [declared("anthropic", "order", TAKES)], "urls": [server.url], "allow_private": True,
+        }  # fmt: skip
+        await lock.upstreams.add("fns", "functions", config, by=lock.caller)
+
+        async def ran(city: str, key: str) -> Result:
+            pending = await lock.call("fns.order", city=city, key=key)
+            assert pending.pending, "nobody called it harmless, so a person is asked"
+            await lock.approvals.approve(pending.metadata["pending"]["ticketId"], by=APPROVER)
+            return await lock.call("fns.order", city=city, key=key)
+
+        unfit = await lock.call("fns.order", {"city": 5, "more": 1}, key="k0")
+        assert unfit.error is not None
+        assert unfit.error.code == "E3301"
+        assert server.got == []
+        done = await ran("Ulm", "k1")
+        assert done.value == "done"
+        again = await lock.call("fns.order", city="Ulm", key="k1")
+        assert (again.value, again.source) == ("done", "replay")
+        failed = await ran("Bonn", "k2")
+        assert failed.error is not None
+        assert failed.state == "failed"
+        assert failed.error.code == "E3502"
+        told = [records(lock, one.invocation_id)[0] for one in (unfit, done, again, failed)]
+        assert [one["phases"] for one in told] == [[*SIX[:2], SIX[-1]], SIX, SIX, [*SIX[:4], SIX[-1]]]
+        assert [one.get("error_code") for one in told] == ["E3301", None, None, "E3502"]
+        assert told[1]["approvalTicketId"]
+        assert told[3]["approvalTicketId"]
+        assert sum(b"Ulm" in got.body for got in server.got) == 1
 
 
 @pytest.mark.proves("EXEC-12")

@@ -214,3 +214,50 @@ async def test_a_connector_that_was_closed_loads_again_when_needed() -> None:
     await connector.probe()
     await connector.close()
     assert len((await connector.discover()).tools) == 9
+
+
+INCOMPLETE = """
+from collections.abc import Callable
+from langchain_core.tools import StructuredTool, tool
+from pydantic import BaseModel
+
+class Odd(BaseModel):
+    odd: Callable[[], int]
+
+@tool
+def good(text: str) -> str:
+    "Say a text again."
+    return text
+
+def _never(**given: object) -> str:
+    return "never"
+
+REMOTE = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}
+WILD = {"type": "object", "patternProperties": {"((a{1000}){1000}){1000}": {"type": "string"}}}
+odd = StructuredTool.from_function(_never, name="odd", description="Takes what is no JSON", args_schema=Odd)
+remote = StructuredTool.from_function(_never, name="remote", description="Takes what is elsewhere", args_schema=REMOTE)
+wild = StructuredTool.from_function(_never, name="wild", description="Takes what nobody can check", args_schema=WILD)
+"""
+
+
+@pytest.mark.proves("EXEC-12")
+async def test_an_incomplete_tool_is_refused_with_a_reason_and_the_others_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "incomplete_module_of_a_test"
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / f"{name}.py").write_text(INCOMPLETE)
+    overlay = {"defaults": {"mutation_class": "read_only"}}
+    async with Interlock.open(tmp_path / "home", housekeeping=False) as lock:
+        report = await lock.upstreams.add("chain", "langchain", {"module": name}, by=lock.caller, overlay=overlay)
+        states = {one.name: (one.state, one.reason) for one in report.tools}
+        assert {name: state for name, (state, _) in states.items()} == {
+            "good": "admitted", "odd": "refused", "remote": "refused", "wild": "refused",
+        }  # fmt: skip
+        assert (await lock.call("chain.good", text="a")).value == "a"
+        for refused in ("odd", "remote", "wild"):
+            assert states[refused][1], "it says why"
+            missing = await lock.call(f"chain.{refused}")
+            assert missing.error is not None
+            assert missing.error.code == "E3101"
+    monkeypatch.delitem(sys.modules, name, raising=False)

@@ -195,6 +195,15 @@ class Desk:
             )
         for fault in standing.range_faults(arguments, contract.input.part):
             raise Failure("E3004", fault)
+        required: list[str] = contract.input.model_facing.get("required") or []
+        for name in required:
+            if name not in arguments:
+                raise Failure(
+                    "E3004",
+                    f"{contract.ref} is never called without `{name}`, and no pattern names it, so no call would be"
+                    " covered",
+                    resolution=f"add a pattern for `{name}`",
+                )
         for name in self._gateway.observer.private_arguments(contract, arguments):
             # INVARIANT: the patterns of standing approvals are kept readable, so no private value is among them.
             if not standing.is_open(arguments[name]):

@@ -581,7 +581,11 @@ class DenyBody(Body):
 class GrantBody(Body):
     model_config = ConfigDict(
         json_schema_extra=_example(
-            tool="demo.mail_statement", caller="scout", arguments={"to": "*@example.org"}, uses=5, expires_in_s=604_800
+            tool="demo.mail_statement",
+            caller="scout",
+            arguments={"account": "cash", "to": "*@example.org"},
+            uses=5,
+            expires_in_s=604_800,
         )
     )
 

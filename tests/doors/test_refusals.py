@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[str, Json, Any, int]] = {
     "stream that is not accepted": ("GET", {"accept": "text/html"}, None, 406),
     "end of no session": ("DELETE", {}, None, 400),
     "end of an unknown session": ("DELETE", AWAY, None, 404),
-    "another method": ("PUT", {}, LIST, 400),
+    "another method": ("PUT", {}, LIST, 405),
     "a method nobody knows": ("FROBNICATE", {}, LIST, 400),
     "no answer is accepted": ("POST", {"accept": "text/html"}, LIST, 406),
     "half of the answers is accepted": ("POST", {"accept": "application/json"}, LIST, 406),

@@ -195,15 +195,6 @@ class Desk:
             )
         for fault in standing.range_faults(arguments, contract.input.part):
             raise Failure("E3004", fault)
-        required: list[str] = contract.input.model_facing.get("required") or []
-        for name in required:
-            if name not in arguments:
-                raise Failure(
-                    "E3004",
-                    f"{contract.ref} is never called without `{name}`, and no pattern names it, so no call would be"
-                    " covered",
-                    resolution=f"add a pattern for `{name}`",
-                )
         for name in self._gateway.observer.private_arguments(contract, arguments):
             # INVARIANT: the patterns of standing approvals are kept readable, so no private value is among them.
             if not standing.is_open(arguments[name]):
@@ -231,7 +222,17 @@ class Desk:
             cover.check_in_advance(by.capability, contract, wish.versions, wish.arguments, self._settings.environment)
             cover.check_cost(by.capability, contract, wish.uses)
             claims = uses_of(by.capability, wish.uses)
-        return await self._journal.commit(standing.grant(wish, by, groups, now_ms, claims))
+        unit = standing.grant(wish, by, groups, now_ms, claims)  # who may not agree hears that first
+        required: list[str] = contract.input.model_facing.get("required") or []
+        for name in required:
+            if name not in arguments:
+                raise Failure(
+                    "E3004",
+                    f"{contract.ref} is never called without `{name}`, and no pattern names it, so no call would be"
+                    " covered",
+                    resolution=f"add a pattern for `{name}`",
+                )
+        return await self._journal.commit(unit)
 
     def standing(self) -> list[Standing]:
         """Every standing approval there is."""

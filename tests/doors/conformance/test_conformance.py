@@ -106,7 +106,8 @@ async def added(lock: Interlock, url: str, era: str) -> None:
     for one in report.tools:
         assert one.definition is not None
         texts = dict.fromkeys(one.definition.input_schema.get("properties", {}), "*e*")
-        for arguments in ({}, texts):
+        required = one.definition.input_schema.get("required")
+        for arguments in (texts,) if required else ({}, texts):
             await lock.approvals.agree_in_advance(
                 one.address, by=APPROVER, caller=AGENT, arguments=arguments, uses=100, expires_ms=until_ms
             )

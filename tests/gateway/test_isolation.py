@@ -21,6 +21,7 @@ from interlock.core.export import execution_profile
 from interlock.core.manifest import ResourceLimits, parse_manifest
 from interlock.core.objects import ExecutionKind, ToolExecutionProfile
 from interlock.core.prepared import Prepared
+from interlock.core.schema import Json
 from interlock.registry.source import load
 from interlock.service import Ask, Service
 from tests import processes
@@ -283,6 +284,9 @@ class Waiting:
     async def call(self, call: RemoteCall) -> str:
         await self.answer.wait()
         return "done"
+
+    def mapping(self, native: Json, reported: Json) -> Json | None:
+        return None
 
 
 far = Waiting()

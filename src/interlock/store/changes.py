@@ -219,6 +219,8 @@ class ChangeReader:
         at = self._monotonic()
         self._number += 1
         self.reads += 1
+        if self._stopped:
+            raise Failure("E3801", "the store is closed")
         try:
             if _identity(self._database) != self._file:
                 raise Failure(

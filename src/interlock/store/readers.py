@@ -74,9 +74,13 @@ class Readers:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def connect(database: Path, patience_s: float = 10) -> Connection:
-    """A connection that can read and cannot write. It waits so long for a lock of another process."""
-    address = f"{database.absolute().as_uri()}?mode=ro"
+def connect(database: Path, patience_s: float = 10, *, alone: bool = False) -> Connection:
+    """A connection for reading. It waits `patience_s` seconds for a lock of another process.
+
+    It cannot write, and leaves the files of the write-ahead log behind. With `alone`, for a database that nobody else
+    has opened, it removes them when it is closed.
+    """
+    address = f"{database.absolute().as_uri()}?mode={'rw' if alone else 'ro'}"
     connection = sqlite3.connect(
         address, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False, factory=Connection
     )

@@ -18,7 +18,7 @@ PLACES = ("src/interlock", "tests", "docs")
 # Every test has these fixtures and settings. What they import of Interlock is not followed: a test that uses it
 # imports it too.
 SHARED = "tests/conftest.py"
-# It looks names up in other modules when they are first used. Whoever imports such a name imports that module.
+# It looks names up in other modules when they are first used. A module that imports such a name imports that module.
 FRONT = "src/interlock/__init__.py"
 
 

@@ -201,7 +201,7 @@ asyncio.run(main())
 
 
 def _said(home: Path, *requests: Json | bytes) -> list[str]:
-    """What a server over stdio writes when its client says hello, and then all of this."""
+    """The lines that a server over stdio writes to a client that initializes and then sends these requests."""
     hello: Json = {
         "id": 0, "method": "initialize",
         "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},

@@ -326,6 +326,19 @@ async def test_what_a_sandboxed_tool_and_a_program_get_is_the_call_input_that_is
             ]  # fmt: skip
 
 
+def expect_hooked_login(told: Json) -> None:
+    """The inputs of ann's login, where a hook wrote another user, as an auditor reads them."""
+    hidden = {"password": "[REDACTED]"}
+    assert told["model_input"] == {"user": "ann", "tries": "5", **hidden}
+    assert told["observable_input"] == {"user": "ann", "tries": 5, **hidden}
+    assert told["permission_input"] == told["call_input"] == {"user": "hooked", "tries": 5, **hidden}
+    assert [(one["before"], one["after"], one["source"], one["pointer"]) for one in told["input_changes"]] == [
+        ("model_input", "observable_input", "coercion", "/tries"),
+        ("observable_input", "permission_input", "hook:injects", "/user"),
+    ]
+    assert told["withheld"] is None
+
+
 @pytest.mark.proves("LIFE-05")
 async def test_the_inputs_of_a_call_are_read_over_rest_by_auditors_redacted(home: Path) -> None:
     async with opened(home) as wires:
@@ -342,16 +355,7 @@ async def test_the_inputs_of_a_call_are_read_over_rest_by_auditors_redacted(home
         answer = await wires.http.get(path)
         assert answer.status_code == 200
         assert CANARY not in answer.text
-        told = answer.json()
-        hidden = {"password": "[REDACTED]"}
-        assert told["model_input"] == {"user": "ann", "tries": "5", **hidden}
-        assert told["observable_input"] == {"user": "ann", "tries": 5, **hidden}
-        assert told["permission_input"] == told["call_input"] == {"user": "hooked", "tries": 5, **hidden}
-        assert [(one["before"], one["after"], one["source"], one["pointer"]) for one in told["input_changes"]] == [
-            ("model_input", "observable_input", "coercion", "/tries"),
-            ("observable_input", "permission_input", "hook:injects", "/user"),
-        ]
-        assert told["withheld"] is None
+        expect_hooked_login(answer.json())
         missing = await wires.http.get("/v1/calls/01JCXK2M4Q8ZZZZZZZZZZZZZZZ/inputs")
         assert (missing.status_code, missing.json()["error"]["error_code"]) == (404, "E3702")
 
@@ -603,16 +607,7 @@ async def test_the_command_line_tells_the_four_inputs_as_json(home: Path) -> Non
             Hook(id="injects", when="pre", run=lambda seen: HookResult(updated_input={**seen.input, "user": "hooked"}))
         )
         call = (await lock.call("in.login", user="ann", password=CANARY, tries="5")).invocation_id
-    told = await asyncio.to_thread(Cli(home.parent).ask, "calls", "inputs", call)
-    hidden = {"password": "[REDACTED]"}
-    assert told["model_input"] == {"user": "ann", "tries": "5", **hidden}
-    assert told["observable_input"] == {"user": "ann", "tries": 5, **hidden}
-    assert told["permission_input"] == told["call_input"] == {"user": "hooked", "tries": 5, **hidden}
-    assert [(one["before"], one["after"], one["source"], one["pointer"]) for one in told["input_changes"]] == [
-        ("model_input", "observable_input", "coercion", "/tries"),
-        ("observable_input", "permission_input", "hook:injects", "/user"),
-    ]
-    assert told["withheld"] is None
+    expect_hooked_login(await asyncio.to_thread(Cli(home.parent).ask, "calls", "inputs", call))
 
 
 @pytest.mark.proves("LIFE-05")

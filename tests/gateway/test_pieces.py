@@ -61,7 +61,7 @@ def pieces(lock: Interlock) -> int:
 
 
 def notes(lock: Interlock) -> list[tuple[str, str]]:
-    """What is noted of pieces that no row names: the payload, and who writes them."""
+    """The notes about pieces that no row names: the payload and the process that writes them."""
     rows = lock.journal.read("SELECT name, value FROM fact WHERE name LIKE 'pieces%'")
     return [(name.partition(":")[2], writer) for name, writer in rows]
 

@@ -98,7 +98,7 @@ PLAINLY: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running
 
 
 class More:
-    """What only some calls have. It is made by `Call.extend`; a call without any of it shares `NOTHING`."""
+    """Fields that few calls need. `Call.extend` makes it; a call that needs none of them shares `NOTHING`."""
 
     __slots__ = (
         "agreed", "approval", "approval_outcome", "artifacts", "attestations", "borrowed", "changes", "claimed",

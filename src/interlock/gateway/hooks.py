@@ -49,7 +49,7 @@ CLOSE_S = 5.0  # how long hooks have to end when their home is closed
 
 @record
 class Seen:
-    """What a hook is shown: the call and its input, which it cannot write to; after the run, the result.
+    """The argument of a hook: the call and its input, both read-only, and after the run the result.
 
     `input` is the observable input: converted and with defaults. A pre-hook sees it with the changes of the hooks
     before it. It is empty where a call failed because its input does not fit the contract.

@@ -84,10 +84,10 @@ class Kept:
     # Payloads
 
     async def payload(self, ref: str) -> bytes | None:
-        """What is kept under a reference; None once it is not kept any more.
+        """Read the payload with this reference. None where it has expired or was discarded.
 
-        One in clear text is as long as its row says. Pieces are read one to a turn of the event loop, and a large
-        payload is decrypted beside it.
+        A payload in clear text is as long as its row says. Pieces are read one per turn of the event loop, and a large
+        payload is decrypted in a thread.
         """
         found = payloads.content(self._reader, ref)
         if found is None or found.body is None or len(found.body) == found.size:

@@ -140,7 +140,7 @@ class ChangeReader:
     # On the loop
 
     def start(self) -> None:
-        """Begin to read on the thread, also where nobody asks: every watch is told of changes by itself."""
+        """Start the thread, so that caches follow changes although nobody calls `catch_up`."""
         if self._thread is None and not self._stopped:
             self._thread = threading.Thread(target=self._run, name="interlock-changes", daemon=True)
             self._thread.start()
@@ -279,13 +279,14 @@ class ChangeReader:
             _log.warning("changes of other processes cannot be read: %s", words)
 
     def stop(self) -> None:
-        """End the thread. Waits for a read that is under way."""
+        """End the thread and close the connection. Waits for a read that is under way; later ones are refused."""
         self._stopped = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        if self._connection is not None:
-            self._connection.close()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

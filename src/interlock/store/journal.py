@@ -10,8 +10,8 @@ more of it. A caller who is alone never waits. A unit that is handed over as lar
 thread. Where others wait too, batches of them and large units take turns: nobody waits for more than one large unit.
 
 The chain: `hash = sha256(previous hash, seq, body)`. Several processes may share one home. The head is read inside the
-write transaction (BEGIN IMMEDIATE excludes other writers), so the chain stays one and whole whoever writes. They take
-turns (`turns`), so that one that writes without a pause does not keep the others waiting.
+write transaction (BEGIN IMMEDIATE excludes other writers), so there is one unbroken chain. The processes
+take turns (`turns`), so that one that writes without a pause does not keep the others waiting.
 
 Every so often, and when the journal is closed, the head is signed and anchored in the database, in a file beside it and
 beside the keys. Removing records from the end then contradicts an anchor. The key is loaded before anything is written:
@@ -273,8 +273,8 @@ class Journal:
     def submit(self, unit: Unit[T]) -> asyncio.Future[T]:
         """Queue a unit at once. The future has what `commit` returns.
 
-        A unit that is queued is carried out, whatever becomes of the future. Whoever must know of it although they are
-        cancelled awaits `asyncio.shield` of the future, which needs no task.
+        A queued unit runs even if the future is cancelled. A caller that needs its outcome although it may be
+        cancelled awaits `asyncio.shield(future)`, which needs no task.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         self._enqueue(_Waiting(unit, future))
@@ -283,7 +283,7 @@ class Journal:
     async def commit_large(self, unit: Unit[T]) -> T:
         """The same for a unit that writes some hundred kilobytes. It shares no batch, and others have their turn.
 
-        Whoever writes the most also waits until the log is applied: a commit of somebody else would have to do it.
+        Its caller also waits while the log is applied. Otherwise a small commit of another caller would have to do it.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         self._enqueue(_Waiting(unit, future, large=True))

@@ -93,7 +93,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a connector may use of the server that it runs in."""
+    """The parts of the server that a connector may use."""
 
     clock: Clock
     services: Services

@@ -1,4 +1,4 @@
-"""Compiles src/interlock/core/_walk.c when the package is built or installed for development.
+"""Compiles src/interlock/data/_walk.c when the package is built or installed for development.
 
 Interlock is whole without it, and slower with large inputs. So where there is no compiler the build goes on and says
 so, unless INTERLOCK_COMPILED=required asks for it.
@@ -33,7 +33,7 @@ class CompileWalk(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        source = Path(self.root, "src", "interlock", "core", "_walk.c")
+        source = Path(self.root, "src", "interlock", "data", "_walk.c")
         module = source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
         why = compile_module(source, module)
         if why is not None:

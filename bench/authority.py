@@ -16,13 +16,13 @@ from bench.measure import Contender, Figure, Plan, compare, number
 from bench.payloads import PAYLOADS
 from bench.report import Table, verdict
 from interlock import Interlock
+from interlock.authority.decisions import Question
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import Algorithm, make_private
 from interlock.authority.policy import Policies, make_defaults
-from interlock.authority.questions import Question
+from interlock.call.context import Caller
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
 
 SMALL = PAYLOADS[0]
 LOCAL = "as the local user"

@@ -9,7 +9,7 @@ from bench.measure import Contender, Plan, compare
 from bench.payloads import PAYLOADS
 from bench.report import Table
 from interlock import Interlock
-from interlock.core.canonical import digest
+from interlock.data.canonical import digest
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 

@@ -31,7 +31,7 @@ from bench.measure import Plan, number, times
 from bench.payloads import PAYLOADS
 from bench.report import Table, verdict
 from interlock import Interlock
-from interlock.core.canonical import digest
+from interlock.data.canonical import digest
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 

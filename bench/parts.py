@@ -16,10 +16,10 @@ from bench.measure import Contender, Plan, compare, number
 from bench.payloads import PAYLOADS, Payload
 from bench.report import Table
 from interlock import Interlock
-from interlock.core.canonical import canonical, encode
-from interlock.core.prepared import Prepared
-from interlock.core.redact import Redactor
+from interlock.call.prepared import Prepared
+from interlock.data.canonical import canonical, encode
 from interlock.executors.function import bind
+from interlock.privacy.redact import Redactor
 
 WHOLE = "the whole call, durable, 128 callers"
 RECORD = "its record in the journal's chain and on disk, and the wait for it"

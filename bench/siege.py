@@ -28,7 +28,7 @@ from bench.measure import Plan, number, times
 from bench.report import Table, verdict
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving

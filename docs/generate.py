@@ -24,12 +24,12 @@ import orjson
 import pydantic
 import pydantic_core
 
+from interlock.call.events import KINDS, data_schema
 from interlock.cli import root as command_line
+from interlock.contract.manifest import Manifest
+from interlock.contract.standard import VERSION, published_schemas
+from interlock.contract.standard.states import HISTORY, MOVES, TERMINAL
 from interlock.core.errors import CODES
-from interlock.core.events import KINDS, data_schema
-from interlock.core.manifest import Manifest
-from interlock.core.objects import VERSION, published_schemas
-from interlock.core.states import HISTORY, MOVES, TERMINAL
 from interlock.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def states_page() -> str:
         (f"`{state}`", ", ".join(f"`{after}`" for after in moves) or "none: it is an end", HISTORY.get(state, ""))
         for state, moves in MOVES.items()
     ]
-    return f"""{_MADE_BY.format(source="`core/states.py`")}
+    return f"""{_MADE_BY.format(source="`contract/standard/states.py`")}
 # States of a call
 
 A call is always in one of {len(MOVES)} states. There are no other moves than these; states that do not apply are

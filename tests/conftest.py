@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
-from interlock.core import canonical
+from interlock.data import canonical
 from interlock.store.journal import Journal
 from tests import changed, leaks, rehearsal, sample, thorough, tiers
 
@@ -148,9 +148,9 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
     """For what must be the same where the walk over JSON data was compiled, and where it could not be."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "interpreted":
-            patch.setattr("interlock.core.canonical.compiled", None)
-            patch.setattr("interlock.core.redact.compiled", None)
-            patch.setattr("interlock.core.shapes.compiled", None)
+            patch.setattr("interlock.data.canonical.compiled", None)
+            patch.setattr("interlock.privacy.redact.compiled", None)
+            patch.setattr("interlock.data.schema_plan.compiled", None)
         elif canonical.compiled is None:
             assert not os.environ.get("CI"), "the walk is not compiled: is there a C compiler, and did ./dev sync run?"
             pytest.skip("the walk is not compiled: there was no C compiler when ./dev sync ran")

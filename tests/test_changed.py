@@ -39,7 +39,7 @@ def test_a_command_touches_the_tests_that_run_commands_and_not_those_of_the_core
 
 
 @pytest.mark.parametrize(
-    "file", ["tests/conftest.py", "tests/leaks.py", "pyproject.toml", "src/interlock/core/_walk.c"]
+    "file", ["tests/conftest.py", "tests/leaks.py", "pyproject.toml", "src/interlock/data/_walk.c"]
 )
 def test_a_file_that_all_tests_share_or_whose_readers_are_unknown_touches_every_test(file: str) -> None:
     assert touched({"docs/tutorial.md", file}) is None

@@ -14,49 +14,50 @@ if TYPE_CHECKING:
     from pydantic import Field
 
     from interlock.app import Admission, Interlock
-    from interlock.core.artifacts import Artifact
-    from interlock.core.checkpoints import Checkpoint
+    from interlock.call.artifacts import Artifact
+    from interlock.call.checkpoints import Checkpoint
+    from interlock.call.context import Caller, Context, Preview
+    from interlock.call.events import Event
+    from interlock.call.phases import Request
+    from interlock.call.results import Result
+    from interlock.contract.declare import Tool, tool
+    from interlock.contract.effects import Change
+    from interlock.contract.manifest import Approval, ApprovalStep, Effect, Precondition, Sandboxing
     from interlock.core.clock import Clock, Deadline
-    from interlock.core.context import Caller, Change, Context, Preview
-    from interlock.core.declare import Tool, tool
     from interlock.core.errors import ErrorClass, ErrorCode, Failure
-    from interlock.core.events import Event
-    from interlock.core.manifest import Approval, ApprovalStep, Effect, Precondition, Sandboxing
-    from interlock.core.phases import Request
-    from interlock.core.results import Result
     from interlock.gateway.batch import BatchPolicy
     from interlock.gateway.hooks import Hook, HookResult, Seen
 
 # Names are looked up when first used: `interlock --help` must not wait for a database driver.
 _HOMES = {
     "Admission": "interlock.app",
-    "Approval": "interlock.core.manifest",
-    "ApprovalStep": "interlock.core.manifest",
-    "Artifact": "interlock.core.artifacts",
+    "Approval": "interlock.contract.manifest",
+    "ApprovalStep": "interlock.contract.manifest",
+    "Artifact": "interlock.call.artifacts",
     "BatchPolicy": "interlock.gateway.batch",
-    "Caller": "interlock.core.context",
-    "Change": "interlock.core.context",
-    "Checkpoint": "interlock.core.checkpoints",
+    "Caller": "interlock.call.context",
+    "Change": "interlock.call.context",
+    "Checkpoint": "interlock.call.checkpoints",
     "Clock": "interlock.core.clock",
-    "Context": "interlock.core.context",
+    "Context": "interlock.call.context",
     "Deadline": "interlock.core.clock",
-    "Effect": "interlock.core.manifest",
+    "Effect": "interlock.contract.manifest",
     "ErrorClass": "interlock.core.errors",
     "ErrorCode": "interlock.core.errors",
-    "Event": "interlock.core.events",
+    "Event": "interlock.call.events",
     "Failure": "interlock.core.errors",
     "Field": "pydantic",
     "Hook": "interlock.gateway.hooks",
     "HookResult": "interlock.gateway.hooks",
     "Interlock": "interlock.app",
-    "Precondition": "interlock.core.manifest",
-    "Preview": "interlock.core.context",
-    "Request": "interlock.core.phases",
-    "Result": "interlock.core.results",
-    "Sandboxing": "interlock.core.manifest",
+    "Precondition": "interlock.contract.manifest",
+    "Preview": "interlock.call.context",
+    "Request": "interlock.call.phases",
+    "Result": "interlock.call.results",
+    "Sandboxing": "interlock.contract.manifest",
     "Seen": "interlock.gateway.hooks",
-    "Tool": "interlock.core.declare",
-    "tool": "interlock.core.declare",
+    "Tool": "interlock.contract.declare",
+    "tool": "interlock.contract.declare",
 }
 
 __all__ = [

@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import pydantic
 
-from interlock.core.allowances import Budget, LoopLimits, Prices, RateLimit
-from interlock.core.bounds import MOST_REQUEST_VALUES
-from interlock.core.channels import Channel
-from interlock.core.documents import Malformed, read_json
+from interlock.call.allowances import Budget, LoopLimits, Prices, RateLimit
+from interlock.call.channels import Channel
+from interlock.contract.manifest import Approval, BreakerRule, NetworkPolicy
 from interlock.core.errors import Failure
-from interlock.core.manifest import Approval, BreakerRule, NetworkPolicy
+from interlock.data.bounds import MOST_REQUEST_VALUES
+from interlock.data.documents import Malformed, read_json
 
 
 def _address(value: str) -> str:

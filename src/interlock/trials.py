@@ -14,15 +14,15 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from interlock.core.canonical import encode
-from interlock.core.cases import Case, cases_of
-from interlock.core.contract import Contract, contract_of
-from interlock.core.declare import Tool
+from interlock.call.phases import Request
+from interlock.call.results import Result
+from interlock.contract.cases import Case, cases_of
+from interlock.contract.contract import Contract, contract_of
+from interlock.contract.declare import Tool
 from interlock.core.errors import ErrorCode, Failure
-from interlock.core.explain import brief
-from interlock.core.phases import Request
-from interlock.core.results import Result
-from interlock.core.schema import Json
+from interlock.data.canonical import encode
+from interlock.data.explain import brief
+from interlock.data.schema import Json
 from interlock.gateway.invoke import Gateway
 from interlock.registry.admission import Evidence
 

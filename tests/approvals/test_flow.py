@@ -33,15 +33,15 @@ from interlock.approvals.ticket import Ticket
 from interlock.audit.chain import verify
 from interlock.audit.decisions import decision_of
 from interlock.authority.identities import Identity
-from interlock.core.canonical import digest
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
+from interlock.call.events import Event
+from interlock.contract.manifest import Approval, ApprovalStep
+from interlock.contract.standard.calls import ToolPermissionDecision
+from interlock.contract.standard.declarations import ToolPermissionProfile
+from interlock.contract.standard.export import permission_profile, shown
 from interlock.core.clock import iso
-from interlock.core.events import Event
-from interlock.core.export import permission_profile, shown
-from interlock.core.manifest import Approval, ApprovalStep
-from interlock.core.objects.calls import ToolPermissionDecision
-from interlock.core.objects.declarations import ToolPermissionProfile
-from interlock.gateway import keys
+from interlock.data.canonical import digest
+from interlock.gateway import idempotency
 from interlock.gateway.hooks import Seen
 from interlock.service.calls import Calls
 from interlock.store.home import Home
@@ -943,7 +943,7 @@ async def test_a_call_that_was_cut_off_is_closed_under_its_approval(tmp_path: Pa
         await lock.journal.commit(  # as a process leaves it that dies while the tool runs
             lambda transaction: transaction.execute("UPDATE reservation SET state = 'executing', owner = 'dead'")
         )
-        await lock.journal.commit(keys.find_orphans(lock.instance.alive))
+        await lock.journal.commit(idempotency.find_orphans(lock.instance.alive))
         assert records(lock, "closed")[-1].get("approvalTicketId") == ticket
 
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from interlock.approvals import notify
 from interlock.approvals.notify import Courier, undelivered
 from interlock.approvals.webhook import verify
-from interlock.core.channels import Channel
+from interlock.call.channels import Channel
 from interlock.core.errors import Failure
 from interlock.core.supervise import Supervisor
 from interlock.store import tables

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from interlock import Change, Failure
 from interlock.approvals.standing import Standing, range_faults
 from interlock.approvals.ticket import Step, chain_of
-from interlock.core.manifest import Approval, ApprovalStep
-from interlock.gateway.promises import broken_promises, promised
+from interlock.contract.manifest import Approval, ApprovalStep
+from interlock.gateway.preview_diff import broken_promises, promised
 from interlock.settings import load_settings
 from interlock.testing import FakeClock
 from tests.approvals.test_flow import ANN, BEN, ask, opened

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.audit.chain import MAX_FAULTS, Verdict, verify
 from interlock.audit.retention import purge
-from interlock.core.canonical import digest
 from interlock.core.clock import Clock
+from interlock.data.canonical import digest
 from interlock.settings import Settings
 from interlock.store import layout
 from interlock.store.connection import Connection

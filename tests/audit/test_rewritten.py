@@ -20,7 +20,7 @@ from interlock import Interlock
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.store import lasthead
+from interlock.store import last_head
 from interlock.store.home import Home
 from interlock.store.journal import Journal
 from interlock.store.records import plain
@@ -104,16 +104,16 @@ def test_removed_signatures_are_found_though_no_record_was_changed(original: Hom
 
 def test_a_last_head_that_is_gone_damaged_or_forged_is_refused(original: Home) -> None:
     def gone(copy: Copy) -> None:
-        lasthead.path_of(copy.home).unlink()
+        last_head.path_of(copy.home).unlink()
 
     def damaged(copy: Copy) -> None:
-        lasthead.path_of(copy.home).write_bytes(b"{}")
+        last_head.path_of(copy.home).write_bytes(b"{}")
 
     def forged(copy: Copy) -> None:
-        head = lasthead.read(copy.home)
+        head = last_head.read(copy.home)
         assert head is not None
-        line = lasthead.anchor_line(head.seq, head.hash, head.at_ms + 1, head.key_id, head.signature)
-        lasthead.path_of(copy.home).write_bytes(line)
+        line = last_head.anchor_line(head.seq, head.hash, head.at_ms + 1, head.key_id, head.signature)
+        last_head.path_of(copy.home).write_bytes(line)
 
     for act, word in ((gone, "missing"), (damaged, "damaged"), (forged, "does not verify")):
         with edited(original, act) as home:
@@ -137,8 +137,8 @@ def test_an_anchor_that_was_made_up_signs_nothing(original: Home) -> None:
 
 def earlier(copy: Copy) -> None:
     """Make a home as an earlier version left it."""
-    lasthead.path_of(copy.home).unlink()
-    copy.db.execute("DELETE FROM fact WHERE name = ?", (lasthead.FACT,))
+    last_head.path_of(copy.home).unlink()
+    copy.db.execute("DELETE FROM fact WHERE name = ?", (last_head.FACT,))
 
 
 async def test_a_home_of_an_earlier_version_is_taken_over_once_and_on_record(original: Home) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from interlock.authority.decisions import Question
 from interlock.authority.policy import Policies, make_defaults
-from interlock.authority.questions import Question
-from interlock.core.capability import Capability, Link, ToolGrant
-from interlock.core.context import Caller
-from interlock.core.contract import Contract, parse_contract
+from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.call.context import Caller
+from interlock.contract.contract import Contract, parse_contract
 from interlock.testing import FakeClock
 
 ALICE = Caller(id="local:alice", trust=60, groups=frozenset({"staff"}), scopes=frozenset({"audit:read"}))

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Allowance, Overrun
-from interlock.core.allowances import Budget, Prices
+from interlock.call.allowances import Budget, Prices
+from interlock.call.context import Caller
+from interlock.call.cost import CALL_PARTS, FREE, TASK_PARTS, Cost, Meter, compute_cost, reported
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
-from interlock.core.cost import CALL_PARTS, FREE, TASK_PARTS, Cost, Meter, compute_cost, reported
 from interlock.core.errors import ErrorClass, Failure
 from interlock.store.home import Home, Instance
 from interlock.store.journal import Journal

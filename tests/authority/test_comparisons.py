@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlock.authority import facts as f
 from interlock.authority.cedar import check
-from interlock.core.contract import Contract
+from interlock.contract.contract import Contract
 from tests.authority.questions import PolicyHome, contract, question
 
 TEXT = {"type": "string"}

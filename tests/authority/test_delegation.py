@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from interlock.authority.delegation import delegate_offline, narrowed
 from interlock.authority.identities import Identity
-from interlock.core.capability import DEEPEST, Link, ToolGrant, read_above, read_link, write_above, write_link
-from interlock.core.context import CallerKind
+from interlock.call.capability import DEEPEST, Link, ToolGrant, read_above, read_link, write_above, write_link
+from interlock.call.context import CallerKind
 from interlock.core.errors import Failure
 from tests.authority.test_tokens import (
     AGENT,

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Caller, Effect, Failure, Interlock, Preview, tool
-from interlock.authority.gate import SCOPES, Approval, Gate, approval_required, gate, reach, widest
-from interlock.core.contract import Contract
-from interlock.core.manifest import MutationClass
-from interlock.core.phases import Behavior, Decision
+from interlock.authority.approval_gate import SCOPES, Approval, Gate, approval_required, gate, reach, widest
+from interlock.call.phases import Behavior, Decision
+from interlock.contract.contract import Contract
+from interlock.contract.manifest import MutationClass
 from interlock.settings import load_settings
 from tests import sample
 from tests.authority.questions import contract

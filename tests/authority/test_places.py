@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.authority import facts as f
-from interlock.core.contract import Contract
+from interlock.contract.contract import Contract
 from interlock.core.errors import Failure
-from interlock.core.fragments import attacks
-from interlock.core.places import Places
-from interlock.core.schema import Schema
+from interlock.data.fragments import attacks
+from interlock.data.schema import Schema
+from interlock.data.subschemas import Places
 from interlock.registry.admission import examine
 from tests.authority.questions import contract
 

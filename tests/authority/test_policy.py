@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.authority import cedar, principals
+from interlock.authority.decisions import Question
 from interlock.authority.policy import Policies, make_defaults
-from interlock.authority.questions import Question
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from tests.authority.questions import ALICE, READ, PolicyHome, capability, contract, question
 
@@ -302,7 +302,7 @@ def test_what_is_remembered_of_a_subject_can_be_dropped(home: MakeHome) -> None:
 
 
 def test_the_memory_is_bounded(home: MakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlock.authority.questions.MOST_DECISIONS", 10)
+    monkeypatch.setattr("interlock.authority.decisions.MOST_DECISIONS", 10)
     made = home(ALLOW + "forbid (principal, action, resource) when { context.arguments.amount > 500 };")
     for amount in range(50):
         assert made.says(question(arguments={"amount": amount})) == "allow"

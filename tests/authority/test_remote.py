@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from interlock import Context, Field, Interlock, tool
 from interlock.authority.policy_v1 import policy_pb2
 from interlock.authority.remote import Form, Remote
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.settings import load_settings
 from interlock.testing import FakeClock

@@ -35,7 +35,7 @@ from interlock.authority import secrets as module
 from interlock.authority.secrets import Credential, Lease, Secrets, open_lease
 from interlock.cli.command import Session
 from interlock.cli.secrets import secrets
-from interlock.core.scrub import holds, scrub
+from interlock.privacy.scrub import holds, scrub
 from interlock.store import sealing
 from interlock.store.home import Home
 from interlock.store.journal import Journal

@@ -37,8 +37,8 @@ from interlock.authority.keys import (
     to_jwk,
 )
 from interlock.authority.tokens import Tokens
-from interlock.core.capability import ToolGrant
-from interlock.core.context import Caller, CallerKind
+from interlock.call.capability import ToolGrant
+from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
 from interlock.store.home import Home
 from interlock.store.journal import Journal

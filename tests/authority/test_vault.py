@@ -15,7 +15,7 @@ import pytest_asyncio
 from interlock import Failure
 from interlock.authority.secrets import open_lease
 from interlock.authority.vault import Vault
-from interlock.core.scrub import scrub
+from interlock.privacy.scrub import scrub
 from interlock.store.outgoing import Unanswered
 from interlock.testing import FakeClock
 from tests.authority.fake_vault import TOKEN, FakeVault

@@ -24,7 +24,7 @@ import pytest
 
 from interlock import Failure, Interlock
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from tests.cli.conftest import INTERLOCK, Cli, Ended
 
 Json = dict[str, Any]
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Annotated
 
 from interlock import Change, Effect, Field, Preview, tool
-from interlock.core.manifest import Approval, ApprovalStep
+from interlock.contract.manifest import Approval, ApprovalStep
 
 Name = Annotated[str, Field(description="which one", examples=["old"])]
 

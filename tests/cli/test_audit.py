@@ -13,7 +13,7 @@ import pytest
 
 from interlock.audit.chain import verify
 from interlock.core.clock import iso
-from interlock.store import lasthead
+from interlock.store import last_head
 from interlock.store.home import Home
 from interlock.store.records import plain
 from tests.audit.test_chain import Copy, count, unguarded
@@ -70,7 +70,7 @@ def _calls(home: Home) -> list[tuple[str, str]]:
 
 def _append(home: Home, records: int, *, later_ms: int = 0) -> None:
     """Add records that are chained as they should be and that nobody has signed."""
-    head = lasthead.read(home)
+    head = last_head.read(home)
     assert head is not None
     body = plain("authority", "x", head.at_ms + later_ms, act="test")
     with closing(sqlite3.connect(home.database, isolation_level=None)) as db, unguarded(db):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Failure
-from interlock.core import bounds
-from interlock.core.bounds import MARGIN, Shortener, check_values, size_of
-from interlock.core.redact import Redactor, safe_log, safe_message, without_credentials
+from interlock.data import bounds
+from interlock.data.bounds import MARGIN, Shortener, check_values, size_of
+from interlock.privacy.redact import Redactor, safe_log, safe_message, without_credentials
 
 values = st.recursive(
     st.none() | st.integers(0, 9) | st.text("a,[{:", max_size=4),

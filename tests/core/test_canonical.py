@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from interlock import Caller, Interlock
-from interlock.core.canonical import canonical, derive_key, digest, parse
 from interlock.core.errors import Failure
+from interlock.data.canonical import canonical, derive_key, digest, parse
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -91,7 +91,7 @@ _OTHER_PROCESS = """
 import hashlib
 import hmac
 import json
-from interlock.core.canonical import canonical, derive_key, digest
+from interlock.data.canonical import canonical, derive_key, digest
 from tests.core.test_canonical import BYTES, DIGESTS, KEYS
 print(json.dumps({
     "bytes": [canonical(value).hex() for _, value, _ in BYTES],

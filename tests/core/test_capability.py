@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from interlock.core.capability import (
+from interlock.call.capability import (
     Capability,
     Link,
     ToolGrant,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Field, Interlock, tool
-from interlock.core.coerce import Coercion, coerce
-from interlock.core.schema import Schema
+from interlock.data.coerce import Coercion, coerce
+from interlock.data.schema import Schema
 
 Json = dict[str, Any]
 INTEGER: Json = {"type": "integer"}

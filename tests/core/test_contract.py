@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Field, Interlock, tool
-from interlock.core.canonical import digest
-from interlock.core.contract import (
+from interlock.contract.contract import (
     CLASS_MAX_S,
     ERROR_SCHEMA,
     Contract,
@@ -22,10 +21,11 @@ from interlock.core.contract import (
     infer_class,
     parse_contract,
 )
+from interlock.contract.manifest import MutationClass, TimeoutClass, parse_manifest
 from interlock.core.errors import Failure
-from interlock.core.explain import input_faults
-from interlock.core.manifest import MutationClass, TimeoutClass, parse_manifest
-from interlock.core.schema import Schema
+from interlock.data.canonical import digest
+from interlock.data.explain import input_faults
+from interlock.data.schema import Schema
 
 Json = dict[str, Any]
 COMPLETE: Json = {

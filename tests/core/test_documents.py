@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from interlock.core.documents import Malformed, read_json, read_yaml
+from interlock.data.documents import Malformed, read_json, read_yaml
 
 TREES: Any = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core.contract import ERROR_SCHEMA
+from interlock.contract.contract import ERROR_SCHEMA
 from interlock.core.errors import CODES, RETRYABLE, Code, ErrorClass, ErrorCode, Failure
-from interlock.core.schema import Schema
+from interlock.data.schema import Schema
 
 LEDGER = Path(__file__).parents[2] / "ledger" / "contract.toml"
 CLAUSES = {entry["id"]: entry["must"] for entry in tomllib.loads(LEDGER.read_text())["requirement"]}

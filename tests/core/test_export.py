@@ -9,13 +9,13 @@ import pytest
 
 from interlock import Interlock, demo_tools, tool
 from interlock.authority.policy import Question
-from interlock.core.contract import contract_of
-from interlock.core.declare import from_manifest, tools_in
-from interlock.core.export import declaration, execution_profile, interface, permission_profile
-from interlock.core.manifest import NetworkPolicy, parse_manifest
-from interlock.core.objects import ToolDeclaration, ToolInterface
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Json
+from interlock.call.prepared import Prepared
+from interlock.contract.contract import contract_of
+from interlock.contract.declare import from_manifest, tools_in
+from interlock.contract.manifest import NetworkPolicy, parse_manifest
+from interlock.contract.standard import ToolDeclaration, ToolInterface
+from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
+from interlock.data.schema import Json
 from interlock.executors.egress import EgressPolicy
 from interlock.gateway.batch import Batch, BatchPolicy
 from tests import sample

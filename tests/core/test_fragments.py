@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Field, Interlock, tool
-from interlock.core.explain import authoring_faults
-from interlock.core.fragments import LANGUAGES, attacks, declares_fragments
-from interlock.core.schema import Json, Schema
+from interlock.data.explain import authoring_faults
+from interlock.data.fragments import LANGUAGES, attacks, declares_fragments
+from interlock.data.schema import Json, Schema
 from tests.gateway.test_interleavings import admit
 
 KITS = "each sink of the kits for databases, files, messages and browsers, which do not exist yet"

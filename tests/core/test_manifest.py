@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.contract.manifest import Effect, Manifest, ToolKind, parse_manifest
 from interlock.core.errors import Failure
-from interlock.core.manifest import Effect, Manifest, ToolKind, parse_manifest
 
 Json = dict[str, Any]
 MINIMAL: Json = {

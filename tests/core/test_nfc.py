@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from interlock.core import nfc
-from interlock.core.canonical import canonical
+from interlock.data import nfc
+from interlock.data.canonical import canonical
 
 ALL = [chr(code) for code in range(0x110000) if not 0xD800 <= code <= 0xDFFF]
 MARKS = "\u0301\u0316\u0327\u0344\u05b0\u0e48\u0f71\u0f72\u0f73\u0f75\u0f81\u3099\U0001d165\U0001e944"

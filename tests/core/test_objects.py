@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from interlock.core.errors import CODES, ErrorClass, ErrorCode, Failure
-from interlock.core.objects import (
+from interlock.contract.standard import (
     LIFECYCLE_OF_REGISTRY_STATE,
     OBJECTS,
     SELECTABLE_REGISTRY_STATES,
@@ -34,7 +33,8 @@ from interlock.core.objects import (
     ToolResult,
     published_schemas,
 )
-from interlock.core.states import STATES
+from interlock.contract.standard.states import STATES
+from interlock.core.errors import CODES, ErrorClass, ErrorCode, Failure
 
 NOW = "2026-01-02T03:04:05.000Z"
 SCHEMAS = published_schemas()

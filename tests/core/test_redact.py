@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core import patterns
 from interlock.core.errors import Failure
-from interlock.core.patterns import SENSITIVE_NAMES, Patterns
-from interlock.core.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
+from interlock.privacy import patterns
+from interlock.privacy.patterns import SENSITIVE_NAMES, Patterns
+from interlock.privacy.redact import RedactionRules, Redactor, SchemaRedactor, safe_message
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure
-from interlock.core.explain import authoring_faults, input_faults, output_faults
-from interlock.core.manifest import parse_manifest
-from interlock.core.schema import Schema, close, compile_validator, pointer, resolve_ref
+from interlock.data.explain import authoring_faults, input_faults, output_faults
+from interlock.data.schema import Schema, close, compile_validator, pointer, resolve_ref
 
 Json = dict[str, Any]
 UUID = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
@@ -588,7 +588,7 @@ def test_a_deeply_nested_value_does_not_fit_and_breaks_nothing(depth: int) -> No
 
 
 _DEEP = """
-from interlock.core.schema import Schema
+from interlock.data.schema import Schema
 value = 1
 for _ in range(60_000):
     value = [value]

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from typing_extensions import TypedDict
 
 from interlock import Context, Effect, Interlock, tool
-from interlock.core.values import converter, is_plain
+from interlock.contract.values import converter, is_plain
 from tests.gateway.test_interleavings import admit
 
 pytestmark = pytest.mark.usefixtures("either_way")

@@ -13,8 +13,8 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from interlock.contract.standard import OBJECTS, ToolResult, published_schemas
 from interlock.core.errors import Failure
-from interlock.core.objects import OBJECTS, ToolResult, published_schemas
 
 Json = dict[str, Any]
 FROZEN: Json = orjson.loads((Path(__file__).parent / "data" / "agent_tool_0.2.0.json").read_bytes())

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from interlock.core.canonical import canonical, compiled, interpreted
+from interlock.contract.hints import read_annotations
 from interlock.core.errors import Failure
-from interlock.core.hints import read_annotations
-from interlock.core.schema import Schema
-from interlock.core.shapes import fitter, taker
+from interlock.data.canonical import canonical, compiled, interpreted
+from interlock.data.schema import Schema
+from interlock.data.schema_plan import fitter, taker
 
 Json = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlock.core.words import quantity, span, wait
+from interlock.core.formatting import quantity, span, wait
 
 
 @pytest.mark.parametrize(

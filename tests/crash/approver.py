@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from interlock import Caller, Interlock, Preview, tool
-from interlock.core.context import Context
-from interlock.core.manifest import Effect
+from interlock.call.context import Context
+from interlock.contract.manifest import Effect
 from interlock.gateway.execute import Execution
 from interlock.store.journal import Journal, Transaction
 from interlock.testing import FakeClock

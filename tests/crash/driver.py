@@ -21,8 +21,8 @@ from typing import Any
 
 from interlock import Interlock
 from interlock.gateway.authorize import Authorizer
-from interlock.gateway.closing import Closer
 from interlock.gateway.execute import Execution
+from interlock.gateway.finish import Closer
 from interlock.gateway.invoke import Gateway
 from interlock.store.journal import Journal, Transaction
 from tests.crash.counter import crash_here, mark

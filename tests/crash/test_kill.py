@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from interlock import Interlock, Tool
-from interlock.app import chores
+from interlock.app import background
 from interlock.audit.chain import verify
-from interlock.core.canonical import digest
+from interlock.data.canonical import digest
 from interlock.registry.admission import Evidence, publish
 from interlock.registry.catalog import contract_digest
 from interlock.store.home import Home
@@ -141,7 +141,7 @@ async def die_in_a_write(home: Path, lines: Path, name: str) -> None:
 async def test_a_kill_in_the_middle_of_a_write_is_told_of_once_by_a_process_that_lives_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(chores, "TICKETS_EVERY_S", 0.01)
+    monkeypatch.setattr(background, "TICKETS_EVERY_S", 0.01)
     home = tmp_path / "home"
     await prepare(home)
     heard = asyncio.Queue[Alert]()

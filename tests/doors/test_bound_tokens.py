@@ -24,8 +24,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Context, Effect, Failure, Interlock, Preview, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
-from interlock.core.context import Caller
+from interlock.call.capability import ToolGrant
+from interlock.call.context import Caller
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.jsonrpc import JsonRpcDoor

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from interlock.authority import budgets
-from interlock.core.allowances import millionths
-from interlock.core.context import Caller
+from interlock.call.allowances import millionths
+from interlock.call.context import Caller
 from interlock.service import Service
 from tests.doors.test_rest import World, did, refused, serving
 

@@ -19,10 +19,10 @@ import pytest_asyncio
 from interlock import Context, Failure, Interlock, tool
 from interlock.authority.secrets import Secrets
 from interlock.authority.vault import Vault
-from interlock.core.declare import from_manifest
+from interlock.contract.declare import from_manifest
+from interlock.contract.manifest import TimeoutClass, parse_manifest
 from interlock.core.errors import CODES
-from interlock.core.manifest import TimeoutClass, parse_manifest
-from interlock.doors import asgi, connection
+from interlock.http import asgi, connection
 from interlock.registry.source import load
 from interlock.store.sealing import Box
 from tests import sample

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from interlock.doors import connection
-from interlock.doors.asgi import Message, Receive, Scope, Send, answer, read_body
-from interlock.doors.connection import Connection
-from interlock.doors.heads import Reply, Way
+from interlock.http import connection
+from interlock.http.asgi import Message, Receive, Scope, Send, answer, read_body
+from interlock.http.connection import Connection
+from interlock.http.request_cache import Reply, Way
 from tests.thorough import examples
 
 

@@ -16,16 +16,16 @@ import pytest_asyncio
 from pydantic import BaseModel, ConfigDict
 
 from interlock import Field, Hook, Interlock, Sandboxing, tool
-from interlock.core.connector import RemoteCall
-from interlock.core.contract import ERROR_SCHEMA, contract_of, parse_contract
+from interlock.call.connector import RemoteCall
+from interlock.call.results import ENVELOPE_SCHEMA
+from interlock.contract.contract import ERROR_SCHEMA, contract_of, parse_contract
+from interlock.contract.standard import ToolError, ToolInterface
+from interlock.contract.standard.export import declaration, interface
 from interlock.core.errors import CODES, Failure
-from interlock.core.export import declaration, interface
-from interlock.core.objects import ToolError, ToolInterface
-from interlock.core.redact import safe_log
-from interlock.core.results import ENVELOPE_SCHEMA
-from interlock.core.schema import Schema
 from interlock.core.seldom import Seldom
+from interlock.data.schema import Schema
 from interlock.doors.server import Gate, Listening
+from interlock.privacy.redact import safe_log
 from interlock.registry.source import load
 from interlock.telemetry.logs import JsonLines
 from tests import sample

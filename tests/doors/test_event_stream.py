@@ -16,9 +16,9 @@ import pytest
 import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, Interlock, Preview, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
-from interlock.core.events import CLASSES, KINDS, Event, data_schema
-from interlock.core.schema import compile_validator
+from interlock.call.capability import ToolGrant
+from interlock.call.events import CLASSES, KINDS, Event, data_schema
+from interlock.data.schema import compile_validator
 from interlock.doors.server import Listening, serving
 from interlock.service import Service
 from interlock.service import events as streaming

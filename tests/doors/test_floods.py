@@ -12,8 +12,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from interlock.doors import connection
-from interlock.doors.connection import Connection
+from interlock.http import connection
+from interlock.http.connection import Connection
 from tests.doors import test_connection
 from tests.doors.test_server import Place, place
 

@@ -19,7 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.server import Listening, serving
 from interlock.service import Service

@@ -34,10 +34,10 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Context, Effect, Failure, Field, Interlock, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
+from interlock.contract.manifest import MutationClass, TimeoutClass
+from interlock.contract.standard.states import STATES
 from interlock.core.errors import CODES
-from interlock.core.manifest import MutationClass, TimeoutClass
-from interlock.core.states import STATES
 from interlock.doors.grpc import GrpcDoor, generate, places, servicer
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from interlock import Field, Interlock, tool
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.doors.contracts import WIRES, Wires, wired

@@ -18,9 +18,9 @@ import pytest_asyncio
 from bench import soak
 from interlock import Interlock
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
-from interlock.doors import asgi, connection
+from interlock.http import asgi, connection
 from interlock.service import Ask, calls
 from tests import sample
 from tests.authority.test_tokens import did_of

@@ -24,9 +24,9 @@ import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
 from interlock.audit.invocations import invocation_of
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
-from interlock.core.events import Event
-from interlock.core.objects import ToolInvocation, ToolProgress, ToolResult
+from interlock.call.capability import ToolGrant
+from interlock.call.events import Event
+from interlock.contract.standard import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.server import Listening, serving
 from interlock.service import Service

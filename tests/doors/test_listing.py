@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from interlock import Context, Failure, Field, Interlock, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
-from interlock.core.context import Caller
+from interlock.call.capability import ToolGrant
+from interlock.call.context import Caller
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from interlock import Interlock
-from interlock.core.objects import ToolExternalMapping
+from interlock.contract.standard import ToolExternalMapping
 from interlock.registry.source import load
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_programs import NAMED, written

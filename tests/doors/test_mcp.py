@@ -26,7 +26,7 @@ from interlock import Caller, Context, Failure, Field, Interlock, tool
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.doors.mcp import METADATA_PATH, McpDoor, names
 from interlock.service import Service
 from tests import sample

@@ -19,7 +19,7 @@ from mcp.server.subscriptions import (
     ResourceUpdated,
 )
 
-from interlock.doors.mcp import watching
+from interlock.doors.mcp import resource_subscriptions
 from tests.doors.test_mcp import AGENT, OTHER, PATIENCE_S, REVIEWER, World, serving, world
 from tests.gateway.test_interleavings import until
 from tests.gateway.test_lifecycle import records
@@ -255,7 +255,7 @@ async def test_a_client_that_watches_a_resource_is_told_when_it_changes_until_it
 async def test_one_subscription_serves_all_and_is_made_again_when_the_conversation_broke(
     world: World, era: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr(resource_subscriptions, "PAUSE_S", (0.0, 0.0))
     ears = Ear(), Ear()
     async with upstream(world, era) as other, AsyncExitStack() as stack:
         for ear in ears:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Interlock
 from interlock.doors.mcp import McpDoor
-from interlock.doors.mcp.thin import Thin
+from interlock.doors.mcp.fast_path import Thin
 from interlock.service import Service
 from tests import sample
 from tests.doors.test_mcp import AGENT, DOOR, OPERATOR, PATIENCE_S, VALUES, prepare
@@ -325,7 +325,7 @@ async def test_a_body_in_parts_is_one_body_and_too_much_of_it_is_refused(both: B
 async def test_a_call_that_takes_long_is_kept_alive_and_still_answered(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.doors.mcp.thin.PING_AFTER_S", 0)
+    monkeypatch.setattr("interlock.doors.mcp.fast_path.PING_AFTER_S", 0)
     sent = request(params=CALLS["slow"])
     answer = await both.ask(both.thin, sent)
     assert (answer.status, answer.type) == (200, "text/event-stream")

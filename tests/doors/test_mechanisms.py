@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from interlock import Caller, Interlock
 from interlock.authority.identities import Identity
+from interlock.call.capability import ToolGrant
 from interlock.cli.history import explain, find
-from interlock.core.capability import ToolGrant
 from interlock.testing import FakeClock
 from tests import sample
 from tests.authority.test_tokens import did_of

@@ -242,7 +242,7 @@ async def test_a_call_of_another_process_is_called_off_there(home: Path, tool_id
 
 
 async def test_a_wish_that_nobody_takes_up_is_taken_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("interlock.gateway.elsewhere.TRIES", 2)
+    monkeypatch.setattr("interlock.gateway.remote_cancel.TRIES", 2)
     async with two(home, housekeeping=False) as (here, there):
         call_id = await begun(here, "demo.increment", "k", name="a")
         assert await there.calls.cancel(call_id, ANN) == "unsupported"

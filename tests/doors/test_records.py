@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
 from interlock.authority.identities import Identity
-from interlock.core.redact_schema import Walk
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.privacy.redact_schema import Walk
 from interlock.telemetry.trace import Span
 from interlock.testing import FakeClock
 from tests import sample

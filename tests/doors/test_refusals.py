@@ -12,10 +12,10 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from interlock.core.contract import ERROR_SCHEMA
+from interlock.contract.contract import ERROR_SCHEMA
 from interlock.core.errors import Failure
-from interlock.core.schema import Json, Schema
-from interlock.doors import connection
+from interlock.data.schema import Json, Schema
+from interlock.http import connection
 from tests.doors.contracts import BOTH, META, MODERN, Heard, Wires, opened, typed_refusal
 from tests.doors.test_contracts import sound
 

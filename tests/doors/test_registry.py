@@ -24,7 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 from interlock import Interlock, tool
 from interlock.authority.identities import Identity
 from interlock.authority.secrets import Credential, SecretSource
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub

@@ -18,9 +18,9 @@ import pytest_asyncio
 from interlock import Context, Field, Interlock, tool
 from interlock.audit.exported import verify_export
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.core.errors import CODES, Failure
-from interlock.doors.rest import hot, rest_app
+from interlock.doors.rest import invoke_route, rest_app
 from interlock.doors.rest.answers import of_failure
 from interlock.service import Service
 from interlock.testing import FakeClock
@@ -872,7 +872,7 @@ def test_what_may_be_tried_again_says_when() -> None:
 
 
 async def test_the_hot_route_answers_as_the_whole_application_does(world: World) -> None:
-    route = hot(world.service, most=300)
+    route = invoke_route(world.service, most=300)
     transport = httpx.ASGITransport(route)
     async with httpx.AsyncClient(transport=transport, base_url="http://interlock") as client:
         headers = {"authorization": f"Bearer {world.tokens['scout']}"}

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from interlock.core.errors import Failure
-from interlock.doors.asgi import MAX_BODY
 from interlock.doors.rest import rest_app
-from interlock.doors.rest.hot import FIELDS, LONGEST_MS, read
+from interlock.doors.rest.invoke import FIELDS, LONGEST_MS, read
 from interlock.doors.rest.models import InvokeBody
+from interlock.http.asgi import MAX_BODY
 from tests.doors.test_rest import serving
 
 Json = dict[str, Any]

@@ -22,10 +22,10 @@ import pytest_asyncio
 
 from interlock import Interlock
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
-from interlock.doors import asgi, connection
 from interlock.doors.server import Listening, Server, serving
+from interlock.http import asgi, connection
 from interlock.service import Service
 from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS

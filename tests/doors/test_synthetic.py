@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from interlock import Context, Interlock, tool
-from interlock.core.events import Event
-from interlock.core.objects import ToolResult
+from interlock.call.events import Event
+from interlock.contract.standard import ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from tests import sample
 from tests.cli.conftest import Cli

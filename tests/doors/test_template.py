@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core.canonical import encode
-from interlock.core.results import Result
-from interlock.core.schema import Json
+from interlock.call.results import Result
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
 from interlock.doors.mcp.calling import own
 from interlock.doors.mcp.listing import Form
+from interlock.doors.response_template import REQUEST, Template, Templates
 from interlock.doors.rest.answers import success
-from interlock.doors.template import REQUEST, Template, Templates
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),

@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 
 from interlock import Interlock
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from interlock import Failure, Field, Hook, HookResult, tool
-from interlock.core.prepared import Prepared
-from interlock.doors.asgi import Scope
-from interlock.doors.heads import Reply, Way
+from interlock.call.prepared import Prepared
 from interlock.doors.server import Gate
+from interlock.http.asgi import Scope
+from interlock.http.request_cache import Reply, Way
 from interlock.store.changes import FRESH_S
 from tests.doors.test_hostile import until
 from tests.doors.test_server import Peer, Place, place

@@ -17,8 +17,8 @@ import psycopg
 import pytest
 
 from interlock import Context, Effect, Failure, Field, Interlock, Precondition, Preview, tool
-from interlock.core.effects import expected, manifest_faults
-from interlock.core.manifest import parse_manifest
+from interlock.contract.effects import expected, manifest_faults
+from interlock.contract.manifest import parse_manifest
 from tests.doors.test_parity import Wish, opened, same, through_all
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit

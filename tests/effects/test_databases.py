@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
-from interlock.core.context import Change
+from interlock.contract.effects import Change
 from interlock.effects import databases
 from interlock.effects.databases import Connection, PostgresWatcher, SqliteWatcher, connect_postgres
 from interlock.effects.watch import judge

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 
 from interlock import Failure
-from interlock.core.context import Change
+from interlock.contract.effects import Change
 from interlock.effects import files
 from interlock.effects.files import FileWatcher
 from interlock.effects.session import SessionState

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core.manifest import NetworkPolicy
+from interlock.contract.manifest import NetworkPolicy
 from interlock.executors.egress import EgressPolicy, Refusal, Seen, violation
 from interlock.executors.egress.hello import Hello, NotTlsError, read_hello
 from interlock.executors.egress.target import Target, read_target, shown

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from interlock.core.manifest import NetworkPolicy
+from interlock.contract.manifest import NetworkPolicy
 from interlock.executors.egress import Egress, EgressPolicy, Limits, Refusal, Seen
 from interlock.executors.egress.proxy import Streams
 from interlock.testing import FakeClock

@@ -23,7 +23,7 @@ from interlock.audit.chain import verify
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
-from interlock.core.results import Result
+from interlock.call.results import Result
 from interlock.registry import quarantine
 from interlock.store.home import Home
 from interlock.store.journal import Journal, Transaction

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 from interlock import Change, Context, Effect, Field, Preview, Sandboxing, tool
-from interlock.core.manifest import NetworkPolicy
+from interlock.contract.manifest import NetworkPolicy
 
 Number = Annotated[int, Field(description="a whole number", examples=[2])]
 What = Annotated[str, Field(description="what to try", examples=["nothing"])]

@@ -20,10 +20,10 @@ from interlock import Caller, Context, Effect, Failure, Field, Interlock, Previe
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
+from interlock.call.events import Event
+from interlock.call.results import Result
 from interlock.core.errors import ErrorClass, ErrorCode
-from interlock.core.events import Event
-from interlock.core.results import Result
 from interlock.executors.sandbox.job import Outcome
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.testing import FakeClock

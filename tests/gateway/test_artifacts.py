@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Failure, Interlock, Result
 from interlock.audit.retention import expire_payloads
+from interlock.call.artifacts import File, refer
 from interlock.cli.artifacts import check, save
-from interlock.core.artifacts import File, refer
-from interlock.core.manifest import Sandboxing, parse_manifest
-from interlock.core.objects import ToolResult
-from interlock.core.scrub import holds
+from interlock.contract.manifest import Sandboxing, parse_manifest
+from interlock.contract.standard import ToolResult
+from interlock.privacy.scrub import holds
 from interlock.registry.source import load
 from interlock.service import Service
 from tests.cli.conftest import Cli

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from interlock import Context, Effect, Interlock, Preview, tool
-from interlock.core.canonical import sealed_digest
-from interlock.core.context import Caller
+from interlock.call.context import Caller
+from interlock.data.canonical import sealed_digest
 from interlock.store.backup import copied
 from interlock.store.home import Home
 from tests import sample

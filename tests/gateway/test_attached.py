@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from interlock import Caller, Context, Effect, Field, Interlock, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import Capability, Link, ToolGrant
-from interlock.core.objects import ToolResult
-from interlock.core.schema import Json
+from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.contract.standard import ToolResult
+from interlock.data.schema import Json
 from interlock.telemetry.w3c import read as read_trace
 from tests.authority.test_tokens import did_of
 from tests.doors.contracts import WIRES, opened

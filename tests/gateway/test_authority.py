@@ -18,9 +18,9 @@ from interlock import Caller, Context, Effect, Failure, Field, Interlock, tool
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
+from interlock.call.results import Result
 from interlock.core.errors import ErrorCode
-from interlock.core.results import Result
 from interlock.testing import FakeClock
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_lifecycle import _publish, records  # pyright: ignore[reportPrivateUsage]

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from interlock import Field, Interlock, tool
-from interlock.core.capability import Capability
-from interlock.core.objects.calls import ToolPermissionDecision
-from interlock.core.schema import Json
+from interlock.call.capability import Capability
+from interlock.contract.standard.calls import ToolPermissionDecision
+from interlock.data.schema import Json
 from interlock.service.calls import Calls
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit

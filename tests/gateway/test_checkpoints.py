@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Failure, Interlock, Result
 from interlock.audit.chain import verify
-from interlock.core.canonical import canonical
-from interlock.core.checkpoints import Checkpoint
+from interlock.call.checkpoints import Checkpoint
+from interlock.contract.standard import ToolProgress
 from interlock.core.clock import iso
-from interlock.core.objects import ToolProgress
+from interlock.data.canonical import canonical
 from interlock.gateway.checkpoints import _packed  # pyright: ignore[reportPrivateUsage] - the form at rest
 from interlock.store import checkpoints
 from interlock.store.home import Home

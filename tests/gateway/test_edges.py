@@ -11,7 +11,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from interlock import Caller, Change, Context, Event, Failure, Field, Hook, HookResult, Interlock, Preview, Seen, tool
-from interlock.core.results import Result
+from interlock.call.results import Result
 from tests import sample
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit, until, write

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Change, Context, Effect, Event, Field, Interlock, Preview, Request, Tool, demo_tools, tool
-from interlock.core.canonical import digest
-from interlock.core.capability import Capability, Link, ToolGrant
-from interlock.core.declare import tools_in
-from interlock.core.effects import predict
+from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.contract.declare import tools_in
+from interlock.contract.effects import predict
+from interlock.contract.hints import Annotations
 from interlock.core.errors import Failure
-from interlock.core.hints import Annotations
+from interlock.data.canonical import digest
 from interlock.demo_tools import _balance as balance_of  # pyright: ignore[reportPrivateUsage] - the state it keeps
 from interlock.demo_tools import _entries as read_entries  # pyright: ignore[reportPrivateUsage] - as above
 from interlock.demo_tools import _ledger as ledger  # pyright: ignore[reportPrivateUsage] - as above

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock, Sandboxing, tool
-from interlock.core.capability import Capability, Link, ToolGrant
-from interlock.core.manifest import NetworkPolicy
+from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.contract.manifest import NetworkPolicy
 from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from tests.gateway import isolated_tools as cell

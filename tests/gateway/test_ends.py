@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from interlock import Context, Effect, Interlock, Preview, tool
-from interlock.core.canonical import digest
-from interlock.core.context import Change
-from interlock.core.cost import Cost
+from interlock.call.cost import Cost
+from interlock.contract.effects import Change
 from interlock.core.errors import Failure
+from interlock.data.canonical import digest
 from tests import sample
 from tests.doors.test_records import FIELDS
 from tests.gateway import isolated_tools as cell

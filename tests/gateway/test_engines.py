@@ -12,14 +12,14 @@ import pytest
 
 from interlock import Caller, Interlock
 from interlock.audit.decisions import decision_of
+from interlock.authority.decisions import Question
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
-from interlock.authority.questions import Question
+from interlock.call.phases import Decision
+from interlock.call.results import Result
+from interlock.contract.standard.calls import ToolPermissionDecision
 from interlock.core.errors import Failure
-from interlock.core.objects.calls import ToolPermissionDecision
-from interlock.core.phases import Decision
-from interlock.core.results import Result
 from interlock.testing import FakeClock
 from tests.authority.test_remote import FakeEngine, fake
 from tests.conftest import TOOLS

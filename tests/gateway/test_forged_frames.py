@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from interlock import Interlock
 from interlock.audit.chain import verify
-from interlock.core.results import Result
+from interlock.call.results import Result
 from interlock.store.home import Home
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_interleavings import admit

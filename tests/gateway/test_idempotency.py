@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from interlock import Caller, Context, Failure, Interlock, Preview, Result
-from interlock.core.declare import from_manifest
-from interlock.core.manifest import parse_manifest
-from interlock.gateway import keys
+from interlock.contract.declare import from_manifest
+from interlock.contract.manifest import parse_manifest
+from interlock.gateway import idempotency
 from interlock.registry.admission import Evidence, publish
 from interlock.registry.catalog import contract_digest
 from interlock.settings import load_settings
@@ -284,12 +284,12 @@ async def test_expired_outcomes_are_evicted_and_unknown_ones_are_not(home: Path)
             lambda tx: tx.execute("UPDATE reservation SET state = 'unknown' WHERE key = 'u'") and None
         )
         clock.advance(3599)
-        assert await lock.journal.commit(keys.evict) == 0
+        assert await lock.journal.commit(idempotency.evict) == 0
         clock.advance(1)
-        assert await lock.journal.commit(keys.evict) == 1
+        assert await lock.journal.commit(idempotency.evict) == 1
         assert lock.journal.read("SELECT key FROM reservation") == [("u",)]
         clock.advance(400 * 86_400)
-        assert await lock.journal.commit(keys.evict) == 0
+        assert await lock.journal.commit(idempotency.evict) == 0
         assert code(await lock.call("demo.increment", name="b", key="u")) == "E3409"
 
 
@@ -349,17 +349,17 @@ class Idempotency(RuleBasedStateMachine):
         self.unknown.add(key)
 
     def _leave_intent(self, key: str, owner: str) -> None:
-        from interlock.core.canonical import digest, sealed_digest
-        from interlock.gateway import keys
+        from interlock.data.canonical import digest, sealed_digest
+        from interlock.gateway import idempotency
 
         caller = self.lock.caller
-        claim = keys.Claim(
+        claim = idempotency.Claim(
             scope=sealed_digest(caller.tenant, caller.id, "", "demo.increment#invoke", key), tool="demo.increment",
             version="1.0.0",
             key=key, caller=caller.id, input_hash=digest({"name": "x", "by": 1}), call=f"dead-{key}", owner=owner,
             window_s=3600, intent=b'{"call":"dead-%s","kind":"intent"}' % key.encode(),
         )  # fmt: skip
-        self.loop.run_until_complete(self.lock.journal.commit(keys.reserve(claim, lambda owner: False)))
+        self.loop.run_until_complete(self.lock.journal.commit(idempotency.reserve(claim, lambda owner: False)))
 
     @rule(hours=st.sampled_from([0.2, 0.9, 1.1]))
     def time_passes(self, hours: float) -> None:
@@ -421,8 +421,8 @@ def _holds(directory: Path, text: bytes) -> bool:
 def test_replaying_the_journal_gives_the_sessions_state(steps: list[tuple[str, str, int]]) -> None:
     async def scenario() -> None:
         from interlock import Effect, tool
-        from interlock.core.context import Preview
-        from interlock.gateway.kept import session_id
+        from interlock.call.context import Preview
+        from interlock.gateway.persistence import session_id
 
         @tool(
             version="1.0.0",

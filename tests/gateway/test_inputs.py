@@ -16,8 +16,8 @@ from hypothesis import given, settings
 
 from interlock import Caller, Context, Failure, Field, Hook, HookResult, Interlock, Seen, tool
 from interlock.audit.invocations import invocation_of
-from interlock.core.canonical import digest
-from interlock.core.objects import ToolInvocation
+from interlock.contract.standard import ToolInvocation
+from interlock.data.canonical import digest
 from interlock.gateway.inputs import replay
 from interlock.registry.source import load
 from interlock.service import Service

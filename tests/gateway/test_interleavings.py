@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller, Context, Effect, Failure, Hook, Interlock, Preview, Request, Seen, Tool, tool
-from interlock.app import chores
+from interlock.app import background
 from interlock.audit.chain import verify
 from interlock.store import journal
 from interlock.store.home import Home
@@ -322,7 +322,7 @@ async def test_asking_again_under_a_key_whose_closing_is_owed_writes_it_first(
 async def test_closings_that_are_owed_are_written_in_time_though_nobody_calls(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "TICKETS_EVERY_S", 0.01)
+    monkeypatch.setattr(background, "TICKETS_EVERY_S", 0.01)
     async with Interlock.open(home) as lock:
         lock.catalog.attach(sample.increment)
         await _run_three_that_cannot_be_recorded(lock, home, monkeypatch)

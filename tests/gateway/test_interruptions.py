@@ -19,7 +19,7 @@ import pytest
 from interlock import Context, Hook, Interlock, Tool, tool
 from interlock.audit.chain import verify
 from interlock.core.clock import Clock
-from interlock.gateway import keys
+from interlock.gateway import idempotency
 from interlock.registry import quarantine
 from interlock.store.journal import Journal
 from interlock.testing import FakeClock
@@ -75,7 +75,7 @@ async def test_a_write_whose_caller_leaves_during_a_commit_runs_once_and_its_key
     def performed(unit: Any, transaction: Any) -> Any:
         found = perform(unit, transaction)
         closes = transaction.has("closed", request.id or "")
-        if not left and (isinstance(found, keys.Reserved) if which == "intent" else closes):
+        if not left and (isinstance(found, idempotency.Reserved) if which == "intent" else closes):
             left.append(which)
             leave()
         return found

@@ -14,14 +14,14 @@ import pytest_asyncio
 from interlock import Caller, Failure, Interlock, Tool, tool
 from interlock.approvals import standing
 from interlock.approvals.standing import Standing
-from interlock.core.connector import Connector, RemoteCall
-from interlock.core.contract import contract_of
-from interlock.core.declare import from_program, from_upstream
-from interlock.core.export import execution_profile
-from interlock.core.manifest import ResourceLimits, parse_manifest
-from interlock.core.objects import ExecutionKind, ToolExecutionProfile
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Json
+from interlock.call.connector import Connector, RemoteCall
+from interlock.call.prepared import Prepared
+from interlock.contract.contract import contract_of
+from interlock.contract.declare import from_program, from_upstream
+from interlock.contract.manifest import ResourceLimits, parse_manifest
+from interlock.contract.standard import ExecutionKind, ToolExecutionProfile
+from interlock.contract.standard.export import execution_profile
+from interlock.data.schema import Json
 from interlock.registry.source import load
 from interlock.service import Ask, Service
 from tests import processes

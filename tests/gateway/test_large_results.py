@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
 
 from interlock import Context, Effect, Field, Interlock, Preview, tool
-from interlock.core import bounds
-from interlock.core.bounds import LARGE
-from interlock.core.context import Caller
+from interlock.call.context import Caller
+from interlock.data import bounds
+from interlock.data.bounds import LARGE
 from tests.gateway.test_interleavings import admit
 
 Count = Annotated[int, Field(description="how many", examples=[1])]

@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 
 from interlock import Caller, Failure, Field, Interlock, tool
-from interlock.core.bounds import LONGEST_NAME
-from interlock.core.coerce import coerce
-from interlock.core.phases import Request
-from interlock.core.redact import SchemaRedactor
+from interlock.call.phases import Request
+from interlock.data.bounds import LONGEST_NAME
+from interlock.data.coerce import coerce
 from interlock.gateway import invoke, validate
 from interlock.gateway.observe import MOST_PRIVATE, Observer
+from interlock.privacy.redact import SchemaRedactor
 from tests import sample
 from tests.gateway.test_interleavings import admit
 

@@ -18,16 +18,16 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 import interlock
 from interlock import Caller, Failure, Hook, HookResult, Interlock, Request, Seen, tool
-from interlock.core.objects import ToolError, ToolResult
-from interlock.core.phases import Granted
-from interlock.core.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
+from interlock.call.phases import Granted
+from interlock.contract.standard import ToolError, ToolResult
+from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL, State, Trail
 from interlock.executors.function import FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.remote import RemoteExecutor, nowhere
-from interlock.gateway import closing, validate, verify
+from interlock.gateway import finish, validate, verify
 from interlock.gateway.authorize import Authorizer
-from interlock.gateway.closing import Closer
 from interlock.gateway.execute import Execution
+from interlock.gateway.finish import Closer
 from interlock.gateway.hooks import Hooks
 from interlock.registry.catalog import Catalog
 from tests import sample
@@ -90,7 +90,7 @@ def test_only_authorize_makes_grants_and_only_execute_runs_executors() -> None:
                 makers.add(str(path.relative_to(package)))
             if name.endswith("_executor.run"):
                 runners.add(str(path.relative_to(package)))
-    assert makers == {"core/phases.py", "gateway/authorize.py"}  # the former sets no seal
+    assert makers == {"call/phases.py", "gateway/authorize.py"}  # the former sets no seal
     assert runners == {"gateway/execute.py"}
 
 
@@ -418,7 +418,7 @@ async def test_whatever_comes_of_a_call_is_made_into_a_result_once(
     if outcome.startswith("replay"):
         sample.flaky.failures = [ValueError()] if "failure" in outcome else []
         await lock.call("demo.unsteady", name="a", key="k")
-    monkeypatch.setattr(closing, "Result", counted(made, closing.Result))
+    monkeypatch.setattr(finish, "Result", counted(made, finish.Result))
     monkeypatch.setattr(verify, "map_output", counted(mapped, verify.map_output))
     if outcome in ("failure", "timeout"):
         sample.flaky.failures = [ValueError() if outcome == "failure" else Failure("E3402")]

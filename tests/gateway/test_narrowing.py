@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import Capability
-from interlock.gateway.asking import _caller_document, stored_caller  # pyright: ignore[reportPrivateUsage]
+from interlock.call.capability import Capability
+from interlock.gateway.obtain_approval import _caller_document, stored_caller  # pyright: ignore[reportPrivateUsage]
 from interlock.testing import FakeClock
 from tests.authority.test_tokens import did_of
 from tests.gateway.test_idempotency import code

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, Sandboxing, tool
-from interlock.core import permissions
-from interlock.core.capability import Capability, Link, ToolGrant
-from interlock.core.contract import Contract, contract_of
-from interlock.core.manifest import parse_manifest
-from interlock.core.permissions import Permission, permissions_of
-from interlock.core.schema import Json
+from interlock.call.capability import Capability, Link, ToolGrant
+from interlock.contract import permissions
+from interlock.contract.contract import Contract, contract_of
+from interlock.contract.manifest import parse_manifest
+from interlock.contract.permissions import Permission, permissions_of
+from interlock.data.schema import Json
 from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
-from interlock.gateway import cover
+from interlock.gateway import token_checks
 from interlock.registry.source import load
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_egress import upstream as host
@@ -397,7 +397,7 @@ def test_what_a_call_may_use_is_part_of_what_its_tool_lists_and_of_what_its_toke
     assert all(any(use.includes(one) for use in given_.listed) for one in said)
     token = bound_to(*named)
     try:
-        cover.check_permissions(token, _contract(*listed))
+        token_checks.check_permissions(token, _contract(*listed))
     except Failure:
         return
     # Of the token: every file, host, database and credential that the call gets.

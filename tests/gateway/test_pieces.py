@@ -14,9 +14,9 @@ import pytest
 from interlock import Caller, Failure, Field, Interlock, tool
 from interlock.audit.chain import verify
 from interlock.audit.retention import expire_payloads
+from interlock.call.phases import Request
 from interlock.cli.doctor import examine
-from interlock.core.phases import Request
-from interlock.gateway.kept import Sealed
+from interlock.gateway.persistence import Sealed
 from interlock.store import payloads
 from interlock.store.backup import copied
 from interlock.store.home import Home

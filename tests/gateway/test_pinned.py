@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from interlock import Interlock
-from interlock.core.contract import contract_of
-from interlock.core.declare import implementation_digest
+from interlock.contract.contract import contract_of
+from interlock.contract.declare import implementation_digest
 from interlock.registry.source import load
 from tests.gateway.test_interleavings import admit
 

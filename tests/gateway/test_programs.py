@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Caller, Failure, Interlock
-from interlock.core.manifest import Execution
-from interlock.core.schema import Json
+from interlock.contract.manifest import Execution
+from interlock.data.schema import Json
 from interlock.executors.sandbox.confine import ENVIRONMENT
 from interlock.registry.source import load
 from interlock.telemetry.w3c import read as read_trace

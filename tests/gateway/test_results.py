@@ -18,12 +18,12 @@ from typing_extensions import TypedDict
 
 from interlock import Caller, Change, Context, Effect, Failure, Field, Interlock, Preview, tool
 from interlock.audit.retention import expire_payloads
-from interlock.core.canonical import canonical, digest
+from interlock.call.results import Result
+from interlock.contract.contract import contract_of
+from interlock.contract.standard import ToolResult, ToolResultPersistence
 from interlock.core.clock import iso
-from interlock.core.contract import contract_of
-from interlock.core.objects import ToolResult, ToolResultPersistence
-from interlock.core.results import Result
-from interlock.core.schema import Schema
+from interlock.data.canonical import canonical, digest
+from interlock.data.schema import Schema
 from interlock.service import Service
 from interlock.store.port import Transaction
 from tests.gateway.test_idempotency import code

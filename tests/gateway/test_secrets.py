@@ -22,8 +22,8 @@ import pytest_asyncio
 from pydantic import BaseModel
 
 from interlock import Caller, Context, Deadline, Effect, Failure, Field, Interlock, Preview, tool
-from interlock.core.cost import FREE
-from interlock.core.results import Result
+from interlock.call.cost import FREE
+from interlock.call.results import Result
 from interlock.gateway.hooks import Hook, HookResult, Seen
 from interlock.testing import FakeClock
 from tests.authority.fake_vault import TOKEN, FakeVault

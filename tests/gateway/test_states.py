@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from interlock import Context, Effect, Interlock, Preview, tool
 from interlock.audit.invocations import invocation_of
-from interlock.core.results import Result
-from interlock.core.states import HISTORY, MOVES, STATES, TERMINAL
+from interlock.call.results import Result
+from interlock.contract.standard.states import HISTORY, MOVES, STATES, TERMINAL
 from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway.test_interleavings import admit, until

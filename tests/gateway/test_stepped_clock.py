@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 from interlock import Interlock
 from interlock.audit.chain import verify
+from interlock.call.events import Event
 from interlock.core.clock import Clock
-from interlock.core.events import Event
 from interlock.store import timekeeping
 from interlock.store.home import Home
 from interlock.store.port import Transaction

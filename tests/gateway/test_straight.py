@@ -26,9 +26,9 @@ from typing_extensions import TypedDict
 import interlock
 from interlock import Caller, Event, Failure, Field, Hook, Interlock, Request, Result, Tool, tool
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
+from interlock.call.capability import ToolGrant
+from interlock.call.phases import Read
 from interlock.core.clock import Clock
-from interlock.core.phases import Read
 from interlock.executors.function import FunctionExecutor
 from interlock.registry import quarantine
 from interlock.testing import FakeClock
@@ -631,5 +631,5 @@ def test_only_the_authorizer_seals_and_only_the_line_begins() -> None:
                 sealers.add(name)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Begun":
                 beginners.add(name)
-    assert sealers == {"core/phases.py", "gateway/authorize.py"}  # the former with nothing
+    assert sealers == {"call/phases.py", "gateway/authorize.py"}  # the former with nothing
     assert beginners == {"executors/function.py"}

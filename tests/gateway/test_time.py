@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from interlock import Context, Deadline, Effect, Failure, Interlock, Preview, tool
-from interlock.core.manifest import RetryPolicy
-from interlock.core.objects import ToolProgress
-from interlock.core.results import Result
+from interlock.call.results import Result
+from interlock.contract.manifest import RetryPolicy
+from interlock.contract.standard import ToolProgress
 from interlock.gateway.hooks import Hook, HookResult, Seen
 from interlock.gateway.reconcile import unknown_calls
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s

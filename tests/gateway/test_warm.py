@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from interlock import Interlock
+from interlock.contract.manifest import NetworkPolicy
 from interlock.core.clock import Clock
-from interlock.core.manifest import NetworkPolicy
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load

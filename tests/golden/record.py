@@ -19,8 +19,8 @@ from google.rpc.status_pb2 import Status
 
 from interlock import Caller, Interlock
 from interlock.authority.identities import Identity
-from interlock.core.capability import ToolGrant
-from interlock.core.events import Event
+from interlock.call.capability import ToolGrant
+from interlock.call.events import Event
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving

@@ -10,9 +10,9 @@ import pytest
 
 from interlock import Field, Interlock, Tool, tool
 from interlock.app import Admission
-from interlock.core.declare import from_manifest
+from interlock.contract.declare import from_manifest
+from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure
-from interlock.core.manifest import parse_manifest
 from interlock.registry import admission
 from interlock.registry.admission import CONJUNCTS, Conjunct, Evidence, examine
 from interlock.registry.catalog import contract_digest

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.core.errors import Failure
-from interlock.core.schema import close
+from interlock.data.schema import close
 from interlock.registry.compat import (
     RANK,
     Outcome,

@@ -18,8 +18,8 @@ import pydantic
 import pytest
 
 from interlock import Interlock
+from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.results import Result
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names
 from interlock.service import Service

@@ -10,8 +10,8 @@ import pytest
 
 from interlock import Effect, Interlock, Preview, tool
 from interlock.cli.doctor import examine
-from interlock.core.declare import Tool, from_manifest
-from interlock.core.manifest import parse_manifest
+from interlock.contract.declare import Tool, from_manifest
+from interlock.contract.manifest import parse_manifest
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.latency import ENOUGH
 from interlock.store.home import Home

@@ -12,7 +12,7 @@ import pytest
 from interlock import Interlock
 from interlock.authority import cedar
 from interlock.cli import doctor
-from interlock.core.contract import parse_contract
+from interlock.contract.contract import parse_contract
 from interlock.registry import catalog
 from interlock.registry.catalog import bump_epoch
 from interlock.service import Service
@@ -170,7 +170,7 @@ async def test_checking_a_policy_compiles_the_contracts_that_it_depends_on(
         compiled.append(document)
         return parse_contract(document)
 
-    monkeypatch.setattr("interlock.core.contract.parse_contract", parse)
+    monkeypatch.setattr("interlock.contract.contract.parse_contract", parse)
     findings = [one for one in doctor.examine(lock.home, machine=False) if one.name == "policy"]
     assert [one.status for one in findings if one.status == "broken"] == []
     assert len(compiled) == 1

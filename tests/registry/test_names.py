@@ -11,10 +11,10 @@ from interlock import Context, Field, Interlock, Tool, tool
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
-from interlock.core.capability import ToolGrant
-from interlock.core.declare import from_manifest
+from interlock.call.capability import ToolGrant
+from interlock.contract.declare import from_manifest
+from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure
-from interlock.core.manifest import parse_manifest
 from interlock.service.tools import Tools
 
 

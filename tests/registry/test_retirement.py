@@ -14,11 +14,11 @@ import orjson
 import pytest
 
 from interlock import Clock, Interlock, Result, Tool
-from interlock.app import chores
+from interlock.app import background
+from interlock.contract.declare import from_manifest
+from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.core.clock import iso
-from interlock.core.declare import from_manifest
 from interlock.core.errors import Failure
-from interlock.core.manifest import LifecycleState, parse_manifest
 from interlock.registry.catalog import Notice
 from interlock.registry.retirement import Milestone, Usage, amend, deprecate, move, sweep, usage
 
@@ -551,7 +551,7 @@ async def test_a_setting_extends_the_removal_of_a_version_in_use_or_forces_it(
 async def test_a_running_place_reports_by_itself_after_seven_days(
     tmp_path: Path, time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "HOUSE_EVERY_S", 0.01)
+    monkeypatch.setattr(background, "HOUSE_EVERY_S", 0.01)
     heard: asyncio.Queue[str] = asyncio.Queue()
     async with opened(tmp_path, time, "1.0.0", "2.0.0", housekeeping=True) as lock:
         lock.gateway.telemetry.alerts.listeners.append(lambda alert: heard.put_nowait(alert.name))

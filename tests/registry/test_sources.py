@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Interlock
+from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure
-from interlock.core.manifest import parse_manifest
 from interlock.registry.admission import examine
 from interlock.registry.source import load
 

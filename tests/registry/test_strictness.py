@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import pytest
 
 from interlock import Caller, Effect, Failure, Field, Interlock, Preview, demo_tools, tool
-from interlock.core.declare import Tool
-from interlock.core.manifest import Approval, ApprovalStep
+from interlock.contract.declare import Tool
+from interlock.contract.manifest import Approval, ApprovalStep
 from interlock.service import Service
 
 Json = dict[str, Any]

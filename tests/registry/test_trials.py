@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from interlock import Change, Context, Effect, Failure, Field, Interlock, Preview, Tool, tool
 from interlock.app import Admission
-from interlock.core.cases import Case, cases_of
-from interlock.core.coerce import coerce
-from interlock.core.contract import Contract, parse_contract
-from interlock.core.phases import Request
-from interlock.core.results import Result
-from interlock.core.schema import Schema
+from interlock.call.phases import Request
+from interlock.call.results import Result
+from interlock.contract.cases import Case, cases_of
+from interlock.contract.contract import Contract, parse_contract
+from interlock.data.coerce import coerce
+from interlock.data.schema import Schema
 from interlock.gateway.invoke import Gateway
 from interlock.registry.catalog import contract_digest
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlock.contract.versions import bump_between, common, may_break, parse_version, predecessor, resolve
 from interlock.core.errors import Failure
-from interlock.core.versions import bump_between, common, may_break, parse_version, predecessor, resolve
 
 SEED = ("1.0.0", "1.1.0", "1.2.0", "2.0.0")
 PART_OF_04 = pytest.mark.part_of("REG-04", rest="the pin of a composite, of which there are none yet")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from interlock import Interlock, tool
+from interlock.contract.wire_names import LONGEST, mcp_name, provider_name, shortened
 from interlock.core.errors import Failure
-from interlock.core.wire_names import LONGEST, mcp_name, provider_name, shortened
 from tests.upstreams.servers import HttpServer, json_answer
 
 LONG = "a_tool_with_an_id_that_is_so_long_that_no_client_takes_it_whole_"
@@ -17,8 +17,8 @@ LONG = "a_tool_with_an_id_that_is_so_long_that_no_client_takes_it_whole_"
 
 def _colliding(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Two ids that share a shortened name, for which the digests are cut to what can be tried here."""
-    monkeypatch.setattr("interlock.core.wire_names._PROVIDER_DIGEST", 2)
-    monkeypatch.setattr("interlock.core.wire_names._MCP_DIGEST", 2)
+    monkeypatch.setattr("interlock.contract.wire_names._PROVIDER_DIGEST", 2)
+    monkeypatch.setattr("interlock.contract.wire_names._MCP_DIGEST", 2)
     seen: dict[str, str] = {}
     for number in range(10_000):
         name = f"{LONG}{number}"

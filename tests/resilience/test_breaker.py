@@ -12,8 +12,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import CODES, Failure
-from interlock.core.manifest import CircuitBreakerConfig
 from interlock.resilience.breaker import SLICES, Breaker, State, answered, counts
 from interlock.testing import FakeClock
 

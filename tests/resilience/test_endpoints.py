@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
+from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
 from interlock.resilience.endpoints import Answer, Endpoints, LastGood
 from interlock.resilience.services import Services
 from interlock.store.home import Home

@@ -16,9 +16,9 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.core.allowances import LoopLimits, RateLimit
+from interlock.call.allowances import LoopLimits, RateLimit
+from interlock.call.context import Caller
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.resilience import limits
 from interlock.resilience.limits import Bucket, LoopWatch

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 
 from interlock import Context, Interlock, tool
+from interlock.call.results import Result
+from interlock.contract.manifest import RetryPolicy
 from interlock.core.errors import Failure
-from interlock.core.manifest import RetryPolicy
-from interlock.core.results import Result
 from interlock.resilience.retry import Pacing, call_with_retries, delay_s, http_status, sending
 from interlock.testing import FakeClock
 from tests.gateway.test_interleavings import admit

@@ -15,8 +15,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.core.errors import Failure
-from interlock.core.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.resilience import limits
 from interlock.resilience.services import Services
 from interlock.store.changes import FRESH_S
@@ -362,7 +362,7 @@ NODE = """
 import asyncio, sys
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.manifest import BreakerRule, CircuitBreakerConfig
+from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.resilience.services import Services
 from interlock.store.home import Home
 from interlock.store.journal import Journal

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.executors.sandbox import linux
 from interlock.executors.sandbox.job import MIB, Job, Limits, Mount, Outcome, ProgramJob, PythonJob, Status
 from interlock.executors.sandbox.supervisor import Sandbox

@@ -15,7 +15,7 @@ SOURCE = dedent(
     """
     import threading
 
-    from interlock.core.context import Context
+    from interlock.call.context import Context
     from interlock.core.errors import Failure
 
 
@@ -66,7 +66,7 @@ REPORTS: list[Any] = [
 
 async def cross(backend: str) -> list[str]:
     """What did not cross as it should."""
-    from interlock.core.checkpoints import Bounds
+    from interlock.call.checkpoints import Bounds
     from interlock.core.errors import Failure
     from interlock.executors.sandbox.job import Limits, Outcome, PythonJob
     from interlock.executors.sandbox.pool import Host

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from interlock.core.checkpoints import Bounds
+from interlock.call.checkpoints import Bounds
 from interlock.core.errors import Failure
 from interlock.executors.sandbox.job import PythonJob
 from interlock.executors.sandbox.supervisor import Sandbox

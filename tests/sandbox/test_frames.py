@@ -21,9 +21,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interlock.core.bounds import MOST_VALUES, TooManyValues, more_values, parse, plain_text
-from interlock.core.checkpoints import Bounds
-from interlock.core.schema import Json
+from interlock.call.checkpoints import Bounds
+from interlock.data.bounds import MOST_VALUES, TooManyValues, more_values, parse, plain_text
+from interlock.data.schema import Json
 from interlock.executors.sandbox import frames
 from interlock.executors.sandbox.child import Child, Ended
 from interlock.executors.sandbox.job import Job, Limits, Outcome, ProgramJob, PythonJob, failure_of

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.executors.sandbox import filter as seccomp
 from interlock.executors.sandbox import frames, root, syscalls
 from interlock.executors.sandbox.cgroups import Cgroups, Counted

@@ -19,7 +19,7 @@ from interlock.core.clock import iso
 from interlock.gateway.reconcile import reconcile
 from interlock.service import Service
 from interlock.service.audit import Sought
-from interlock.service.refusals import Refusals
+from interlock.service.failed_authentication import Refusals
 from interlock.store import records
 from interlock.testing import FakeClock
 from tests.authority.test_tokens import did_of

@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from interlock import Interlock
 from interlock.authority.identities import Identity
+from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
 from interlock.demo_tools import balance
 from interlock.service import Service
 from interlock.store import epochs, facts
@@ -44,9 +44,9 @@ OTHER = """
 import asyncio, sys
 from interlock import Interlock
 from interlock.demo_tools import post
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
+from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.registry.quarantine import impose
 from interlock.store import upstreams
 

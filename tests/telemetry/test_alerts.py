@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from interlock import Caller, Interlock, tool
 from interlock.core.errors import Failure
-from interlock.doors import connection
 from interlock.doors.server import Listening, serving
+from interlock.http import connection
 from interlock.registry.retirement import deprecate
 from interlock.service import Service
 from interlock.telemetry import alerts as alerts_module

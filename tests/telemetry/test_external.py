@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from interlock import Interlock, Sandboxing, tool
-from interlock.core.manifest import NetworkPolicy
-from interlock.core.schema import Json
+from interlock.contract.manifest import NetworkPolicy
+from interlock.data.schema import Json
 from interlock.executors import egress
 from interlock.executors.egress import EgressPolicy
 from interlock.telemetry import w3c

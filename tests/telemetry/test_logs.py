@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Interlock
-from interlock.core.redact import RedactionRules, Redactor, safe_log
-from interlock.core.schema import Json
+from interlock.data.schema import Json
+from interlock.privacy.redact import RedactionRules, Redactor, safe_log
 from interlock.telemetry import logs
 from interlock.telemetry.logs import LogFormat
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from interlock import Caller, Failure, Interlock
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from tests import sample
 from tests.gateway import checkpoint_tools

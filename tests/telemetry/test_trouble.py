@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from interlock import Interlock, tool
-from interlock.app import chores
-from interlock.app.condition import COUNTED_BYTES, Condition
+from interlock.app import background
+from interlock.app.home_health import COUNTED_BYTES, Condition
 from interlock.store.home import Home
 from interlock.telemetry.alerts import Alert, Alerts
 from interlock.testing import FakeClock
@@ -55,7 +55,7 @@ async def test_a_disk_that_nobody_can_look_at_is_no_alert(tmp_path: Path) -> Non
 async def test_a_key_that_others_can_read_is_alerted_while_the_process_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "CONDITION_EVERY_S", 0.01)
+    monkeypatch.setattr(background, "CONDITION_EVERY_S", 0.01)
     heard: asyncio.Queue[Alert] = asyncio.Queue()
 
     def note(alert: Alert) -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Interlock
-from interlock.core.connector import Discovered, RemoteCall
-from interlock.core.declare import from_upstream
-from interlock.core.manifest import parse_manifest
-from interlock.core.schema import Json
+from interlock.call.connector import Discovered, RemoteCall
+from interlock.contract.declare import from_upstream
+from interlock.contract.manifest import parse_manifest
+from interlock.data.schema import Json
 from interlock.telemetry import w3c
 from interlock.telemetry.w3c import Position
 from tests import sample

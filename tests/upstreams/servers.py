@@ -18,11 +18,11 @@ from typing import Any
 import orjson
 
 from interlock import Interlock
-from interlock.core.connector import RemoteCall
-from interlock.core.context import Caller
-from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
-from interlock.core.results import Result
-from interlock.core.schema import Json
+from interlock.call.connector import RemoteCall
+from interlock.call.context import Caller
+from interlock.call.results import Result
+from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
+from interlock.data.schema import Json
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

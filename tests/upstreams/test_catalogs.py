@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from interlock.core.connector import Definition
-from interlock.core.contract import contract_of
+from interlock.call.connector import Definition
+from interlock.contract.contract import contract_of
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.manifests import Imported, import_all
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlock.contract.manifest import RetryPolicy
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.manifest import RetryPolicy
 from interlock.resilience.retry import may_retry
 from interlock.testing import FakeClock
 from interlock.upstreams.children import LOGS_KEPT, Child, Crashed, Log, Program, Restarts, Supervisor
-from interlock.upstreams.intake import Allowance, Intake
+from interlock.upstreams.response_limits import Allowance, Intake
 from tests.upstreams.hostile import loop_is_free
 
 AT_ONCE = Restarts(pause_s=0.0)

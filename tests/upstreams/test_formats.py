@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Interlock
-from interlock.core.contract import Contract, contract_of
+from interlock.contract.contract import Contract, contract_of
+from interlock.contract.manifest import parse_manifest
+from interlock.contract.wire_names import provider_name
 from interlock.core.errors import Failure
-from interlock.core.manifest import parse_manifest
-from interlock.core.schema import Json, Schema
-from interlock.core.wire_names import provider_name
+from interlock.data.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider

@@ -13,10 +13,10 @@ import jsonschema_rs
 import pydantic
 import pytest
 
+from interlock.call.connector import Definition
 from interlock.core.clock import Clock
-from interlock.core.connector import Definition
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream
 from interlock.upstreams.protobuf import definitions
 from tests.upstreams.servers import (

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Interlock
+from interlock.call.connector import Connector, Definition, secret_of
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector, Definition, secret_of
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams import wire
 from interlock.upstreams.grpc import GrpcConfig, GrpcUpstream

@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Interlock
+from interlock.call.context import Caller
+from interlock.contract.manifest import RetryPolicy
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.manifest import RetryPolicy
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.resilience.services import Services
 from interlock.store.home import Home
 from interlock.store.journal import Journal

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.core.bounds import long_number
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.bounds import long_number
+from interlock.data.schema import Json
 from interlock.upstreams import wire
-from interlock.upstreams.intake import BURST, Allowance, Intake, addressee, decoded, more_values
+from interlock.upstreams.response_limits import BURST, Allowance, Intake, addressee, decoded, more_values
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
 from tests.thorough import examples
 from tests.upstreams import test_grpc, test_http

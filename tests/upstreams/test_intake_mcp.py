@@ -17,7 +17,7 @@ import pytest
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams.children import Restarts
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.upstream import McpUpstream

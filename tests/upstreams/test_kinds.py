@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from interlock.app import Interlock
+from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.cli.upstream import add
-from interlock.core.connector import Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams import kinds
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import KINDS, Kind, Site

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from interlock import Interlock
+from interlock.call.connector import Connector, RemoteCall
+from interlock.call.context import Caller
+from interlock.contract.contract import contract_of
+from interlock.contract.manifest import CircuitBreakerConfig, RetryPolicy
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector, RemoteCall
-from interlock.core.context import Caller
-from interlock.core.contract import contract_of
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig, RetryPolicy
-from interlock.core.schema import Schema
+from interlock.data.schema import Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.langchain import RESULT_SCHEMA, LangChainConfig, LangChainUpstream
 from interlock.upstreams.manifests import import_all

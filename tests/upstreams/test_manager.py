@@ -13,9 +13,9 @@ import pytest
 
 from interlock import Caller, Interlock
 from interlock.authority.secrets import open_lease
-from interlock.core.connector import Connector, Definition, Discovered, RemoteCall
+from interlock.call.connector import Connector, Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.telemetry.alerts import Alert
 from interlock.testing import FakeClock
 from interlock.upstreams.manager import Upstreams

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlock.call.connector import Connector, Interaction
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector, Interaction
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams.children import Restarts
 from interlock.upstreams.mcp import McpConfig, McpUpstream, negotiation, sessions

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Interlock
-from interlock.core.connector import Definition, Discovered
-from interlock.core.contract import contract_of
+from interlock.call.connector import Definition, Discovered
+from interlock.contract.contract import contract_of
 from interlock.core.errors import Failure
-from interlock.core.schema import Json, Schema
+from interlock.data.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams import openapi
 from interlock.upstreams.manifests import import_all

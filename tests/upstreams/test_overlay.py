@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.authority.facts import SETS, facts
-from interlock.core.connector import Definition
-from interlock.core.contract import contract_of
+from interlock.call.connector import Definition
+from interlock.contract.contract import contract_of
+from interlock.contract.manifest import Manifest, parse_manifest
+from interlock.contract.standard.export import permission_profile
 from interlock.core.errors import Failure
-from interlock.core.export import permission_profile
-from interlock.core.manifest import Manifest, parse_manifest
-from interlock.core.schema import Json, Schema
+from interlock.data.schema import Json, Schema
 from interlock.registry.admission import Evidence, examine
 from interlock.upstreams.manifests import Imported, definition_digest, import_all, to_manifest
 from interlock.upstreams.names import clean_id, tool_ids

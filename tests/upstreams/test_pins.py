@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from interlock import Interlock
-from interlock.core.results import Result
-from interlock.core.schema import Json
+from interlock.call.results import Result
+from interlock.data.schema import Json
 from tests.upstreams.servers import code_of
 
 # A server that offers what the file `offered` says, and notes what it is asked in the file `asked`.

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from interlock.call.connector import Discovered
 from interlock.core.clock import Clock
-from interlock.core.connector import Discovered
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams.mcp import McpConfig, McpUpstream
 from tests.upstreams.mcp_servers.real import node_server, python_server
 from tests.upstreams.servers import remote_call

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.testing import FakeClock
 from interlock.upstreams.websocket import WebSocketConfig, WebSocketUpstream
 from tests.upstreams.servers import (

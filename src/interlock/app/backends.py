@@ -5,7 +5,7 @@ from __future__ import annotations
 from interlock.authority.policy import Engine, Policies
 from interlock.authority.secrets import Secrets, SecretSource
 from interlock.core.clock import Clock
-from interlock.core.redact import Redactor
+from interlock.privacy.redact import Redactor
 from interlock.settings import Settings
 
 

@@ -16,8 +16,8 @@ import orjson
 
 from interlock.app import demonstration
 from interlock.app.backends import engine, secret_source
-from interlock.app.chores import Chores
-from interlock.app.condition import Condition
+from interlock.app.background import Chores
+from interlock.app.home_health import Condition
 from interlock.app.opening import Opening
 from interlock.approvals.notify import Courier
 from interlock.approvals.tickets import rejection
@@ -27,30 +27,30 @@ from interlock.authority.keys import IssuerKeys, TrustedIssuer, TrustedIssuers
 from interlock.authority.policy import Policies
 from interlock.authority.secrets import Secrets, SecretSource, open_lease
 from interlock.authority.tokens import Tokens
-from interlock.core.canonical import derive_key, tenant_secret
-from interlock.core.checkpoints import Checkpoint
+from interlock.call.checkpoints import Checkpoint
+from interlock.call.connector import Connector
+from interlock.call.context import Caller
+from interlock.call.cost import Cost
+from interlock.call.events import Listener
+from interlock.call.phases import Lease, Reason, Request
+from interlock.call.results import Result
+from interlock.contract.declare import Tool
 from interlock.core.clock import Clock, Deadline, new_id
-from interlock.core.connector import Connector
-from interlock.core.context import Caller
-from interlock.core.cost import Cost
-from interlock.core.declare import Tool
 from interlock.core.errors import Failure
-from interlock.core.events import Listener
-from interlock.core.phases import Lease, Reason, Request
-from interlock.core.redact import RedactionRules, Redactor
-from interlock.core.results import Result
-from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
+from interlock.data.canonical import derive_key, tenant_secret
+from interlock.data.schema import Json
 from interlock.effects.locks import Locks
 from interlock.gateway import inputs
 from interlock.gateway.batch import Batch, BatchPolicy
-from interlock.gateway.desk import Desk
-from interlock.gateway.elsewhere import Elsewhere
 from interlock.gateway.hooks import Hook
 from interlock.gateway.inputs import Inputs
 from interlock.gateway.invoke import Gateway
 from interlock.gateway.ownership import Ownership
 from interlock.gateway.paging import Cursors
+from interlock.gateway.remote_cancel import Elsewhere
+from interlock.gateway.review import Desk
+from interlock.privacy.redact import RedactionRules, Redactor
 from interlock.registry import quarantine
 from interlock.registry.catalog import Catalog, Row, contract_digest
 from interlock.registry.latency import Latencies, measure

@@ -10,10 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from interlock.authority.secrets import SecretSource
-from interlock.core.connector import Connector
-from interlock.core.context import Caller
-from interlock.core.declare import Tool
-from interlock.core.results import Result
+from interlock.call.connector import Connector
+from interlock.call.context import Caller
+from interlock.call.results import Result
+from interlock.contract.declare import Tool
 from interlock.registry import admission
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import contract_digest

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from interlock.core.phases import Decision
-from interlock.core.schema import Json
+from interlock.call.phases import Decision
+from interlock.data.schema import Json
 
 Mechanism = Literal["auto", "standing", "human_review", "timeout"]
 

@@ -28,12 +28,12 @@ import orjson
 from interlock.approvals import tickets
 from interlock.approvals.services import Broken, Service
 from interlock.approvals.webhook import Outcome, Webhooks
-from interlock.core.channels import SECRET, Channel
+from interlock.call.channels import SECRET, Channel
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.core.threads import DISK
+from interlock.data.schema import Json
 from interlock.store import addresses, notifications, records
 from interlock.store.notifications import DueRow, Undelivered
 from interlock.store.port import Store, Transaction, Unit

@@ -15,8 +15,8 @@ from typing import Literal
 
 import orjson
 
-from interlock.core.context import Caller
-from interlock.core.schema import Json
+from interlock.call.context import Caller
+from interlock.data.schema import Json
 from interlock.store import ledger, records
 from interlock.store.port import Reader, Transaction, Unit
 

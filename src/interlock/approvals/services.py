@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from interlock.core.channels import Channel
+from interlock.call.channels import Channel
 from interlock.core.errors import Failure
 from interlock.store import addresses
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, cast
 
 from interlock.approvals.reviewers import is_person, signature, speaks_for
-from interlock.core.canonical import canonical, decode, digest, encode
+from interlock.call.context import Caller
+from interlock.contract.versions import resolve
 from interlock.core.clock import iso
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.core.versions import resolve
+from interlock.data.canonical import canonical, decode, digest, encode
+from interlock.data.schema import Json
 from interlock.store import records
 from interlock.store import standing as stored
 from interlock.store.port import Reader, Transaction, Unit

@@ -8,9 +8,9 @@ from typing import Any, Literal, cast
 import orjson
 
 from interlock.approvals import mechanism
+from interlock.contract.manifest import Approval
 from interlock.core.clock import iso, new_id
-from interlock.core.manifest import Approval
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.store.sealing import Box
 from interlock.store.tickets import TicketRow
 

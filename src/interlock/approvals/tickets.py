@@ -27,11 +27,11 @@ import orjson
 from interlock.approvals.mechanism import Mechanism
 from interlock.approvals.reviewers import FourEyes, behind, is_alone, is_person, signature, speaks_for
 from interlock.approvals.ticket import Sealed, Ticket, TicketState, from_row
+from interlock.call.context import Caller
+from interlock.contract.standard.states import State
 from interlock.core.clock import iso
-from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
-from interlock.core.schema import Json
-from interlock.core.states import State
+from interlock.data.schema import Json
 from interlock.store import idempotency, ledger, notifications, records
 from interlock.store import tickets as stored
 from interlock.store.port import Reader, Transaction, Unit

@@ -17,7 +17,7 @@ from typing import Any, cast
 import orjson
 
 from interlock.core.clock import iso
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.store import verify_reads
 from interlock.store.connection import StoreError
 from interlock.store.port import Reader

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from interlock.audit import agreement
-from interlock.core.allowances import millionths
-from interlock.core.schema import Json
+from interlock.call.allowances import millionths
+from interlock.data.schema import Json
 from interlock.store import verify_reads
 from interlock.store.port import Reader
 

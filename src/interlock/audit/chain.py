@@ -33,10 +33,10 @@ import orjson
 from interlock.audit import agreement, outcomes
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.store import lasthead, layout, verify_reads
+from interlock.data.schema import Json
+from interlock.store import last_head, layout, verify_reads
 from interlock.store.home import Home
-from interlock.store.lasthead import GENESIS, SignedHead, anchor_line
+from interlock.store.last_head import GENESIS, SignedHead, anchor_line
 from interlock.store.port import Reader
 from interlock.store.sealing import Box, is_sealed, key_id_of
 from interlock.store.signing import signed_by
@@ -463,7 +463,7 @@ class _LastHead:
     @classmethod
     def of(cls, home: Home) -> _LastHead:
         try:
-            return cls(lasthead.read(home))
+            return cls(last_head.read(home))
         except Failure as failure:
             return cls(fault=failure.message)
 
@@ -474,7 +474,7 @@ def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | N
     note = found.elsewhere.note
     if kept is not None and kept.fault is not None:
         note(0, kept.fault)
-    elif kept is not None and last is None and found.records and lasthead.expected(reader):
+    elif kept is not None and last is None and found.records and last_head.expected(reader):
         note(0, "keys/journal.head is missing, though this home had one")
     if last is not None and (wrong := signatures.fault("head", last)) is not None:
         note(0, f"keys/journal.head: {wrong}")
@@ -490,8 +490,8 @@ def _check_last_head(reader: Reader, signatures: Signatures, kept: _LastHead | N
 
 def _check_unsigned(reader: Reader, kept: _LastHead | None, found: Found) -> None:
     """The records behind the newest signature: no more than a process leaves that is killed."""
-    ends = lasthead.Ends((found.seq, found.head), found.newest, None if kept is None else kept.head)
-    if (what := lasthead.unsigned_fault(reader, ends)) is not None:
+    ends = last_head.Ends((found.seq, found.head), found.newest, None if kept is None else kept.head)
+    if (what := last_head.unsigned_fault(reader, ends)) is not None:
         found.elsewhere.note(0, what)
 
 
@@ -567,7 +567,7 @@ class _Witness:
 
 
 def _line(line: bytes) -> SignedHead | None:
-    head = lasthead.read_line(line)
+    head = last_head.read_line(line)
     return head if head is not None and 0 <= head.at_ms < END_MS else None
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from interlock.core.canonical import digest
 from interlock.core.errors import CODES, ErrorClass
-from interlock.core.schema import Json
+from interlock.data.canonical import digest
+from interlock.data.schema import Json
 
 _BEHAVIOR = {"ALLOW": "allow", "DENY": "deny", "REQUIRES_APPROVAL": "ask"}
 _DENIALS = frozenset(

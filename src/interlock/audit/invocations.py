@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from interlock.call.phases import between
 from interlock.core.clock import begun_ms, iso
-from interlock.core.phases import between
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 
 # Under which of the names that protocols use the caller's own id of a call is found.
 _NATIVE_IDS = ("jsonrpc_request_id", "tool_call_id", "request_id", "id")

@@ -20,9 +20,9 @@ from typing import Any, cast
 import orjson
 
 from interlock.audit import agreement, amounts
-from interlock.core.canonical import decode, digest, key_scope, sealed_digest
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.canonical import decode, digest, key_scope, sealed_digest
+from interlock.data.schema import Json
 from interlock.store import timekeeping, verify_reads
 from interlock.store.connection import StoreError
 from interlock.store.port import Reader

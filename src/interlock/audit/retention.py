@@ -25,7 +25,7 @@ from interlock.settings import Settings
 from interlock.store import administration, payloads, records
 from interlock.store.administration import Administration, administered, anchor_head, give_back
 from interlock.store.home import Home
-from interlock.store.lasthead import SignedHead, note_anchor
+from interlock.store.last_head import SignedHead, note_anchor
 from interlock.store.port import Reader, Store, Transaction, Unit
 from interlock.store.signing import Signer
 

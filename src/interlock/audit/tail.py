@@ -15,8 +15,8 @@ import orjson
 
 from interlock.audit.chain import verify
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.store import lasthead, ledger, records
+from interlock.data.schema import Json
+from interlock.store import last_head, ledger, records
 from interlock.store.administration import administered, anchor_head, writing
 from interlock.store.home import Home
 from interlock.store.port import Reader
@@ -56,12 +56,12 @@ def unsigned_tail(home: Home) -> Tail:
     """The tail that could be accepted. E3804 where the journal has another fault: that cannot be accepted. Blocks."""
     verdict = verify(home)
     with administered(home) as connection:
-        tail = _tail(connection, lasthead.ends(connection, lasthead.read(home)))
+        tail = _tail(connection, last_head.ends(connection, last_head.read(home)))
     others = [fault for fault in verdict.faults if fault.what != tail.fault]
     if others:
         where = f"record {others[0].seq}: " if others[0].seq else ""
         words = f"the tail cannot be accepted, because the journal has another fault: {where}{others[0].what}"
-        raise Failure("E3804", words, resolution=lasthead.EVIDENCE)
+        raise Failure("E3804", words, resolution=last_head.EVIDENCE)
     return tail
 
 
@@ -78,20 +78,20 @@ def accept(home: Home, tail: Tail, *, reason: str, by: str, now_ms: int) -> int:
             facts = {"act": "tail.accepted", "by": by, "reason": reason, **tail.document()}
             transaction.append("signing", "journal", records.plain("signing", "journal", now_ms, **facts))
             line = anchor_head(transaction, signer)
-    lasthead.note_anchor(home, line)
+    last_head.note_anchor(home, line)
     return tail.last + 1
 
 
 def _signer(home: Home, reader: Reader) -> Signer:
     """The home's signing key; E3804 where it is missing, or is not the one that has signed until now."""
-    signer, signed = Signer(home.keys), lasthead.ends(reader, lasthead.read(home)).signed
+    signer, signed = Signer(home.keys), last_head.ends(reader, last_head.read(home)).signed
     if not (home.keys / "journal.ed25519").exists():
         raise Failure("E3804", "the tail can be accepted only with the home's signing key, keys/journal.ed25519")
     signer.check(None if signed is None else signed.key_id)
     return signer
 
 
-def _tail(reader: Reader, ends: lasthead.Ends) -> Tail:
+def _tail(reader: Reader, ends: last_head.Ends) -> Tail:
     first, last = ends.head[0] - ends.unsigned + 1, ends.head[0]
     kinds: Counter[str] = Counter()
     times: list[str] = []
@@ -110,5 +110,5 @@ def _tail(reader: Reader, ends: lasthead.Ends) -> Tail:
         kinds=dict(sorted(kinds.items())),
         earliest=min(times, default=None),
         latest=max(times, default=None),
-        fault=lasthead.unsigned_fault(reader, ends),
+        fault=last_head.unsigned_fault(reader, ends),
     )

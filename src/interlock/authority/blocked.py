@@ -10,9 +10,9 @@ from typing import Any, cast
 import orjson
 
 from interlock.authority.cedar import Answer, Rule
-from interlock.authority.normal import ancestors
-from interlock.core.places import PATH
-from interlock.core.schema import Json
+from interlock.authority.normalize import ancestors
+from interlock.data.schema import Json
+from interlock.data.subschemas import PATH
 
 # Whether one rule holds in a context.
 Holds = Callable[[Rule, bytes], bool]

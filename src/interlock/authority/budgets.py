@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from interlock.core.allowances import MAX_AMOUNT, MILLION, Budget, millionths
-from interlock.core.context import Caller
-from interlock.core.cost import TASK_PARTS, Cost
+from interlock.call.allowances import MAX_AMOUNT, MILLION, Budget, millionths
+from interlock.call.context import Caller
+from interlock.call.cost import TASK_PARTS, Cost
 from interlock.core.errors import Failure
-from interlock.core.words import quantity, wait
+from interlock.core.formatting import quantity, wait
 from interlock.store import budgets as table
 from interlock.store import ledger, records
 from interlock.store.port import Reader, Transaction, Unit

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import orjson
 
-from interlock.authority.cautions import cautions
 from interlock.authority.comparisons import Compared, Comparison, comparisons, together
-from interlock.core.contract import Contract
+from interlock.authority.rule_warnings import cautions
+from interlock.call.phases import Behavior
+from interlock.contract.contract import Contract
 from interlock.core.errors import Failure
-from interlock.core.phases import Behavior
-from interlock.core.schema import Json, properties_of, resolve_ref
+from interlock.data.schema import Json, properties_of, resolve_ref
 
 if TYPE_CHECKING:
     from cedarpy import Entities, PolicySet

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from interlock.core.places import HOST, PATH, URL
+from interlock.data.subschemas import HOST, PATH, URL
 
 Json = dict[str, Any]
 

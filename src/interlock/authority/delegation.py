@@ -8,7 +8,7 @@ from typing import Any
 
 from interlock.authority import jws
 from interlock.authority.dids import keys_within
-from interlock.core.capability import (
+from interlock.call.capability import (
     DEEPEST,
     Link,
     ToolGrant,

@@ -17,7 +17,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from interlock.authority.keys import FetchedKeys, PublicKey, algorithm_of, fetch_json, from_jwk, strict_json
-from interlock.core.capability import is_did
+from interlock.call.capability import is_did
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 

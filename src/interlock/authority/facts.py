@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, cast
 
+from interlock.authority.command_paths import paths_of, pieces
 from interlock.authority.commands import read_command
 from interlock.authority.comparisons import (
     LIKE,
@@ -36,7 +37,7 @@ from interlock.authority.comparisons import (
     of_patterns,
     wild,
 )
-from interlock.authority.normal import (
+from interlock.authority.normalize import (
     BLANKS,
     ancestors,
     climbs,
@@ -47,13 +48,12 @@ from interlock.authority.normal import (
     prefixes,
     written_path,
 )
-from interlock.authority.words import paths_of, pieces
-from interlock.core.bounds import plain_text
-from interlock.core.contract import Contract
-from interlock.core.effects import predict
+from interlock.contract.contract import Contract
+from interlock.contract.effects import predict
 from interlock.core.errors import Failure
-from interlock.core.places import COMMAND, HOST, PATH, URL, Place
-from interlock.core.schema import Json
+from interlock.data.bounds import plain_text
+from interlock.data.schema import Json
+from interlock.data.subschemas import COMMAND, HOST, PATH, URL, Place
 
 SETS = ("paths", "hosts", "urls", "commands", "resources")
 ALL = {"all_paths": "paths", "all_hosts": "hosts", "all_urls": "urls", "all_commands": "commands"}

@@ -17,8 +17,8 @@ from typing import Literal, Protocol
 
 import orjson
 
-from interlock.core.capability import is_did, scope_fault
-from interlock.core.context import CallerKind
+from interlock.call.capability import is_did, scope_fault
+from interlock.call.context import CallerKind
 from interlock.core.errors import Failure
 from interlock.store import epochs, records, tokens
 from interlock.store import identities as table

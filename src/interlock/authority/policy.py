@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from interlock.authority.approval_gate import reach, widest
 from interlock.authority.blocked import blocked_path, reads_paths
 from interlock.authority.cedar import DEFAULT, INVOKE, Answer, Rule, Rules, Slice, Uid
+from interlock.authority.decisions import Engine, Memory, Question, expiry
 from interlock.authority.facts import ALL, SETS, as_written, facts
-from interlock.authority.gate import reach, widest
 from interlock.authority.principals import DEFAULT as DEFAULT_PRINCIPALS
 from interlock.authority.principals import Principals
-from interlock.authority.questions import Engine, Memory, Question, expiry
+from interlock.call.context import Caller
+from interlock.call.phases import Decision
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Decision
 from interlock.core.record import record
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 
 if TYPE_CHECKING:
     from cedarpy import Entities

@@ -18,7 +18,7 @@ import tomllib
 
 import pydantic
 
-from interlock.core.context import Caller, CallerKind
+from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
 
 DEFAULT = """\

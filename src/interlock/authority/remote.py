@@ -23,14 +23,14 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any, Literal, cast
 
-from interlock.authority.questions import Memory, Question, expiry
+from interlock.authority.decisions import Memory, Question, expiry
 from interlock.authority.remote_wires import GRPC_SCHEMES, GrpcWire, HttpWire, Wire, encoded, garbled
-from interlock.core.bounds import LARGE_INPUT, size_of
+from interlock.call.context import Caller
+from interlock.call.phases import Behavior, Decision
 from interlock.core.clock import Clock, iso
-from interlock.core.context import Caller
-from interlock.core.phases import Behavior, Decision
-from interlock.core.redact import Redactor, SchemaRedactor
-from interlock.core.schema import Json
+from interlock.data.bounds import LARGE_INPUT, size_of
+from interlock.data.schema import Json
+from interlock.privacy.redact import Redactor, SchemaRedactor
 
 Form = Literal["interlock", "authzen"]
 Sent = Literal["redacted", "all", "none"]

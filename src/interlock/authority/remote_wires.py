@@ -23,7 +23,7 @@ import orjson
 
 from interlock.authority.keys import strict_json
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.store import addresses
 from interlock.store.outgoing import Outgoing, Trouble, Unanswered
 

@@ -51,7 +51,7 @@ from interlock.authority.keys import (
     SigningKey,
     TrustedIssuers,
 )
-from interlock.core.capability import (
+from interlock.call.capability import (
     DEEPEST,
     LINK_CLAIMS,
     Capability,
@@ -64,8 +64,8 @@ from interlock.core.capability import (
     read_link,
     widenings,
 )
+from interlock.call.context import Caller
 from interlock.core.clock import Clock, iso, new_id
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.store import facts, ledger, records
 from interlock.store import tokens as table

@@ -29,11 +29,11 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from interlock.authority.secrets import LONGEST_REST_MS, Credential, Slot, check_name, first_ready
-from interlock.core.bounds import LARGE_INPUT, TooManyValues, parse
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
 from interlock.core.threads import DISK, WALKS
+from interlock.data.bounds import LARGE_INPUT, TooManyValues, parse
+from interlock.data.schema import Json
 from interlock.store.outgoing import Answer, Outgoing, Trouble, Unanswered
 
 T = TypeVar("T")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.approvals.standing import Standing
     from interlock.approvals.ticket import Ticket
+    from interlock.call.context import Caller
     from interlock.cli.render import Cell, Page
-    from interlock.core.context import Caller
 
 Json = dict[str, Any]
 
@@ -77,7 +77,7 @@ async def list_tickets(lock: Interlock, out: Output, /, every: bool, token: str 
     found = [one for one in lock.approvals.list(every=every) if who is None or concerns(lock, one, who)]
 
     def show(page: Page) -> None:
-        from interlock.core.words import span
+        from interlock.core.formatting import span
 
         now_ms = lock.clock.now_ms()
         rows = [
@@ -178,7 +178,7 @@ def _show_decision(lock: Interlock, page: Page, ticket: Ticket) -> None:
     if ticket.changed is not None:
         show_edit(page, ticket)
     if ticket.state == "APPROVED":
-        from interlock.core.words import span
+        from interlock.core.formatting import span
 
         within = f" within {span(ticket.expires_ms - lock.clock.now_ms())}"
         page.facts([("next", onward(lock, ticket, within))])
@@ -338,7 +338,7 @@ def _arguments(schema: Json, patterns: dict[str, str], ranges: dict[str, Json], 
 
 
 def _bounds(lock: Interlock, standing: Standing) -> list[tuple[str, Cell]]:
-    from interlock.core.words import span
+    from interlock.core.formatting import span
 
     within = ", ".join(told for name, pattern in standing.arguments.items() for told in _pattern(name, pattern))
     return [
@@ -362,7 +362,7 @@ def _pattern(name: str, pattern: Any) -> list[str]:
 
 
 def _outcome(lock: Interlock, standing: Standing) -> str:
-    from interlock.core.words import span
+    from interlock.core.formatting import span
 
     if standing.revoked_ms is not None:
         return "taken back"

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.core.artifacts import Artifact
+from interlock.call.artifacts import Artifact
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:

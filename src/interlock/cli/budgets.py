@@ -45,7 +45,7 @@ async def budgets(lock: Interlock, out: Output, /) -> int:
 def _rows(lock: Interlock, budget: Json) -> Iterator[tuple[str, ...]]:
     """A line for each of those a budget is for; or one for all, of whom none has used any of it."""
     from interlock.cli.render import clock_time, local
-    from interlock.core.words import quantity, span
+    from interlock.core.formatting import quantity, span
 
     ends = ""
     if budget["ends_at"] is not None and (at := local(budget["ends_at"])) is not None:

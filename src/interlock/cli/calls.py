@@ -24,10 +24,10 @@ from interlock.cli.reconcile import reconcile
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
+    from interlock.call.phases import Reason, Request
+    from interlock.call.results import Result
     from interlock.cli.history import History
     from interlock.cli.render import Cell, Page
-    from interlock.core.phases import Reason, Request
-    from interlock.core.results import Result
     from interlock.service.listing import Lead
 
 Json = dict[str, Any]
@@ -94,8 +94,8 @@ async def call(
     interlock call demo.mail_statement '{"account": "cash", "to": "a@example.org"}' --key m-1 --wait
     echo '{"account": "cash"}' | interlock call demo.balance - --json
     """
+    from interlock.call.phases import Request
     from interlock.core.errors import Failure
-    from interlock.core.phases import Request
 
     name, _, spec = tool.partition("@")
     try:
@@ -423,9 +423,9 @@ async def save(lock: Interlock, out: Output, /, call_id: str, directory: str, to
     """
     from pathlib import Path
 
+    from interlock.call.artifacts import recalled
     from interlock.cli import artifacts
     from interlock.cli.history import find
-    from interlock.core.artifacts import recalled
     from interlock.core.errors import Failure
 
     caller = await acting(lock, token)
@@ -523,8 +523,8 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     told = await Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller)
 
     def show(page: Page) -> None:
+        from interlock.call.phases import INPUTS
         from interlock.cli.render import value_text
-        from interlock.core.phases import INPUTS
 
         kept = told["model_input"] is not None
         rows = [(name, value_text(told[name])) for name in INPUTS] if kept else [("sha256", str(told["input_hash"]))]

@@ -18,8 +18,8 @@ import click
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
+    from interlock.call.context import Caller
     from interlock.cli.render import Page
-    from interlock.core.context import Caller
     from interlock.core.errors import Failure
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -250,7 +250,7 @@ def _log(session: Session) -> None:
     if not session.verbose:
         logger.addHandler(logging.NullHandler())
         return
-    from interlock.core.redact import RedactionRules, Redactor, safe_log
+    from interlock.privacy.redact import RedactionRules, Redactor, safe_log
     from interlock.telemetry.logs import TextLines
 
     redactor = Redactor(RedactionRules())
@@ -350,8 +350,8 @@ def parse_span(_: click.Context, __: click.Parameter, value: str) -> int:
 
 def parse_json(text: str, what: str, *, or_stdin: bool = True) -> Any:
     """JSON from the command line, or from stdin for `-`; text that is none is a usage error that says where."""
-    from interlock.core.canonical import decode
-    from interlock.core.documents import Malformed, read_json
+    from interlock.data.canonical import decode
+    from interlock.data.documents import Malformed, read_json
 
     from_stdin = or_stdin and text == "-"
     raw = sys.stdin.buffer.read() if from_stdin else text.encode()

@@ -19,9 +19,9 @@ from interlock.cli.command import Output, without_home
 if TYPE_CHECKING:
     from interlock.authority.cedar import Rule
     from interlock.cli.render import Page
-    from interlock.core.contract import Contract
+    from interlock.contract.contract import Contract
     from interlock.store.home import Home
-    from interlock.store.lasthead import SignedHead
+    from interlock.store.last_head import SignedHead
     from interlock.store.port import Reader
 
 Status = Literal["good", "attention", "broken"]
@@ -107,7 +107,7 @@ def _run(check: Callable[[Home], Iterator[Finding]], home: Home) -> Iterator[Fin
 
 
 def _check_python(_: Home) -> Iterator[Finding]:
-    from interlock.core.canonical import compiled
+    from interlock.data.canonical import compiled
 
     fits = sys.version_info >= (3, 11)
     advice = "" if fits else "install Python 3.11 or newer"
@@ -165,13 +165,13 @@ def _if_usable(home: Home) -> Generator[Reader | None]:
 
 def _check_journal(home: Home) -> Iterator[Finding]:
     from interlock.core.errors import Failure
-    from interlock.store import inspection, lasthead, layout
+    from interlock.store import inspection, last_head, layout
     from interlock.store.home import SCHEMA_HEAD, refuse_behind
 
     if home.new:
         yield Finding("journal", "good", "none yet, made at first use")
         return
-    anchored, last = home.last_anchor(), lasthead.read(home)
+    anchored, last = home.last_anchor(), last_head.read(home)
     with inspection.opened(home) as reader:
         schema = str(inspection.schema(reader))
         if schema > SCHEMA_HEAD:
@@ -213,10 +213,10 @@ def _breakers(reader: Reader) -> Iterator[Finding]:
 def _rewritten(reader: Reader, last: SignedHead | None) -> Iterator[Finding]:
     """Whether a process would open this journal, as far as its last signed head and its unsigned end are concerned."""
     from interlock.core.errors import Failure
-    from interlock.store import lasthead
+    from interlock.store import last_head
 
     try:
-        lasthead.refuse_rewritten(reader, lasthead.ends(reader, last))
+        last_head.refuse_rewritten(reader, last_head.ends(reader, last))
     except Failure as failure:
         yield Finding("journal", "broken", f"{failure.code} {failure.in_full}", failure.resolution)
 
@@ -268,7 +268,7 @@ def _clock(reader: Reader) -> Finding:
     """Whether this machine's time is behind what was written. Which of the two was wrong, nobody can tell."""
     from interlock.audit.chain import END_MS
     from interlock.core.clock import Clock, iso
-    from interlock.core.words import span
+    from interlock.core.formatting import span
     from interlock.store import inspection
     from interlock.store.timekeeping import steps
 
@@ -405,7 +405,7 @@ def _rules_speak_of(home: Home, text: str) -> tuple[list[Contract], set[str], fr
     import orjson
 
     from interlock.authority.cedar import concerned
-    from interlock.core.contract import parse_contract
+    from interlock.contract.contract import parse_contract
     from interlock.store import inspection
 
     contracts, known, matters = list["Contract"](), set[str](), concerned(text)
@@ -439,7 +439,7 @@ def _check_settings(home: Home) -> Iterator[Finding]:
 
 
 def _check_tools(home: Home) -> Iterator[Finding]:
-    from interlock.core.declare import Tool
+    from interlock.contract.declare import Tool
     from interlock.core.errors import Failure
     from interlock.registry.catalog import contract_digest
     from interlock.registry.source import reload
@@ -476,7 +476,7 @@ def _check_tools(home: Home) -> Iterator[Finding]:
 def _check_latency(home: Home) -> Iterator[Finding]:
     import orjson
 
-    from interlock.core.manifest import parse_manifest
+    from interlock.contract.manifest import parse_manifest
     from interlock.registry.latency import differs, measure
     from interlock.store.inspection import active_manifests
 

@@ -18,7 +18,7 @@ from interlock.store import ledger
 
 if TYPE_CHECKING:
     from interlock.approvals.ticket import Ticket
-    from interlock.core.context import Caller
+    from interlock.call.context import Caller
     from interlock.store.port import Store
 
 Json = dict[str, Any]

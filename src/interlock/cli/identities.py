@@ -11,8 +11,8 @@ from interlock.cli.command import Output, looking, over_home, require
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.authority.identities import Identity
+    from interlock.call.context import CallerKind
     from interlock.cli.render import Page
-    from interlock.core.context import CallerKind
 
 
 @click.group()
@@ -77,7 +77,7 @@ async def somebody(lock: Interlock, who: str, kind: CallerKind, registered: list
 
     A new name gets a did:key of its own, and is added to `registered`; a new DID has to be registered first.
     """
-    from interlock.core.capability import is_did
+    from interlock.call.capability import is_did
     from interlock.core.errors import Failure
     from interlock.service.tokens import refuse_namesake
 

@@ -14,8 +14,8 @@ from interlock.cli.command import Output, acting, as_holder, over_home
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
+    from interlock.call.context import Caller
     from interlock.cli.render import Page
-    from interlock.core.context import Caller
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, 
     interlock calls payload 01JCXK2M4Q8Z… | jq .
     interlock calls payload payload:01JCXK2M4Q8Z….1 --out chart.png
     """
-    from interlock.core.artifacts import is_file
+    from interlock.call.artifacts import is_file
 
     ref, body = await _read(lock, name, await acting(lock, token))
     told: Json = {"payload_ref": ref, "size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
@@ -59,9 +59,9 @@ async def payload(lock: Interlock, out: Output, /, name: str, path: str | None, 
 
 async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]:
     """What a reference, or a call, stands for. A file is what the record of its call says, or it is not given."""
+    from interlock.call.artifacts import is_file, recalled
     from interlock.cli import artifacts
     from interlock.cli.history import find
-    from interlock.core.artifacts import is_file, recalled
     from interlock.core.errors import Failure
     from interlock.store import payloads
 
@@ -80,7 +80,7 @@ async def _read(lock: Interlock, name: str, caller: Caller) -> tuple[str, bytes]
 
 
 def _content(ref: str, body: bytes) -> Json:
-    from interlock.core.artifacts import is_file
+    from interlock.call.artifacts import is_file
 
     if is_file(ref):
         import base64

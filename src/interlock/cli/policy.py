@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from interlock.app import Interlock
     from interlock.authority.cedar import Fault
+    from interlock.authority.decisions import Question
     from interlock.authority.policy import Explanation
-    from interlock.authority.questions import Question
     from interlock.cli.render import Page
 
 Json = dict[str, Any]

@@ -96,7 +96,7 @@ def _check_result(lock: Interlock, one: UnknownCall, value: Any, *, stated: bool
     """The result will be replayed as the tool's own, so it must be one the tool could have given."""
     from interlock.cli.history import find
     from interlock.core.errors import Failure
-    from interlock.core.explain import input_faults
+    from interlock.data.explain import input_faults
 
     if not stated and find(lock.journal, one.call).facts.get("operation") == "compensate":
         return  # an undoing returns nothing

@@ -8,7 +8,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from interlock.core.errors import CODES, Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 
 TIMEOUT_S = 30.0
 _MOST_BYTES = 16 << 20
@@ -45,7 +45,7 @@ def _get(scheme: str, place: str, path: str, token: str) -> tuple[int, bytes]:
 
 
 def _read(url: str, status: int, body: bytes) -> Json:
-    from interlock.core.canonical import decode
+    from interlock.data.canonical import decode
 
     try:
         told: Any = decode(body)

@@ -13,12 +13,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from interlock.core.artifacts import Artifact
-from interlock.core.canonical import encode
+from interlock.call.artifacts import Artifact
+from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.results import Result
-from interlock.core.schema import Json
-from interlock.core.words import wait
+from interlock.core.formatting import wait
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
 
 Cell = str | Text
 GAP = "   "

@@ -103,8 +103,8 @@ async def _serve(out: Output, given: dict[str, Any]) -> int:
     import asyncio
 
     from interlock.app import Interlock
-    from interlock.core.redact import safe_log
     from interlock.doors.server import Listening, serving
+    from interlock.privacy.redact import safe_log
     from interlock.service import Service
     from interlock.telemetry.logs import configure
 
@@ -165,9 +165,9 @@ async def _stdio(out: Output, given: dict[str, Any]) -> int:
     import asyncio
 
     from interlock.app import Interlock
-    from interlock.core.redact import safe_log
     from interlock.doors.mcp import McpDoor
     from interlock.doors.server import DRAIN_S
+    from interlock.privacy.redact import safe_log
     from interlock.service import Service
     from interlock.telemetry.logs import configure
 
@@ -212,8 +212,8 @@ async def _prepare(lock: Interlock, given: dict[str, Any]) -> None:
 
 async def _token(lock: Interlock) -> str:
     """A token for an agent of the local user, which every tool may be called with and nothing administered."""
+    from interlock.call.capability import ToolGrant
     from interlock.cli.identities import named_here
-    from interlock.core.capability import ToolGrant
 
     user = lock.caller.id.removeprefix("local:")
     agent, person = await named_here(lock, "my-agent", "agent"), await named_here(lock, user, "human")

@@ -12,8 +12,8 @@ from interlock.cli.command import name_of
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.approvals.ticket import Ticket
+    from interlock.call.context import Caller
     from interlock.cli.render import Cell, Page
-    from interlock.core.context import Caller
     from interlock.core.errors import Failure
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ def asker(lock: Interlock, ticket: Ticket) -> str:
 
 def outlook(lock: Interlock, ticket: Ticket) -> str:
     """What becomes of it if nobody does anything."""
-    from interlock.core.words import span
+    from interlock.core.formatting import span
 
     left = f"expires in {span(ticket.expires_ms - lock.clock.now_ms())}"
     return f"{left}, then denied" if ticket.state == "PENDING" else left
@@ -142,7 +142,7 @@ def _people(lock: Interlock, ticket: Ticket) -> Iterator[tuple[str, Cell]]:
     """Who was told, who will be, who was not reached, what was decided, and what to do now."""
     from interlock.cli.render import clock_time
     from interlock.core.clock import iso
-    from interlock.core.words import span
+    from interlock.core.formatting import span
 
     by_channel = ", ".join(_sent(lock, ticket))
     yield "told", " and ".join(ticket.approvers) + (f", by {by_channel}" if by_channel else "")

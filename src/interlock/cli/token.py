@@ -14,8 +14,8 @@ from interlock.cli.identities import somebody
 
 if TYPE_CHECKING:
     from interlock.app import Interlock
+    from interlock.call.capability import ToolGrant
     from interlock.cli.render import Cell, Page
-    from interlock.core.capability import ToolGrant
 
 Json = dict[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,7 +108,7 @@ async def issue(
     TOKEN=$(interlock token issue --agent researcher --for alice --tool 'demo.*@^1.0.0' --scope files:read)
     interlock token issue --person alice --max-class read_only --ttl 15m
     """
-    from interlock.core.capability import ToolGrant
+    from interlock.call.capability import ToolGrant
 
     if (agent is None) == (person is None):
         raise click.UsageError("say who holds it: --agent NAME or --person NAME")

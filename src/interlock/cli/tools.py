@@ -11,7 +11,7 @@ from interlock.cli.command import Output, acting, as_holder, looking, over_home,
 if TYPE_CHECKING:
     from interlock.app import Admission, Interlock
     from interlock.cli.render import Cell, Page
-    from interlock.core.declare import Tool
+    from interlock.contract.declare import Tool
     from interlock.core.errors import Failure
     from interlock.registry.catalog import Version
     from interlock.trials import Trial
@@ -309,7 +309,7 @@ async def show(lock: Interlock, out: Output, /, tool: str) -> int:
     interlock tools show demo.post
     interlock tools show demo.post@^1
     """
-    from interlock.core.export import declaration, execution_profile, interface, permission_profile
+    from interlock.contract.standard.export import declaration, execution_profile, interface, permission_profile
 
     name, at, spec = tool.partition("@")
     version = _version(lock, name, spec if at else None)
@@ -392,8 +392,8 @@ def _show_version(page: Page, version: Version, state: str, timeout: Json) -> No
 
 
 def _fields(schema: Json) -> list[list[str]]:
-    from interlock.core.explain import type_words
-    from interlock.core.schema import resolve_ref
+    from interlock.data.explain import type_words
+    from interlock.data.schema import resolve_ref
 
     parts: Json = schema.get("properties") or {}
     if not parts:
@@ -544,7 +544,7 @@ async def diff(lock: Interlock, out: Output, /, tool: str, old: str, new: str) -
     \b
     interlock tools diff demo.post 1.2.0 2.0.0
     """
-    from interlock.core.versions import bump_between
+    from interlock.contract.versions import bump_between
     from interlock.registry.compat import Surface, classify
 
     before, after = _version(lock, tool, f"={old}"), _version(lock, tool, f"={new}")

@@ -172,8 +172,8 @@ def _document(path: Path) -> Json:
 
 def _parsed(path: Path) -> Any:
     """The one YAML or JSON document of a file."""
-    from interlock.core.documents import Malformed, read_yaml
     from interlock.core.errors import Failure
+    from interlock.data.documents import Malformed, read_yaml
 
     try:
         documents = read_yaml(path.read_bytes())
@@ -306,7 +306,7 @@ async def list_upstreams(lock: Interlock, out: Output, /) -> int:
 
 
 def _breaker(health: Health) -> str:
-    from interlock.core.words import wait
+    from interlock.core.formatting import wait
 
     left_ms = max(health.retry_after_ms, health.suspended_ms)
     return f"breaker of {health.service}: {health.state}" + (f"; no call for {wait(left_ms)}" if left_ms else "")

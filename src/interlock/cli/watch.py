@@ -25,7 +25,7 @@ from interlock.core.errors import Failure
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.approvals.ticket import Ticket
-    from interlock.core.context import Caller
+    from interlock.call.context import Caller
 
 Json = dict[str, Any]
 LOOK_EVERY_S = 0.3

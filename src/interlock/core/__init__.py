@@ -1,1 +1,1 @@
-"""Contracts, schemas, phases, states, results, errors and events: pure, no I/O."""
+"""Errors, clock, ids and small helpers that every other package stands on: pure, no I/O."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from interlock.core.hostpaths import without_paths, without_paths_in
+from interlock.core.host_paths import without_paths, without_paths_in
 
 _log = logging.getLogger("interlock.errors")
 

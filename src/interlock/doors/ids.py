@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 
 import orjson
 
-from interlock.core.canonical import may_hold_long_number
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.canonical import may_hold_long_number
+from interlock.data.schema import Json
 
 LONGEST: Final = 256
 RULE: Final = f"a string of at most {LONGEST} characters or an integer of 64 bits"

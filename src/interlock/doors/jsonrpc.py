@@ -14,13 +14,15 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from interlock.core.canonical import encode
-from interlock.core.context import Caller
+from interlock.call.context import Caller
+from interlock.call.results import Result
+from interlock.contract.standard.export import interface
 from interlock.core.errors import Failure
-from interlock.core.export import interface
-from interlock.core.results import Result
-from interlock.core.schema import Json
-from interlock.doors.asgi import (
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
+from interlock.doors.ids import RULE, usable
+from interlock.doors.response_template import REQUEST, Templates
+from interlock.http.asgi import (
     MAX_BODY,
     Disconnected,
     Receive,
@@ -33,9 +35,7 @@ from interlock.doors.asgi import (
     refusal,
     refuse,
 )
-from interlock.doors.heads import Reply, Way
-from interlock.doors.ids import RULE, usable
-from interlock.doors.template import REQUEST, Templates
+from interlock.http.request_cache import Reply, Way
 from interlock.registry.catalog import Version
 from interlock.service import Ask, Service, native_id
 from interlock.service.listing import LEADS, Wanted, moment

@@ -28,11 +28,11 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from interlock.core.bounds import MOST_REQUEST_VALUES, check_values
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.doors.asgi import (
+from interlock.data.bounds import MOST_REQUEST_VALUES, check_values
+from interlock.data.schema import Json
+from interlock.http.asgi import (
     App,
     Disconnected,
     Receive,
@@ -46,8 +46,8 @@ from interlock.doors.asgi import (
     replay,
     retry_after,
 )
-from interlock.doors.crowd import MOST_PER_PEER
-from interlock.doors.heads import Reply, Way
+from interlock.http.connection_limits import MOST_PER_PEER
+from interlock.http.request_cache import Reply, Way
 from interlock.service import Service
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Server:
         """Open the doors. Returns when they answer."""
         import uvicorn
 
-        from interlock.doors.connection import MAX_CONNECTIONS, Connection
+        from interlock.http.connection import MAX_CONNECTIONS, Connection
 
         _allow_files(3 * MAX_CONNECTIONS)
         gc.set_threshold(*COLLECT)
@@ -307,7 +307,7 @@ class Server:
             await answer(send, 200, orjson.dumps(door.metadata(f"{scheme}://{host}")))
 
         hot: dict[tuple[str, str], App] = {
-            ("POST", "/v1/tools/invoke"): rest.hot(service),
+            ("POST", "/v1/tools/invoke"): rest.invoke_route(service),
             ("GET", "/metrics"): self._metrics,
             # Whoever watches a server asks for these first. They do not wait until the wide API is loaded.
             ("GET", "/health"): self._alive,

@@ -20,9 +20,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from interlock.core.context import Change
+from interlock.contract.effects import Change
+from interlock.contract.manifest import Operation
 from interlock.core.errors import Failure
-from interlock.core.manifest import Operation
 from interlock.core.record import record
 from interlock.core.threads import DISK
 

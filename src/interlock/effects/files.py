@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from interlock.core.context import Change
+from interlock.contract.effects import Change
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from interlock.core.context import Change
+from interlock.contract.effects import Change
 from interlock.core.errors import Failure
 
 

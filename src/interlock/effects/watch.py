@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
-from interlock.core.context import Change
-from interlock.core.manifest import MutationClass
+from interlock.contract.effects import Change
+from interlock.contract.manifest import MutationClass
 from interlock.core.record import record
 from interlock.effects.locks import covers
 

@@ -17,13 +17,13 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
-from interlock.core.canonical import private_copy
-from interlock.core.context import Context
-from interlock.core.declare import Tool
+from interlock.call.context import Context
+from interlock.call.phases import Call, Granted, Read
+from interlock.contract.declare import Tool
+from interlock.contract.hints import convert
 from interlock.core.errors import Failure
-from interlock.core.hints import convert
-from interlock.core.phases import Call, Granted, Read
-from interlock.core.schema import Json
+from interlock.data.canonical import private_copy
+from interlock.data.schema import Json
 
 THREADS = 64
 MOST_HUNG = 192

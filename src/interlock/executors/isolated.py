@@ -17,21 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from interlock.core.bounds import MOST_VALUES, TooManyValues, parse, plain_text
-from interlock.core.checkpoints import Bounds
+from interlock.call.checkpoints import Bounds
+from interlock.call.connector import secret_of
+from interlock.call.context import Attestation, Context, Preview
+from interlock.call.cost import Cost
+from interlock.call.phases import Call, Granted
+from interlock.call.prepared import Prepared
+from interlock.contract.contract import Contract
+from interlock.contract.declare import Tool
+from interlock.contract.effects import Change
+from interlock.contract.manifest import Execution, NetworkPolicy, Sandboxing
+from interlock.contract.permissions import Permissions
+from interlock.contract.pinned_source import Pinned
 from interlock.core.clock import Clock
-from interlock.core.connector import secret_of
-from interlock.core.context import Attestation, Change, Context, Preview
-from interlock.core.contract import Contract
-from interlock.core.cost import Cost
-from interlock.core.declare import Tool
 from interlock.core.errors import Failure
-from interlock.core.manifest import Execution, NetworkPolicy, Sandboxing
-from interlock.core.permissions import Permissions
-from interlock.core.phases import Call, Granted
-from interlock.core.pinned import Pinned
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Json
+from interlock.data.bounds import MOST_VALUES, TooManyValues, parse, plain_text
+from interlock.data.schema import Json
 from interlock.executors.sandbox.job import Job, Limits, Mount, Outcome, ProgramJob, PythonJob, failure_of
 from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import headers

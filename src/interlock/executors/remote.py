@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from interlock.core.attached import Attached
+from interlock.call.connector import ALONE, Connector, RemoteCall, secret_of
+from interlock.call.context import Caller, Context
+from interlock.call.phases import Granted
+from interlock.contract.attached import Attached
+from interlock.contract.manifest import NetworkPolicy
 from interlock.core.clock import Clock
-from interlock.core.connector import ALONE, Connector, RemoteCall, secret_of
-from interlock.core.context import Caller, Context
 from interlock.core.errors import Failure
-from interlock.core.manifest import NetworkPolicy
-from interlock.core.phases import Granted
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.telemetry.trace import Recording
 from interlock.telemetry.w3c import unrecorded
 

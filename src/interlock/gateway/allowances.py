@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Allowance, Booked, Overrun
-from interlock.core.allowances import Budget, millionths
-from interlock.core.capability import Capability
+from interlock.call.allowances import Budget, millionths
+from interlock.call.capability import Capability
+from interlock.call.context import Caller
+from interlock.call.cost import FREE, Cost, Meter
+from interlock.call.phases import Call, Checked
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
-from interlock.core.cost import FREE, Cost, Meter
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked
 from interlock.gateway.observe import Observer
 from interlock.resilience import limits
 from interlock.resilience.limits import LoopWatch

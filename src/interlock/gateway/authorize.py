@@ -12,24 +12,24 @@ from typing import cast
 
 from interlock.approvals import mechanism
 from interlock.approvals.ticket import Ticket
+from interlock.authority.approval_gate import Gate, gate
 from interlock.authority.facts import as_written
-from interlock.authority.gate import Gate, gate
 from interlock.authority.policy import Engine, Question
 from interlock.authority.tokens import Tokens
-from interlock.core.canonical import digest, private_copy
-from interlock.core.capability import Capability
+from interlock.call.capability import Capability
+from interlock.call.context import Caller
+from interlock.call.phases import Call, Checked, Decision, Granted, Read, Requested
+from interlock.call.prepared import Prepared
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked, Decision, Granted, Read, Requested
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Json
-from interlock.gateway import cover, validate
+from interlock.data.canonical import digest, private_copy
+from interlock.data.schema import Json
+from interlock.gateway import token_checks, validate
 from interlock.gateway.allowances import Allowances
-from interlock.gateway.asking import Asking
 from interlock.gateway.hooks import Hooks, stricter
 from interlock.gateway.inputs import difference
 from interlock.gateway.observe import Observer
+from interlock.gateway.obtain_approval import Asking
 from interlock.settings import Settings
 
 _MOST_COVERED = 50_000
@@ -154,8 +154,8 @@ class Authorizer:
             self._check_token(checked, caller.capability)
         if tool.confined:
             try:
-                cover.check_paths(tool, checked.input)
-            except cover.BlockedPath as failure:
+                token_checks.check_paths(tool, checked.input)
+            except token_checks.BlockedPath as failure:
                 self._block(checked, failure, "permissions")
                 raise
         operation = "preview" if request.dry_run else request.operation
@@ -195,24 +195,24 @@ class Authorizer:
         known = (capability.digest, tool.digest)
         bound = self._covered.get(known)
         if bound is None or capability.within is not None:
-            cover.check_tool(capability, tool.contract, self._environment)
+            token_checks.check_tool(capability, tool.contract, self._environment)
             bound = capability.bound
             if capability.within is None:  # what the call above was about says nothing of the token itself
                 if len(self._covered) > _MOST_COVERED:
                     self._covered.clear()
                 self._covered[known] = bound
         if bound:
-            found = cover.resources_of(tool.contract, checked.input)
+            found = token_checks.resources_of(tool.contract, checked.input)
             self._note_resources(checked, found)
             try:
-                cover.check_resources(capability, tool.contract, found)
-            except cover.BlockedPath as failure:
+                token_checks.check_resources(capability, tool.contract, found)
+            except token_checks.BlockedPath as failure:
                 self._block(checked, failure, "token")
                 raise
         elif tool.writes:
             self._note_resources(checked)
 
-    def _block(self, checked: Checked, failure: cover.BlockedPath, source: str) -> None:
+    def _block(self, checked: Checked, failure: token_checks.BlockedPath, source: str) -> None:
         """Have it recorded which path was refused, and by what."""
         call, contract = checked, checked.tool.contract
         path = as_written(contract, checked.input, failure.path)
@@ -237,7 +237,7 @@ class Authorizer:
         call = checked
         if found is None and len(checked.model_input) <= _LARGEST_NAMED:
             try:
-                found = cover.resources_of(checked.tool.contract, checked.input)
+                found = token_checks.resources_of(checked.tool.contract, checked.input)
             except Failure:
                 found = None  # this token is not bound to resources, so nothing is refused
         call.extend().resources = self._observer.resources(call, found) if found and len(found) <= _MOST_NAMED else None

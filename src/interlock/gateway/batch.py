@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from interlock.call.phases import Request
+from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.phases import Request
-from interlock.core.results import Result
 from interlock.gateway.invoke import Gateway
 from interlock.registry.catalog import Catalog
 

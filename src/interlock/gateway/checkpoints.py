@@ -18,8 +18,7 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.canonical import decode, digest
-from interlock.core.checkpoints import (
+from interlock.call.checkpoints import (
     Bounds,
     Checkpoint,
     CheckpointType,
@@ -29,15 +28,16 @@ from interlock.core.checkpoints import (
     refuse_more,
     written,
 )
-from interlock.core.context import Caller
+from interlock.call.context import Caller
+from interlock.call.phases import Call
 from interlock.core.errors import Failure
-from interlock.core.phases import Call
-from interlock.core.redact import Redacted, Redactor
-from interlock.core.schema import Json
-from interlock.core.scrub import scrubbed_at
 from interlock.core.threads import WALKS
+from interlock.data.canonical import decode, digest
+from interlock.data.schema import Json
 from interlock.gateway import reconcile
 from interlock.gateway.observe import Observer
+from interlock.privacy.redact import Redacted, Redactor
+from interlock.privacy.scrub import scrubbed_at
 from interlock.settings import Settings
 from interlock.store import checkpoints, ledger, records
 from interlock.store.checkpoints import CheckpointRow

@@ -14,31 +14,31 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from interlock.core.bounds import LARGE_INPUT
+from interlock.call.connector import Aged, secret_of
+from interlock.call.context import Caller, Context, previewed
+from interlock.call.phases import REASONS, Call, Granted, Lease, Ran, Read, Reason, Request, Requested, Source, Why
+from interlock.call.results import Result
+from interlock.contract.effects import Change, expected, predict
 from interlock.core.clock import Clock, Deadline
-from interlock.core.connector import Aged, secret_of
-from interlock.core.context import Caller, Change, Context, previewed
-from interlock.core.effects import expected, predict
 from interlock.core.errors import Failure
-from interlock.core.phases import REASONS, Call, Granted, Lease, Ran, Read, Reason, Request, Requested, Source, Why
-from interlock.core.results import Result
-from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
 from interlock.core.threads import WALKS
+from interlock.data.bounds import LARGE_INPUT
+from interlock.data.schema import Json
 from interlock.effects.locks import Claim, Locks, check_preconditions
 from interlock.effects.session import SessionState
 from interlock.executors.function import MOST_HUNG, Begun, FunctionExecutor
 from interlock.executors.isolated import IsolatedExecutor, State
 from interlock.executors.remote import Connect, RemoteExecutor, nowhere
 from interlock.executors.sandbox.job import Outcome
-from interlock.gateway import cover, keys, reconcile, running
+from interlock.gateway import active_calls, idempotency, reconcile, token_checks
+from interlock.gateway.active_calls import Floor
 from interlock.gateway.checkpoints import Checkpoints
-from interlock.gateway.closing import Closer
+from interlock.gateway.effect_audit import Watching
+from interlock.gateway.finish import Closer
 from interlock.gateway.handlers import consult
-from interlock.gateway.kept import session_id
 from interlock.gateway.observe import Observer
-from interlock.gateway.running import Floor
-from interlock.gateway.watching import Watching
+from interlock.gateway.persistence import session_id
 from interlock.registry.quarantine import Quarantine
 from interlock.resilience.services import Services
 from interlock.settings import Settings
@@ -239,7 +239,7 @@ class Execution:
             raise Failure("E3402", f"{tool.ref} had no time left to start")
         if call.id in self._doomed:
             call.extend().why = self._doomed.pop(call.id)
-            raise running.cut_off(call)
+            raise active_calls.cut_off(call)
         run = self._floor.run_here if tool.quick and tool.bound.is_async else self._floor.run_apart
         call.launched = True
         try:
@@ -290,8 +290,8 @@ class Execution:
         window_s = contract.idempotency.window(contract.timeout, self._settings.min_window_s)
         if request.operation == "compensate":
             window_s = max(window_s, self._settings.undo_days * 86_400)
-        claim = keys.Claim(
-            scope=keys.scope_for(request, contract, call.input_hash),
+        claim = idempotency.Claim(
+            scope=idempotency.scope_for(request, contract, call.input_hash),
             tool=str(contract.id),
             version=contract.version,
             key=request.key,
@@ -309,12 +309,12 @@ class Execution:
             await asyncio.shield(self._closer.pay())
         while True:
             found = await self._committed(call, claim)
-            if isinstance(found, keys.Reserved):
+            if isinstance(found, idempotency.Reserved):
                 call.extend().scope = claim.scope
                 call.extend().noted = call.extend().claimed = True
                 self._holders[call.id] = asyncio.get_running_loop().create_future()
                 return None
-            if isinstance(found, keys.Replay):
+            if isinstance(found, idempotency.Replay):
                 self._observer.metrics["IDEMPOTENT_REPLAY"] += 1
                 granted.output, call.extend().source = found, "replay"
                 return cast("Ran", granted)
@@ -323,7 +323,7 @@ class Execution:
     async def _claim(self, call: Call) -> None:
         """Use up what a call that takes no key is allowed by."""
         claims = call.more.claims or ()
-        claiming = self._journal.submit(lambda transaction: keys.claim_all(transaction, claims))
+        claiming = self._journal.submit(lambda transaction: idempotency.claim_all(transaction, claims))
         try:
             await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -331,14 +331,16 @@ class Execution:
             raise
         call.extend().claimed = True
 
-    async def _committed(self, call: Call, claim: keys.Claim) -> keys.Reserved | keys.Replay | keys.Busy:
+    async def _committed(
+        self, call: Call, claim: idempotency.Claim
+    ) -> idempotency.Reserved | idempotency.Replay | idempotency.Busy:
         """Ask for the key. If the caller goes away meanwhile and the key turns out ours, it is given back."""
         caller = call.request.caller
         assert caller is not None
         # INVARIANT: what was called before is answered and what was done can be undone, whatever a quota says.
         undoes = call.request.operation == "compensate"
         room = None if undoes else partial(self._closer.kept.check_room, caller=caller, size=1)
-        unit = keys.reserve(claim, self._instance.alive, call.more.claims or (), room)
+        unit = idempotency.reserve(claim, self._instance.alive, call.more.claims or (), room)
         asking = self._journal.submit(unit)
         try:
             return await asyncio.shield(asking)
@@ -346,19 +348,19 @@ class Execution:
             asking.add_done_callback(lambda asked: self._give_back(call, claim, asked))
             raise
 
-    def _give_back(self, call: Call, claim: keys.Claim | None, asked: asyncio.Future[Any]) -> None:
+    def _give_back(self, call: Call, claim: idempotency.Claim | None, asked: asyncio.Future[Any]) -> None:
         """Give back what was claimed for a call whose caller went away: its key and its budget, not its approval."""
         if asked.cancelled() or asked.exception() is not None:
             return
-        if claim is not None and not isinstance(asked.result(), keys.Reserved):
+        if claim is not None and not isinstance(asked.result(), idempotency.Reserved):
             return
 
         def unit(transaction: Transaction) -> None:
-            if claim is not None and keys.is_open(transaction, claim.scope, claim.call):
-                keys.settle(transaction, claim.scope, claim.call, "released", None)
+            if claim is not None and idempotency.is_open(transaction, claim.scope, claim.call):
+                idempotency.settle(transaction, claim.scope, claim.call, "released", None)
                 if not transaction.has("closed", claim.call):
                     # Its intent is on record and its end is not: the record says why its key is free.
-                    transaction.append("settled", claim.call, keys.given_back(call, claim, transaction.now_ms))
+                    transaction.append("settled", claim.call, idempotency.given_back(call, claim, transaction.now_ms))
             self._closer.give_back(transaction, call)
 
         self._closer.commit_or_owe(call, unit)
@@ -506,7 +508,7 @@ class Execution:
         self._observer.mention("tool.invocation.cancel_requested", call_id, ref, answer=answer)
         if call is not None and answer == "canceled":
             if task is None:
-                running.stop(call, REASONS[reason])
+                active_calls.stop(call, REASONS[reason])
             else:
                 self._called_off[call_id] = REASONS[reason]
                 task.cancel()
@@ -533,7 +535,7 @@ class Execution:
         if call is None:
             self._doomed[call_id] = why
         else:
-            running.stop(call, why)
+            active_calls.stop(call, why)
 
     async def _watch_late(self, granted: Granted) -> None:
         """A write was cut off while it ran: if it is still running, its true outcome is recorded when it ends."""
@@ -544,7 +546,7 @@ class Execution:
             loop = asyncio.get_running_loop()
             future.add_done_callback(lambda done: _on_loop(loop, self._settle_late, granted, done))
         elif call.more.task is not None and not call.more.task.done():
-            await asyncio.wait({call.more.task}, timeout=running.GRACE_S)
+            await asyncio.wait({call.more.task}, timeout=active_calls.GRACE_S)
 
     def _note_hung(self, call: Call, hung: int) -> None:
         """A sync function goes on in its thread although its call was cut off."""
@@ -611,7 +613,7 @@ def narrowed(granted: Granted) -> Caller:
     # names resources, those of the call are all that is left of them.
     capability = caller.capability
     if capability is not None and capability.bound:
-        reach = cover.reach_of(requested.tool.contract, granted.input)
+        reach = token_checks.reach_of(requested.tool.contract, granted.input)
         capability = replace(capability, within=reach)
     return replace(caller, scopes=caller.scopes.intersection(requested.tool.required_scopes), capability=capability)
 

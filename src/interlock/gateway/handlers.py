@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from interlock.core.errors import Failure
-from interlock.core.schema import Fault
 from interlock.core.threads import Threads
+from interlock.data.schema import Fault
 
 THREADS = 64
 _threads = Threads("check", THREADS)

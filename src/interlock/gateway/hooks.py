@@ -24,13 +24,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from interlock.core.bounds import LARGE, plain_text, size_of
-from interlock.core.canonical import private_copy
+from interlock.call.phases import Behavior, Call, Decision, Requested
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.phases import Behavior, Call, Decision, Requested
 from interlock.core.record import record
-from interlock.core.schema import Json
+from interlock.data.bounds import LARGE, plain_text, size_of
+from interlock.data.canonical import private_copy
+from interlock.data.schema import Json
 from interlock.gateway.handlers import aside
 from interlock.gateway.inputs import difference, observable
 from interlock.gateway.observe import Observer

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from interlock.core.canonical import decode, private_copy
-from interlock.core.phases import ABSENT, INPUTS, Call, Mutated, between
+from interlock.call.phases import ABSENT, INPUTS, Call, Mutated, between
 from interlock.core.record import step
-from interlock.core.schema import Json, pointer
+from interlock.data.canonical import decode, private_copy
+from interlock.data.schema import Json, pointer
 
 # With keep_inputs = "changed", larger inputs are not kept; their hash is on record.
 LARGEST_KEPT = 1 << 18

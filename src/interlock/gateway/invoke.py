@@ -23,39 +23,39 @@ from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import Channels
 from interlock.authority.policy import Engine
 from interlock.authority.tokens import Tokens
-from interlock.core.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMALL_INPUT, check_values, size_of
-from interlock.core.canonical import canonical, decode, plain_form, private_copy
-from interlock.core.capability import Capability
+from interlock.call.capability import Capability
+from interlock.call.phases import Call, Checked, Granted, Lease, Ran, Read, Request, Requested, Verified
+from interlock.call.prepared import Prepared
+from interlock.call.results import Result
 from interlock.core.clock import Clock, new_id, new_ids
 from interlock.core.errors import Failure
-from interlock.core.phases import Call, Checked, Granted, Lease, Ran, Read, Request, Requested, Verified
-from interlock.core.prepared import Prepared
-from interlock.core.redact import Redactor
-from interlock.core.results import Result
-from interlock.core.schema import Json
-from interlock.core.scrub import scrubbed_at
 from interlock.core.supervise import Supervisor
 from interlock.core.threads import WALKS
+from interlock.data.bounds import LARGE, LARGE_INPUT, LONGEST_NAME, LONGEST_NUMBER, SMALL_INPUT, check_values, size_of
+from interlock.data.canonical import canonical, decode, plain_form, private_copy
+from interlock.data.schema import Json
 from interlock.effects.locks import Locks
 from interlock.executors.function import Begun
 from interlock.executors.remote import Connect, nowhere
-from interlock.gateway import keys, validate, verify
+from interlock.gateway import idempotency, validate, verify
+from interlock.gateway.active_calls import cut_off
 from interlock.gateway.allowances import Allowances
-from interlock.gateway.asking import Asking
 from interlock.gateway.authorize import Authorizer
 from interlock.gateway.checkpoints import Checkpoints
-from interlock.gateway.closing import Closer
-from interlock.gateway.endings import terminal_state
 from interlock.gateway.execute import Execution
+from interlock.gateway.finish import Closer
 from interlock.gateway.hooks import Hooks
 from interlock.gateway.observe import Observer, approvals
+from interlock.gateway.obtain_approval import Asking
+from interlock.gateway.outcome import terminal_state
 from interlock.gateway.paging import Cursors
-from interlock.gateway.running import cut_off
 from interlock.gateway.straight import Straight
+from interlock.privacy.redact import Redactor
+from interlock.privacy.scrub import scrubbed_at
 from interlock.registry.catalog import Catalog, Stranded
 from interlock.registry.quarantine import Quarantine
 from interlock.settings import Settings
-from interlock.store import idempotency
+from interlock.store import idempotency as idempotency_rows
 from interlock.store.home import Instance
 from interlock.store.port import Store
 from interlock.store.sealing import Box
@@ -346,8 +346,8 @@ class Gateway:
         tool, request = missing.prepared, call.request
         if not tool.writes or request.key is None or request.dry_run:
             raise missing
-        scope = keys.scope_for(request, tool.contract, call.input_hash)
-        if not idempotency.has_outcome(self._reader, scope, call.started_ms):
+        scope = idempotency.scope_for(request, tool.contract, call.input_hash)
+        if not idempotency_rows.has_outcome(self._reader, scope, call.started_ms):
             raise missing
 
         def refuse(_: Any) -> None:

@@ -10,14 +10,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from interlock.approvals import tickets
-from interlock.core.bounds import Shortener, size_of
+from interlock.call.events import Event, Listener
+from interlock.call.phases import Call, ResultPart, Source
+from interlock.contract.contract import Contract
+from interlock.contract.standard.states import State
 from interlock.core.clock import Clock, iso
-from interlock.core.contract import Contract
 from interlock.core.errors import Failure
-from interlock.core.events import Event, Listener
-from interlock.core.patterns import LONGEST_MESSAGE
-from interlock.core.phases import Call, ResultPart, Source
-from interlock.core.redact import (
+from interlock.core.seldom import Seldom
+from interlock.data.bounds import Shortener, size_of
+from interlock.data.schema import Json
+from interlock.privacy.patterns import LONGEST_MESSAGE
+from interlock.privacy.redact import (
     REDACTED,
     Redactor,
     SchemaRedactor,
@@ -26,10 +29,7 @@ from interlock.core.redact import (
     safe_message,
     without_credentials,
 )
-from interlock.core.schema import Json
-from interlock.core.scrub import scrub
-from interlock.core.seldom import Seldom
-from interlock.core.states import State
+from interlock.privacy.scrub import scrub
 from interlock.store import tickets as stored
 from interlock.store.port import Reader
 from interlock.telemetry.metrics import Approvals

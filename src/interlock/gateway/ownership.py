@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import orjson
 
-from interlock.core.capability import Capability
-from interlock.core.context import Caller
+from interlock.call.capability import Capability
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.gateway import cover
+from interlock.data.schema import Json
+from interlock.gateway import token_checks
 from interlock.registry.catalog import Catalog
 from interlock.store import ledger
 from interlock.store.port import Store
@@ -62,7 +62,7 @@ class Ownership:
             return True  # nothing ran
         try:
             contract = self._catalog.exact(facts.get("toolId", ""), version).contract
-            cover.check_tool(capability, contract, self._environment)
+            token_checks.check_tool(capability, contract, self._environment)
         except Failure:
             return False
         return True

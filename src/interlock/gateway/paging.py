@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.canonical import encode
+from interlock.call.phases import Requested, Verified
 from interlock.core.errors import Failure
-from interlock.core.phases import Requested, Verified
-from interlock.core.schema import Json
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
 from interlock.gateway.inputs import difference
 from interlock.store.signing import own_secret
 

@@ -17,14 +17,15 @@ from typing import Any
 
 import orjson
 
-from interlock.core.canonical import digest
+from interlock.call.context import Caller
+from interlock.call.phases import Call
 from interlock.core.clock import iso
-from interlock.core.context import Caller
 from interlock.core.errors import CODES, Failure
-from interlock.core.phases import Call
-from interlock.core.schema import Json
-from interlock.gateway import keys
-from interlock.store import facts, idempotency, ledger, records
+from interlock.data.canonical import digest
+from interlock.data.schema import Json
+from interlock.gateway import idempotency
+from interlock.store import facts, ledger, records
+from interlock.store import idempotency as idempotency_rows
 from interlock.store.port import Store, Transaction, Unit
 
 SCOPE = "calls:reconcile"
@@ -53,7 +54,7 @@ def unknown_calls(journal: Store) -> list[UnknownCall]:
     """Every call that waits for a person, oldest first."""
     return [
         UnknownCall(call=call, tool=tool, version=version, key=key, caller=caller, at_ms=at_ms)
-        for call, tool, version, key, caller, at_ms in idempotency.unknown(journal.reader)
+        for call, tool, version, key, caller, at_ms in idempotency_rows.unknown(journal.reader)
     ]
 
 
@@ -64,9 +65,9 @@ def advice(call_id: str) -> str:
 
 async def block_orphans(journal: Store, alive: Callable[[str], bool], announce: Callable[..., None]) -> None:
     """Block the keys of writes that died with their process, and tell of each. Writes nothing while there are none."""
-    if all(map(alive, idempotency.executing_owners(journal.reader))):
+    if all(map(alive, idempotency_rows.executing_owners(journal.reader))):
         return
-    for call_id, tool in await journal.commit(keys.find_orphans(alive)):
+    for call_id, tool in await journal.commit(idempotency.find_orphans(alive)):
         announce("tool.alert", call_id, tool, alert="OUTCOME_UNKNOWN", reason=advice(call_id))
 
 
@@ -91,7 +92,7 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
     """A unit that settles one unknown call: with its result, or as never having happened. E3702 if none is open."""
 
     def unit(transaction: Transaction) -> None:
-        row = idempotency.of_call(transaction, call_id)
+        row = idempotency_rows.of_call(transaction, call_id)
         # Looked at inside the write: the call may have ended after all, or someone else may have settled it.
         if row is None or row.state != "unknown":
             raise Failure("E3702", f"no call `{call_id}` waits to be settled; see interlock calls reconcile")
@@ -105,9 +106,9 @@ def settle(call_id: str, happened: bool, value: Any, by: str, seal: Seal) -> Uni
             }
             # INVARIANT: a settled call is replayed for a whole window from now, however late it was settled.
             until_ms = transaction.now_ms + (expires_ms - reserved_ms)
-            idempotency.finish_until(transaction, scope, call_id, seal(call_id, outcome), until_ms)
+            idempotency_rows.finish_until(transaction, scope, call_id, seal(call_id, outcome), until_ms)
         else:
-            idempotency.release(transaction, scope, call_id)
+            idempotency_rows.release(transaction, scope, call_id)
         actors = {**_actors(transaction, call_id), "callerId": caller}
         body = records.plain(
             "settled", call_id, transaction.now_ms, toolId=tool, version=version, **actors, idempotencyKey=key,

@@ -17,11 +17,11 @@ from typing import Any
 
 import orjson
 
-from interlock.core.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
-from interlock.core.canonical import canonical
+from interlock.call.phases import Read, Request
+from interlock.call.results import Result
 from interlock.core.clock import Clock, new_ids
-from interlock.core.phases import Read, Request
-from interlock.core.results import Result
+from interlock.data.bounds import LONGEST_NUMBER, SMALL_INPUT, long_number, size_of
+from interlock.data.canonical import canonical
 from interlock.executors.function import Begun
 from interlock.gateway.authorize import Authorizer
 from interlock.gateway.execute import Execution

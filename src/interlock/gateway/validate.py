@@ -7,13 +7,13 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from interlock.core.coerce import Coerced, coerce
+from interlock.call.phases import ABSENT, Mutated, Request, Requested
+from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
-from interlock.core.explain import input_faults
-from interlock.core.fragments import attacks
-from interlock.core.phases import ABSENT, Mutated, Request, Requested
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Fault, Json, pointer
+from interlock.data.coerce import Coerced, coerce
+from interlock.data.explain import input_faults
+from interlock.data.fragments import attacks
+from interlock.data.schema import Fault, Json, pointer
 from interlock.gateway.handlers import faults_by
 
 # So many conversions of an input are told one by one. The rest are told by the member they lie in, or, if these are as

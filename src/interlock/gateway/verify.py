@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from interlock.core.bounds import LARGE, result_too_large, size_of
-from interlock.core.coerce import coerce
+from interlock.call.phases import Ran
+from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
-from interlock.core.explain import output_faults
-from interlock.core.phases import Ran
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Fault, Json
+from interlock.data.bounds import LARGE, result_too_large, size_of
+from interlock.data.coerce import coerce
+from interlock.data.explain import output_faults
+from interlock.data.schema import Fault, Json
 from interlock.gateway.handlers import consult, faults_by
 
 

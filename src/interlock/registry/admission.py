@@ -11,17 +11,17 @@ from typing import Literal, get_args
 
 import orjson
 
-from interlock.core import permissions
-from interlock.core.contract import Contract, class_faults, contract_of, infer_class
-from interlock.core.effects import manifest_faults
+from interlock.contract import permissions
+from interlock.contract.contract import Contract, class_faults, contract_of, infer_class
+from interlock.contract.effects import manifest_faults
+from interlock.contract.manifest import Manifest
+from interlock.contract.standard.export import permission_profile
+from interlock.contract.versions import predecessor
+from interlock.contract.wire_names import shortened
 from interlock.core.errors import Failure
-from interlock.core.explain import authoring_faults
-from interlock.core.export import permission_profile
-from interlock.core.manifest import Manifest
-from interlock.core.places import Places
-from interlock.core.schema import compile_validator, properties_of, resolve_ref
-from interlock.core.versions import predecessor
-from interlock.core.wire_names import shortened
+from interlock.data.explain import authoring_faults
+from interlock.data.schema import compile_validator, properties_of, resolve_ref
+from interlock.data.subschemas import Places
 from interlock.registry.catalog import Version, bump_epoch
 from interlock.registry.compat import Surface, classify, require_bump
 from interlock.store import records, tools

@@ -15,15 +15,15 @@ from typing import Any
 
 import orjson
 
-from interlock.core.capability import Capability
+from interlock.call.capability import Capability
+from interlock.call.prepared import Prepared
+from interlock.contract.contract import Contract, parse_contract
+from interlock.contract.declare import Tool, from_nowhere, from_upstream
+from interlock.contract.manifest import LifecycleState, parse_manifest
+from interlock.contract.versions import common, resolve
 from interlock.core.clock import Clock, iso
-from interlock.core.contract import Contract, parse_contract
-from interlock.core.declare import Tool, from_nowhere, from_upstream
 from interlock.core.errors import Failure
-from interlock.core.manifest import LifecycleState, parse_manifest
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Json
-from interlock.core.versions import common, resolve
+from interlock.data.schema import Json
 from interlock.registry.source import reload
 from interlock.store import epochs, facts, tools
 from interlock.store.port import Reader, Store, Transaction
@@ -418,7 +418,7 @@ def _revision(reader: Reader) -> int:
 
 def contract_digest(tool: Tool[..., Any]) -> str:
     """The digest of a declared tool's content, without compiling its schemas."""
-    from interlock.core.canonical import digest
+    from interlock.data.canonical import digest
 
     return digest(tool.manifest.document())
 

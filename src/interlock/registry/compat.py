@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from interlock.contract.versions import bump_between, may_break
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.core.versions import bump_between, may_break
+from interlock.data.schema import Json
 from interlock.registry.containment import contains, equivalent, holds, within
 from interlock.registry.expansion import (
     OPAQUE,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from interlock.core.schema import Json, compile_validator
+from interlock.data.schema import Json, compile_validator
 from interlock.registry.expansion import KEYWORDS, OPAQUE, RESIDUE, Document, Node, expand, key_of, object_of, same
 
 _BOUNDS: Mapping[int, Mapping[str, bool]] = {

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from interlock.core.schema import Json, close, compile_validator, resolve_ref
+from interlock.data.schema import Json, close, compile_validator, resolve_ref
 
 Node = bool | Json
 Document = Mapping[str, Any] | bool

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from interlock.core.contract import Contract, class_for_latency, infer_class
-from interlock.core.manifest import Manifest, TimeoutClass
+from interlock.contract.contract import Contract, class_for_latency, infer_class
+from interlock.contract.manifest import Manifest, TimeoutClass
 from interlock.core.record import record
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.store import ledger
 from interlock.store.port import Reader
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from interlock.call.context import Caller
 from interlock.core.clock import iso
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.registry.catalog import bump_epoch
 from interlock.store import quarantine as table

@@ -22,11 +22,11 @@ from typing import Any, Literal, NamedTuple
 import orjson
 import pydantic
 
+from interlock.contract.manifest import LifecycleState, Uri
+from interlock.contract.versions import resolve
 from interlock.core.clock import iso, new_id
 from interlock.core.errors import Failure
-from interlock.core.manifest import LifecycleState, Uri
-from interlock.core.schema import Json
-from interlock.core.versions import resolve
+from interlock.data.schema import Json
 from interlock.registry.catalog import Notice, bump_epoch
 from interlock.store import facts, ledger, records, tools
 from interlock.store.port import Store, Transaction, Unit

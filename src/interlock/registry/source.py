@@ -11,18 +11,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from interlock.core.declare import (
+from interlock.contract.declare import (
     Tool,
     from_manifest,
     from_program,
     implementation_digest,
     tools_in,
 )
-from interlock.core.documents import Malformed, read_json, read_yaml
+from interlock.contract.manifest import Execution, Manifest, Sandboxing, parse_manifest
+from interlock.contract.pinned_source import LOADED, pin
 from interlock.core.errors import Failure
-from interlock.core.manifest import Execution, Manifest, Sandboxing, parse_manifest
-from interlock.core.pinned import LOADED, pin
-from interlock.core.schema import Fault, Json
+from interlock.data.documents import Malformed, read_json, read_yaml
+from interlock.data.schema import Fault, Json
 
 _MANIFESTS = {".yaml", ".yml", ".json"}
 # What a manifest says of itself exactly where it names the handler.

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from interlock.core.capability import CLASSES
-from interlock.core.manifest import IdempotencyPart, Manifest, MutationClass
-from interlock.core.schema import Fault, Json
+from interlock.call.capability import CLASSES
+from interlock.contract.manifest import IdempotencyPart, Manifest, MutationClass
+from interlock.data.schema import Fault, Json
 from interlock.registry.containment import contains
 from interlock.registry.expansion import closed
 

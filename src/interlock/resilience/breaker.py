@@ -30,9 +30,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
+from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
-from interlock.core.words import wait
+from interlock.core.formatting import wait
 
 State = Literal["closed", "open", "half_open"]
 

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.errors import Failure
-from interlock.core.manifest import CircuitBreakerConfig
 from interlock.resilience.breaker import counts
 from interlock.resilience.retry import unsent
 from interlock.resilience.services import Services

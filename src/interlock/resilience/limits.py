@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import orjson
 
-from interlock.core.allowances import LoopLimits, RateLimit
-from interlock.core.context import Caller
+from interlock.call.allowances import LoopLimits, RateLimit
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.words import wait
+from interlock.core.formatting import wait
 from interlock.store import breakers, rates
 from interlock.store.port import Transaction, Unit
 

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from interlock.call.results import Result
+from interlock.contract.manifest import RetryPolicy
 from interlock.core.errors import Failure
-from interlock.core.manifest import RetryPolicy
 from interlock.core.record import record
-from interlock.core.results import Result
 
 T = TypeVar("T")
 

@@ -31,11 +31,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from interlock.contract.manifest import BreakerRule, CircuitBreakerConfig
 from interlock.core.clock import Clock, iso
 from interlock.core.errors import Failure
-from interlock.core.manifest import BreakerRule, CircuitBreakerConfig
+from interlock.core.formatting import wait
 from interlock.core.supervise import Supervisor
-from interlock.core.words import wait
 from interlock.resilience import limits
 from interlock.resilience.breaker import Breaker, State, answered, counts
 from interlock.store import breakers, records

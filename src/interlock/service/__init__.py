@@ -19,19 +19,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from interlock.authority.tokens import token_digest
-from interlock.core.context import Caller
+from interlock.call.context import Caller
+from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.results import Result
 from interlock.service.approvals import Approvals
 from interlock.service.audit import Audit
 from interlock.service.budgets import Budgets
 from interlock.service.calls import Ask, Calls, native_id
 from interlock.service.events import Events
+from interlock.service.failed_authentication import Refusals
 from interlock.service.health import Health
 from interlock.service.listing import Listing
 from interlock.service.policy import Policy
 from interlock.service.providers import Providers
-from interlock.service.refusals import Refusals
 from interlock.service.registration import Registration
 from interlock.service.tokens import Tokens
 from interlock.service.tools import Page, Tools

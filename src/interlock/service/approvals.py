@@ -11,10 +11,10 @@ from interlock.approvals.notify import undelivered
 from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Ticket
 from interlock.approvals.tickets import no_ticket
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.gateway import cover
+from interlock.data.schema import Json
+from interlock.gateway import token_checks
 from interlock.service.rights import same_place
 from interlock.store import notifications
 from interlock.store.port import Store
@@ -139,7 +139,7 @@ def _covers(lock: Interlock, standing: Standing, by: Caller) -> bool:
     try:
         contract = lock.catalog.resolve(standing.tool, standing.versions).contract
         environment = lock.settings.environment
-        cover.check_in_advance(by.capability, contract, standing.versions, standing.arguments, environment)
+        token_checks.check_in_advance(by.capability, contract, standing.versions, standing.arguments, environment)
     except Failure:
         return False
     return True

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from interlock.call.context import Caller
 from interlock.core.clock import new_id
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.service.rights import require, same_place
 from interlock.store import ledger, records
 from interlock.store.home import Home
-from interlock.store.lasthead import SignedHead, note_anchor
+from interlock.store.last_head import SignedHead, note_anchor
 from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import Signer
 

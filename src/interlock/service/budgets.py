@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from interlock.authority import budgets
 from interlock.authority.budgets import Use
-from interlock.core.allowances import MILLION, Budget, millionths
+from interlock.call.allowances import MILLION, Budget, millionths
+from interlock.call.context import Caller
 from interlock.core.clock import iso
-from interlock.core.context import Caller
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.service.audit import Audit
 from interlock.store.connection import StoreError
 from interlock.store.home import connect, store_failure

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from interlock.audit.decisions import decisions_of
 from interlock.audit.invocations import invocation_of
-from interlock.core.bounds import LONGEST_NAME
+from interlock.call.connector import Interaction
+from interlock.call.context import Caller
+from interlock.call.phases import INPUTS, REASONS, Reason, Request
+from interlock.call.results import Persistence, Result
 from interlock.core.clock import Deadline, iso, new_id
-from interlock.core.connector import Interaction
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import INPUTS, REASONS, Reason, Request
 from interlock.core.record import step
-from interlock.core.redact import REDACTED, SchemaRedactor
-from interlock.core.results import Persistence, Result
-from interlock.core.schema import Json
 from interlock.core.threads import WALKS
+from interlock.data.bounds import LONGEST_NAME
+from interlock.data.schema import Json
 from interlock.gateway.inputs import Inputs
 from interlock.gateway.ownership import facts_in
+from interlock.privacy.redact import REDACTED, SchemaRedactor
 from interlock.service.rights import require
 from interlock.service.trails import Trails
 from interlock.store import ledger, records

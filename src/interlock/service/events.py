@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from interlock.core.context import Caller
+from interlock.call.context import Caller
+from interlock.call.events import KINDS, Event
 from interlock.core.errors import Failure
-from interlock.core.events import KINDS, Event
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.service.audit import Audit
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from interlock._version import __version__
 from interlock.approvals.notify import undelivered
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
 from interlock.core.threads import CHECKS
+from interlock.data.schema import Json
 from interlock.store import readiness
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
+from interlock.call.context import Caller
 from interlock.core.clock import iso, new_id
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.gateway.ownership import facts_in
 from interlock.gateway.reconcile import BEGUN
 from interlock.store import calls, ledger, records

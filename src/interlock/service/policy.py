@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from interlock.call.context import Caller
 from interlock.core.clock import new_id
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json, pointer
+from interlock.data.schema import Json, pointer
 from interlock.service.files import keep
 from interlock.service.rights import require_here
 from interlock.store import records
@@ -17,9 +17,9 @@ from interlock.store.port import Transaction
 if TYPE_CHECKING:
     from interlock.app import Interlock
     from interlock.authority.cedar import Fault
-    from interlock.authority.questions import Question
-    from interlock.core.contract import Contract
-    from interlock.core.phases import Decision
+    from interlock.authority.decisions import Question
+    from interlock.call.phases import Decision
+    from interlock.contract.contract import Contract
 
 
 class Policy:
@@ -143,7 +143,7 @@ def somebody(lock: Interlock, who: str) -> Caller:
 
 def question_of(lock: Interlock, caller: Caller, tool: str, arguments: Json, operation: str, door: str) -> Question:
     """What the policy would be asked if somebody made a call; E3301 for arguments that no such call could have."""
-    from interlock.authority.questions import Question
+    from interlock.authority.decisions import Question
 
     name, at, spec = tool.partition("@")
     version = lock.catalog.resolve(name, spec if at else None)
@@ -156,7 +156,7 @@ def question_of(lock: Interlock, caller: Caller, tool: str, arguments: Json, ope
 
 def asked_all_the_same(lock: Interlock, question: Question, decision: Decision) -> Decision | None:
     """The decision that takes the place of the rules' own where a person is asked although no rule says so."""
-    from interlock.authority.gate import Gate, gate
+    from interlock.authority.approval_gate import Gate, gate
 
     if question.operation == "preview":
         return None  # to look waits for nobody
@@ -168,9 +168,9 @@ def asked_all_the_same(lock: Interlock, question: Question, decision: Decision) 
 
 def _fitting(contract: Contract, arguments: Json) -> Json:
     """Arguments as the tool would get them. Those that are not said are left open: a rule may not ask for them."""
-    from interlock.core.coerce import coerce
-    from interlock.core.explain import input_faults
-    from interlock.core.schema import Schema
+    from interlock.data.coerce import coerce
+    from interlock.data.explain import input_faults
+    from interlock.data.schema import Schema
 
     schema = Schema(contract.input.caller_facing)
     given = coerce(schema, arguments).value

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from interlock.core.context import Caller
+from interlock.call.context import Caller
+from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.results import Result
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.registry.catalog import Version
 from interlock.service.calls import Ask, Calls, native_id
 from interlock.service.tools import PAGE, Tools

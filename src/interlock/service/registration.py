@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from interlock.core.context import Caller
-from interlock.core.declare import Tool
+from interlock.call.context import Caller
+from interlock.contract.declare import Tool
+from interlock.contract.manifest import Manifest, parse_manifest
+from interlock.contract.permissions import permissions_of
 from interlock.core.errors import Failure
-from interlock.core.manifest import Manifest, parse_manifest
-from interlock.core.permissions import permissions_of
-from interlock.core.schema import Fault, Json
+from interlock.data.schema import Fault, Json
 from interlock.registry import admission, retirement
 from interlock.registry.admission import Evidence
 from interlock.registry.strictness import loosenings

@@ -10,7 +10,7 @@ upstreams and the policy are everybody's: whatever scopes another tenant holds, 
 
 from __future__ import annotations
 
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interlock.authority.identities import Identity
-from interlock.core.capability import AS_ABOVE, ToolGrant, is_did
-from interlock.core.context import Caller, CallerKind
+from interlock.call.capability import AS_ABOVE, ToolGrant, is_did
+from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.service.rights import require, same_place
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json, compile_validator
+from interlock.data.schema import Json, compile_validator
 from interlock.registry.catalog import Version
 from interlock.registry.compat import Negotiation, Outcome, negotiate
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol
 
-from interlock.core.events import Event, Listener
-from interlock.core.results import Result
-from interlock.core.schema import Json
+from interlock.call.events import Event, Listener
+from interlock.call.results import Result
+from interlock.data.schema import Json
 
 # How many events of a call are kept; how long after its last follower has gone; of how many such calls.
 EVENTS = 1000

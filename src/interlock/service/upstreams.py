@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.service.rights import require, require_here
 from interlock.upstreams.kinds import kind_of
 

@@ -17,7 +17,7 @@ from interlock.core.errors import Failure
 from interlock.store import journal
 from interlock.store.connection import Connection
 from interlock.store.home import Home, store_failure
-from interlock.store.lasthead import SignedHead, anchor_line, ends
+from interlock.store.last_head import SignedHead, anchor_line, ends
 from interlock.store.port import Reader, Transaction
 from interlock.store.signing import Signer
 from interlock.store.turns import Turns

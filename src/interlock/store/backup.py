@@ -23,7 +23,7 @@ from pathlib import Path
 from interlock.core.errors import Failure
 from interlock.store.connection import Connection
 from interlock.store.home import APPLICATION_ID, SCHEMA_HEAD, Home, refuse_newer, store_failure
-from interlock.store.lasthead import path_of
+from interlock.store.last_head import path_of
 from interlock.store.sealing import Box, keys_in_use
 
 # Who is alive now, and what upstreams have printed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from interlock.core.context import CallerKind
+from interlock.call.context import CallerKind
 from interlock.store.port import Reader, Transaction
 
 _COLUMNS = "did, kind, name, tenant, trust, groups, state"

@@ -51,11 +51,11 @@ import orjson
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.core.threads import DISK, SOON
-from interlock.store import lasthead, records
+from interlock.store import last_head, records
 from interlock.store.changes import MAX_STALE_S, ChangeReader
 from interlock.store.connection import Connection, Rows
 from interlock.store.home import Home, apply_log, connect, no_room, store_failure
-from interlock.store.lasthead import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
+from interlock.store.last_head import ANCHOR_EVERY, GENESIS, anchor_line, note_anchor
 from interlock.store.port import Changed, Reader, Unit
 from interlock.store.signing import Signer, signed_by
 from interlock.store.timekeeping import StoreTime
@@ -540,16 +540,16 @@ class Journal:
             connection.execute(f"PRAGMA busy_timeout={LOCK_PATIENCE_S * 1000:.0f}")
             self._time = StoreTime(self._clock, connection)
             # The file first: what it names is in the database before.
-            found = lasthead.ends(connection, lasthead.read(self._home))
+            found = last_head.ends(connection, last_head.read(self._home))
             if found.anchor is None:
                 # There from the first day, so that a file that is missing later shows.
                 self._home.anchors.touch(mode=0o600)
             self._signer.check(None if found.signed is None else found.signed.key_id)
             self._refuse_forged(found)
-            lasthead.refuse_rewritten(connection, found)
+            last_head.refuse_rewritten(connection, found)
             if found.signed is not None:
                 self._anchored_through, self._anchored_ms = found.signed.seq, found.signed.at_ms
-            kept = found.last is not None and lasthead.expected(connection)
+            kept = found.last is not None and last_head.expected(connection)
             # From here on this process writes, and waits for its turn to do so.
             connection.execute("PRAGMA busy_timeout=0")
             if not kept:
@@ -567,7 +567,7 @@ class Journal:
                 raise no_room(error) or Failure("E3801", words) from None
             raise
 
-    def _refuse_forged(self, found: lasthead.Ends) -> None:
+    def _refuse_forged(self, found: last_head.Ends) -> None:
         """Refuse (E3804) a signed head whose signature this home's key did not make."""
         public = self._signer.public  # makes the pair where there is none
         for one, where in ((found.last, "keys/journal.head"), (found.anchor, "the newest anchor")):
@@ -575,7 +575,7 @@ class Journal:
                 advice = "keep a copy of the home as evidence and look at it: interlock audit verify"
                 raise Failure("E3804", f"the signature of {where} does not verify", resolution=advice)
 
-    def _keep_last_head(self, found: lasthead.Ends) -> None:
+    def _keep_last_head(self, found: last_head.Ends) -> None:
         """Keep a last signed head. A home of an earlier version gets one, and a record that says so."""
         connection = self._connection
         now_ms = self._time.read()
@@ -583,10 +583,10 @@ class Journal:
             first = found.anchor
             if first is None:
                 signature = self._signer.sign("head", 0, GENESIS, now_ms)
-                first = lasthead.SignedHead(0, GENESIS, now_ms, self._signer.key_id, signature)
+                first = last_head.SignedHead(0, GENESIS, now_ms, self._signer.key_id, signature)
                 self._anchored_ms = now_ms
             try:
-                lasthead.write(self._home, anchor_line(*astuple(first)), first=True)
+                last_head.write(self._home, anchor_line(*astuple(first)), first=True)
             except OSError as error:
                 _log.warning("no last signed head can be kept beside the keys: %s", error.strerror)
                 return
@@ -594,12 +594,12 @@ class Journal:
         with self._lock:
             self._begin()
             if not found.head[0]:
-                connection.execute(fact, (lasthead.FACT, "from the beginning"))
+                connection.execute(fact, (last_head.FACT, "from the beginning"))
                 connection.execute("COMMIT")
                 return
             row = connection.execute(_HEAD).fetchone() or found.head
             transaction = Transaction(connection, row[0], row[1], now_ms)
-            if transaction.execute(fact, (lasthead.FACT, f"from record {row[0]} on")).rowcount:
+            if transaction.execute(fact, (last_head.FACT, f"from record {row[0]} on")).rowcount:
                 facts = {"act": "last_head.begun", "through": row[0], "unsigned": found.unsigned}
                 transaction.append("signing", "journal", records.plain("signing", "journal", now_ms, **facts))
                 connection.execute(_INSERT, transaction.rows[0])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from interlock.store.expressions import contains, member
-from interlock.store.lasthead import SignedHead
+from interlock.store.last_head import SignedHead
 from interlock.store.port import Reader
 
 _PARTS = ", ".join(member("body", name) for name in ("toolId", "version", "error_code", "versionSpec"))

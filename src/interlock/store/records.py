@@ -12,15 +12,16 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from interlock.core.canonical import canonical
+from interlock.call.context import Caller
+from interlock.call.phases import PLAINLY, Call, Decision, Verified
+from interlock.call.prepared import Prepared
+from interlock.call.results import Persistence, without_private_fields
+from interlock.contract.effects import Change
+from interlock.contract.standard.states import HISTORY, State
 from interlock.core.clock import iso
-from interlock.core.context import Caller, Change
 from interlock.core.errors import ErrorCode, Failure
-from interlock.core.phases import PLAINLY, Call, Decision, Verified
-from interlock.core.prepared import Prepared
-from interlock.core.results import Persistence, without_private_fields
-from interlock.core.schema import Json
-from interlock.core.states import HISTORY, State
+from interlock.data.canonical import canonical
+from interlock.data.schema import Json
 
 Kind = Literal[
     "started", "intent", "closed", "mutation", "late", "settled", "cancel", "registry", "audit.read", "purge",

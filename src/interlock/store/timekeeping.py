@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from interlock.core.clock import Clock, iso
-from interlock.core.words import span
+from interlock.core.formatting import span
 from interlock.store.port import Reader, Transaction
 
 _log = logging.getLogger("interlock.journal")

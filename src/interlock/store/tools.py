@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from interlock.core.manifest import LifecycleState
+from interlock.contract.manifest import LifecycleState
 from interlock.store.expressions import after_dot
 from interlock.store.port import Reader, Transaction
 

@@ -21,7 +21,7 @@ import orjson
 
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.core.scrub import Forms, scrub
+from interlock.privacy.scrub import Forms, scrub
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -16,9 +16,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from interlock.call.phases import Call
+from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
-from interlock.core.phases import Call
-from interlock.core.prepared import Prepared
 
 WINDOW_S = 900.0
 # Asking more often than this keeps no more numbers.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from interlock.call.context import Caller
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.telemetry.alerts import Alerts, Memory
 from interlock.telemetry.metrics import Metrics
 from interlock.telemetry.trace import Tracer

@@ -27,12 +27,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from interlock.call.context import Caller
+from interlock.call.phases import Call
+from interlock.contract.standard.states import State
 from interlock.core.clock import Clock, iso
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Call
-from interlock.core.schema import Json
-from interlock.core.states import State
+from interlock.data.schema import Json
 from interlock.telemetry.w3c import Position, trace_hex
 
 _log = logging.getLogger("interlock.telemetry")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from interlock.core.phases import Traced
+    from interlock.call.phases import Traced
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?\Z")
 _CLAIM = re.compile(r"[0-9A-Fa-f]{2}-[^-]*-[^-]*-")

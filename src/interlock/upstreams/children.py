@@ -26,7 +26,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.upstreams.intake import Allowance, Intake, Lines
+from interlock.upstreams.response_limits import Allowance, Intake, Lines
 
 _log = logging.getLogger("interlock.upstreams")
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 import pydantic
 
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams.overlay import unknown
 
 Config = TypeVar("Config", bound=pydantic.BaseModel)

@@ -20,12 +20,12 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from interlock.core.connector import Definition, Discovered
-from interlock.core.contract import Contract
+from interlock.call.connector import Definition, Discovered
+from interlock.call.results import Result
+from interlock.contract.contract import Contract
+from interlock.contract.wire_names import provider_name
 from interlock.core.errors import Failure
-from interlock.core.results import Result
-from interlock.core.schema import Json, properties_of, resolve_ref
-from interlock.core.wire_names import provider_name
+from interlock.data.schema import Json, properties_of, resolve_ref
 from interlock.upstreams.schemas import rewrite
 
 Provider = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]

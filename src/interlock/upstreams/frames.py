@@ -15,7 +15,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection
 from websockets.protocol import State
 
-from interlock.upstreams.intake import PER_TURN, Allowance
+from interlock.upstreams.response_limits import PER_TURN, Allowance
 
 _HEAD_END = b"\r\n\r\n"
 

@@ -15,15 +15,15 @@ from typing import Any
 import orjson
 import pydantic
 
-from interlock.core.bounds import check_values
-from interlock.core.connector import Definition, Discovered
+from interlock.call.connector import Definition, Discovered
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.bounds import check_values
+from interlock.data.schema import Json
 from interlock.upstreams import formats
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.http import HttpConfig, HttpUpstream
-from interlock.upstreams.intake import in_thread
 from interlock.upstreams.kinds import Site
+from interlock.upstreams.response_limits import in_thread
 
 # Bounds of what is read at once, and of the schemas of one function: larger ones would hold up everybody at admission.
 MOST_BYTES, MOST_VALUES = 2 << 20, 50_000

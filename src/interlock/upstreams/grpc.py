@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 
+from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
-from interlock.core.connector import Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.store import addresses
 from interlock.upstreams import protobuf, wire
 from interlock.upstreams.configuration import read_config
-from interlock.upstreams.intake import Intake, in_thread
 from interlock.upstreams.kinds import Site
+from interlock.upstreams.response_limits import Intake, in_thread
 from interlock.upstreams.wire import RemoteConfig
 
 if TYPE_CHECKING:

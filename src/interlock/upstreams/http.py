@@ -23,17 +23,17 @@ from urllib.parse import unquote, urljoin, urlsplit
 import orjson
 import pydantic
 
+from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.core.clock import Clock
-from interlock.core.connector import Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.store import addresses
 from interlock.store.outgoing import open_session
 from interlock.upstreams import openapi, wire
 from interlock.upstreams.configuration import read_config
-from interlock.upstreams.intake import Intake, decoded, in_thread
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.openapi import Request
+from interlock.upstreams.response_limits import Intake, decoded, in_thread
 from interlock.upstreams.wire import Part, RemoteConfig
 
 if TYPE_CHECKING:

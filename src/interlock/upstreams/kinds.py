@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 if TYPE_CHECKING:  # the command line reads this table to show its help, and loads nothing else for it
+    from interlock.call.connector import Connector
     from interlock.core.clock import Clock
-    from interlock.core.connector import Connector
-    from interlock.core.schema import Json
+    from interlock.data.schema import Json
     from interlock.resilience.services import Services
 
 # Configuration that concerns the upstream's tools and not its connection.

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import orjson
 from pydantic import BaseModel, Field
 
+from interlock.call.connector import Definition, Discovered, RemoteCall
+from interlock.contract.manifest import Part
 from interlock.core.clock import Clock
-from interlock.core.connector import Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.manifest import Part
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.configuration import read_config
-from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES, Intake
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.manifests import definition_digest
+from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES, Intake
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool

@@ -22,21 +22,21 @@ from typing import Any, TypeVar
 
 import orjson
 
+from interlock.call.connector import Connector, Discovered, secret_of
+from interlock.call.context import Caller
+from interlock.call.phases import Lease
 from interlock.core.clock import Clock
-from interlock.core.connector import Connector, Discovered, secret_of
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.phases import Lease
-from interlock.core.schema import Json
 from interlock.core.supervise import Supervisor
+from interlock.data.schema import Json
 from interlock.registry.admission import Evidence
 from interlock.registry.catalog import Catalog
 from interlock.store.port import Store
-from interlock.upstreams import book
-from interlock.upstreams.book import Offered, Outdated, Page, Report, Upstream
-from interlock.upstreams.judging import TryOut, admit, gone, judge, once, refused
+from interlock.upstreams import repository
+from interlock.upstreams.decisions import TryOut, admit, gone, judge, once, refused
 from interlock.upstreams.manifests import to_manifest
 from interlock.upstreams.overlay import parse_overlay
+from interlock.upstreams.repository import Offered, Outdated, Page, Report, Upstream
 
 __all__ = ["Offered", "Report", "Upstream", "Upstreams"]
 
@@ -97,7 +97,7 @@ class Upstreams:
         self._known: dict[str, Upstream] = {}
         self._away: set[str] = set()  # upstreams that did not answer this process when it asked last
         self._changes = journal.changes
-        self._changes.watch(("upstreams",), book.upstreams, self._follow)
+        self._changes.watch(("upstreams",), repository.upstreams, self._follow)
         self._busy: dict[str, asyncio.Lock] = {}
         self._changed: dict[str, asyncio.Event] = {}  # upstreams that said so and are being looked at again
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -180,7 +180,7 @@ class Upstreams:
 
     def list(self) -> list[Upstream]:
         """Every upstream there is, by name."""
-        return book.upstreams(self._journal.reader)
+        return repository.upstreams(self._journal.reader)
 
     def get(self, name: str) -> Upstream:
         """One upstream; E3101 when there is none of that name."""
@@ -203,7 +203,7 @@ class Upstreams:
 
     def offers(self, name: str) -> tuple[Offered, ...]:
         """What an upstream was last seen to offer, and what became of each."""
-        return book.offers(self._journal.reader, name)
+        return repository.offers(self._journal.reader, name)
 
     def changes(self, name: str) -> dict[str, dict[str, list[Any]]]:
         """Of the tools that changed, each part that is otherwise: as it was admitted, and as it is offered now."""
@@ -351,7 +351,7 @@ class Upstreams:
         _may(by)
         self.get(name)
         async with self._busy.setdefault(name, asyncio.Lock()):
-            await self._journal.commit(book.removal(name, by.acting))
+            await self._journal.commit(repository.removal(name, by.acting))
         self._catalog.forget()
         held = self._connectors.pop(name, None)
         self._changes.look()
@@ -385,7 +385,7 @@ class Upstreams:
         self._found(known.name, state)
         if (known.state, known.reason) == (state, reason):
             return
-        await self._journal.commit(book.marking(known, state, reason))
+        await self._journal.commit(repository.marking(known, state, reason))
         self._changes.look()
         if known.state != state:
             facts = {"alert": f"UPSTREAM_{state.upper()}", "upstream": known.name, "reason": reason}
@@ -443,11 +443,11 @@ class Upstreams:
                     known = self.get(known.name)
                 if overlay is not None:
                     known = replace(known, overlay=_plain(overlay))
-                page = book.page(self._journal.reader, known.name)
+                page = repository.page(self._journal.reader, known.name)
                 judged = judge(self._journal.reader, known, discovered, page, accepted or {})
                 offered, evidence = await admit(self._catalog, self._try_out, judged)
                 looked = (*offered, *gone(page, offered), *refused(discovered, offered))
-                unit = book.settle(known, page, once(looked), evidence, by=by, new=new, lift=accepted or ())
+                unit = repository.settle(known, page, once(looked), evidence, by=by, new=new, lift=accepted or ())
                 try:
                     await self._journal.commit(unit)
                     break

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from interlock.core.canonical import digest as digest_of
-from interlock.core.connector import Definition
-from interlock.core.contract import infer_class
+from interlock.call.connector import Definition
+from interlock.contract.contract import infer_class
+from interlock.contract.manifest import Effect, Manifest, parse_manifest
 from interlock.core.errors import Failure
-from interlock.core.manifest import Effect, Manifest, parse_manifest
-from interlock.core.schema import Json, Schema, properties_of, resolve_ref
+from interlock.data.canonical import digest as digest_of
+from interlock.data.schema import Json, Schema, properties_of, resolve_ref
 from interlock.registry.admission import examine
 from interlock.upstreams.kinds import Kind, kind_of
 from interlock.upstreams.names import clean_id, in_words, tool_ids

@@ -23,10 +23,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import unquote, urljoin
 
-from interlock.core.connector import Definition, Discovered
-from interlock.core.documents import Doubled, Malformed, read_json, read_yaml
+from interlock.call.connector import Definition, Discovered
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.documents import Doubled, Malformed, read_json, read_yaml
+from interlock.data.schema import Json
 from interlock.upstreams.request import PLACE, Request, build, is_json
 from interlock.upstreams.schemas import rewrite
 

@@ -26,11 +26,11 @@ from typing import Any, Literal, cast
 import pydantic
 from pydantic import Field
 
-from interlock.core.connector import Definition
-from interlock.core.documents import Malformed, read_yaml
+from interlock.call.connector import Definition
+from interlock.contract.manifest import Approval, Effect, MutationClass, Part, SchemaDocument, TimeoutClass, ToolIdText
 from interlock.core.errors import Failure
-from interlock.core.manifest import Approval, Effect, MutationClass, Part, SchemaDocument, TimeoutClass, ToolIdText
-from interlock.core.schema import Fault, Json, pointer
+from interlock.data.documents import Malformed, read_yaml
+from interlock.data.schema import Fault, Json, pointer
 
 
 class ParameterOverlay(Part):

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from interlock.core.connector import Definition
+from interlock.call.connector import Definition
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams import wire
 
 if TYPE_CHECKING:

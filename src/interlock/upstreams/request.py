@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 
 PLACE = re.compile(r"\{([^{}/]+)\}")
 

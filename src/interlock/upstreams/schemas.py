@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from interlock.core.errors import Failure
-from interlock.core.schema import DEEPEST, Json, compile_validator
+from interlock.data.schema import DEEPEST, Json, compile_validator
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})

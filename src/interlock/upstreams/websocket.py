@@ -28,17 +28,17 @@ from weakref import WeakValueDictionary
 import orjson
 import pydantic
 
+from interlock.call.connector import Definition, Discovered, RemoteCall
+from interlock.contract.manifest import RetryPolicy
 from interlock.core.clock import Clock
-from interlock.core.connector import Definition, Discovered, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.manifest import RetryPolicy
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.resilience.retry import delay_s
 from interlock.store import addresses
 from interlock.upstreams import wire
 from interlock.upstreams.configuration import read_config
-from interlock.upstreams.intake import Allowance, Intake, addressee
 from interlock.upstreams.kinds import Site
+from interlock.upstreams.response_limits import Allowance, Intake, addressee
 from interlock.upstreams.wire import Part, RemoteConfig
 
 if TYPE_CHECKING:

@@ -36,16 +36,16 @@ from urllib.parse import quote, urlsplit
 import orjson
 import pydantic
 
-from interlock.core.canonical import digest
+from interlock.call.connector import Aged, Outbound, RemoteCall
 from interlock.core.clock import Clock
-from interlock.core.connector import Aged, Outbound, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.redact import REDACTED, Redactor, safe_message
-from interlock.core.schema import Json
+from interlock.data.canonical import digest
+from interlock.data.schema import Json
+from interlock.privacy.redact import REDACTED, Redactor, safe_message
 from interlock.resilience.endpoints import Endpoints, LastGood
 from interlock.resilience.retry import Pacing, http_status, sending, unsent
 from interlock.store import addresses
-from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES
+from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES
 from interlock.upstreams.schemas import visible
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from interlock.core.bounds import check_values, exactly, too_many
-from interlock.core.canonical import encode
+from interlock.call.events import Event
+from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.core.events import Event
-from interlock.core.results import Result
-from interlock.core.schema import Json
 from interlock.core.threads import WALKS
+from interlock.data.bounds import check_values, exactly, too_many
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
 from interlock.service import Ask

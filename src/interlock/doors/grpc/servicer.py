@@ -23,14 +23,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from interlock.app import Interlock
+from interlock.call.context import Caller
+from interlock.call.events import Event
+from interlock.call.results import Result
 from interlock.core.clock import new_id
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.events import Event
-from interlock.core.results import Result
-from interlock.doors.asgi import server_ended, too_large
 from interlock.doors.grpc import messages, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
+from interlock.http.asgi import server_ended, too_large
 from interlock.registry.catalog import Version
 from interlock.service import Service
 from interlock.telemetry import w3c

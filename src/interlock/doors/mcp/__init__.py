@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from interlock.core.bounds import check_values
-from interlock.core.context import Caller
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, Message, Receive, Send, header, read_body, replay
-from interlock.doors.heads import Way
+from interlock.data.bounds import check_values
+from interlock.data.schema import Json
 from interlock.doors.mcp.calling import Calling, no_trace
+from interlock.doors.mcp.fast_path import Thin
 from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names
-from interlock.doors.mcp.thin import Thin
+from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, replay
+from interlock.http.request_cache import Way
 from interlock.service import Service
-from interlock.service.refusals import IDENTITY
+from interlock.service.failed_authentication import IDENTITY
 from interlock.store import epochs
 
 if TYPE_CHECKING:

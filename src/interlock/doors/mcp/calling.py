@@ -17,14 +17,14 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.attached import for_models
+from interlock.call.connector import Interaction
+from interlock.call.context import Caller
+from interlock.call.results import Result
+from interlock.contract.attached import for_models
 from interlock.core.clock import new_id
-from interlock.core.connector import Interaction
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
 from interlock.core.record import step
-from interlock.core.results import Result
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
 from interlock.service import Ask, Service

@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.context import Caller
-from interlock.core.contract import Contract
-from interlock.core.prepared import Prepared
-from interlock.core.schema import Json
+from interlock.call.context import Caller
+from interlock.call.prepared import Prepared
+from interlock.contract.contract import Contract
+from interlock.data.schema import Json
 from interlock.doors.mcp.names import Names
 from interlock.registry.catalog import Version
 from interlock.service import Service

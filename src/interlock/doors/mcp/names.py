@@ -13,9 +13,9 @@ import re
 
 import orjson
 
+from interlock.contract.wire_names import LONGEST
+from interlock.contract.wire_names import mcp_name as shown
 from interlock.core.clock import Clock
-from interlock.core.wire_names import LONGEST
-from interlock.core.wire_names import mcp_name as shown
 from interlock.store import tools, upstreams
 from interlock.store.port import Reader, Store
 

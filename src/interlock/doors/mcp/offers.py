@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from interlock.core.connector import Interaction
-from interlock.core.context import Caller
+from interlock.call.connector import Interaction
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.service import Service
 from interlock.store import records
 from interlock.store.port import Transaction

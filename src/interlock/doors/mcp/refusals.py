@@ -16,9 +16,9 @@ import orjson
 from mcp import types
 
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.doors.asgi import Message, Send, answer
+from interlock.data.schema import Json
 from interlock.doors.mcp.calling import no_trace
+from interlock.http.asgi import Message, Send, answer
 
 _JSON = b"application/json"
 # By their status: the code, where it is not that of a malformed request, and what a client can do about it.

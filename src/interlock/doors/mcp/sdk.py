@@ -29,24 +29,24 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from interlock._version import __version__
-from interlock.core.artifacts import is_file
-from interlock.core.canonical import encode
-from interlock.core.connector import ALONE, Interaction
-from interlock.core.context import Caller
+from interlock.call.artifacts import is_file
+from interlock.call.connector import ALONE, Interaction
+from interlock.call.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.doors.asgi import Disconnected, header, read_body, refuse, replay
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
 from interlock.doors.ids import check_text
 from interlock.doors.mcp import refusals
-from interlock.doors.mcp.asking import LEVEL, News, hear, interaction, listening, with_news
 from interlock.doors.mcp.calling import Calling, Fault, Wanted, no_trace, questions, unforeseen
-from interlock.doors.mcp.changes import Changes
 from interlock.doors.mcp.context import CALLER, Context, connection, faulty, meta, missing, named, native_ids
+from interlock.doors.mcp.elicitation import LEVEL, News, hear, interaction, listening, with_news
+from interlock.doors.mcp.fast_path import MODERN, Message, Receive, Send
 from interlock.doors.mcp.listing import EXPECTS, Listing
 from interlock.doors.mcp.names import Names
+from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
-from interlock.doors.mcp.thin import MODERN, Message, Receive, Send
+from interlock.http.asgi import Disconnected, header, read_body, refuse, replay
 from interlock.service import Service
 from interlock.telemetry.w3c import joined
 from interlock.upstreams.mcp.protocol import Listening

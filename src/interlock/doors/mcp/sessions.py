@@ -15,8 +15,8 @@ from time import monotonic
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
-from interlock.doors.asgi import Message, Receive, Scope, Send, header
+from interlock.data.schema import Json
+from interlock.http.asgi import Message, Receive, Scope, Send, header
 
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 _ID = b"mcp-session-id"

@@ -26,11 +26,11 @@ import orjson
 from mcp.shared._context_streams import ContextReceiveStream, ContextSendStream, create_context_streams
 from mcp.shared.message import SessionMessage
 
-from interlock.core.bounds import check_values
 from interlock.core.errors import Failure
-from interlock.doors.asgi import too_large
+from interlock.data.bounds import check_values
 from interlock.doors.ids import check
 from interlock.doors.mcp.refusals import enveloped
+from interlock.http.asgi import too_large
 
 MAX_OPEN = 256
 WRITTEN_S = 1.0

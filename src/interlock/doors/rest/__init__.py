@@ -1,16 +1,16 @@
 """The REST door: `POST /v1/tools/invoke` as plain ASGI, and the wide API with its OpenAPI document behind it.
 
-`hot(service)` is the one route that most requests want, and costs little more than the call it makes. `rest_app` is
-everything, that route included, so either can be served alone. Both write answers with answers.py.
+`invoke_route(service)` is the one route that most requests want, and costs little more than the call it makes.
+`rest_app` is everything, that route included, so either can be served alone. Both write answers with answers.py.
 """
 
 from __future__ import annotations
 
-from interlock.doors.asgi import App
-from interlock.doors.rest.hot import Invoke, hot
+from interlock.doors.rest.invoke import Invoke, invoke_route
+from interlock.http.asgi import App
 from interlock.service import Service
 
-__all__ = ["Invoke", "hot", "rest_app"]
+__all__ = ["Invoke", "invoke_route", "rest_app"]
 
 
 def rest_app(service: Service) -> App:

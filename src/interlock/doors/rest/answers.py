@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from interlock.core.canonical import encode
+from interlock.call.results import Result
+from interlock.contract.standard.states import HISTORY, State
 from interlock.core.clock import iso
 from interlock.core.errors import Failure
-from interlock.core.results import Result
-from interlock.core.schema import Json
-from interlock.core.states import HISTORY, State
-from interlock.doors.asgi import refusal, retry_after
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
+from interlock.http.asgi import refusal, retry_after
 
 _CHALLENGE = ((b"www-authenticate", b'Bearer realm="interlock"'),)
 

@@ -18,15 +18,15 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from interlock import __version__
-from interlock.core.documents import Doubled, Malformed, read_json
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
-from interlock.doors.asgi import App, Disconnected, Message, Receive, Scope, Send, answer, header, read_body, replay
+from interlock.data.documents import Doubled, Malformed, read_json
 from interlock.doors.rest.answers import Reply, of_failure
-from interlock.doors.rest.hot import Invoke, unforeseen
+from interlock.doors.rest.invoke import Invoke, unforeseen
 from interlock.doors.rest.operation import reply
 from interlock.doors.rest.page import CSP, page
 from interlock.doors.rest.routes import ROUTERS
+from interlock.http.asgi import App, Disconnected, Message, Receive, Scope, Send, answer, header, read_body, replay
 from interlock.service import Service
 from interlock.telemetry.w3c import joined
 

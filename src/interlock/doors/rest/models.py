@@ -13,8 +13,8 @@ import pydantic
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
-from interlock.core.bounds import LONGEST_NAME
-from interlock.doors.rest.hot import LONGEST_MS
+from interlock.data.bounds import LONGEST_NAME
+from interlock.doors.rest.invoke import LONGEST_MS
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.kinds import KINDS
 

@@ -9,9 +9,9 @@ from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from interlock.core.canonical import encode
-from interlock.core.context import Caller
-from interlock.core.schema import Json
+from interlock.call.context import Caller
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import Reply
 from interlock.service import Service

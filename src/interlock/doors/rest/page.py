@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

@@ -10,8 +10,8 @@ from interlock.core.errors import Failure
 from interlock.store import addresses
 
 if TYPE_CHECKING:
-    from interlock.core.capability import Capability
-    from interlock.core.manifest import NetworkPolicy
+    from interlock.call.capability import Capability
+    from interlock.contract.manifest import NetworkPolicy
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _TOLD = 10  # refusals that a failure spells out

@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.executors.sandbox import root
 from interlock.executors.sandbox.cgroups import PREFIX, Slot
 from interlock.executors.sandbox.child import Child, IsolationError, Shape

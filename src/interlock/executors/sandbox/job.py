@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from interlock.core.artifacts import File
-from interlock.core.checkpoints import Bounds
+from interlock.call.artifacts import File
+from interlock.call.checkpoints import Bounds
+from interlock.contract.permissions import own_place
 from interlock.core.errors import Failure
-from interlock.core.permissions import own_place
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 
 MIB, GIB = 1 << 20, 1 << 30
 

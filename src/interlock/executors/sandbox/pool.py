@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import interlock
-from interlock.core.permissions import is_below, own_place
+from interlock.contract.permissions import is_below, own_place
 from interlock.executors.sandbox.cgroups import Cgroups, Slot
 from interlock.executors.sandbox.child import Child, Evidence, IsolationError, Shape
 from interlock.executors.sandbox.job import Mount

@@ -174,7 +174,7 @@ def _python(request: Json, say: Say, ask: Ask) -> Json:
 
 
 def _previewed(answer: Any) -> Json:
-    from interlock.core.context import previewed
+    from interlock.call.context import previewed
 
     preview = previewed(answer)
     changes = [
@@ -242,8 +242,8 @@ def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str |
         return entry.function, dict(bind(entry, arguments)), entry.context, entry.dump
     if not getattr(entry, "__annotations__", None):
         return entry, dict(arguments), None, None
-    from interlock.core.context import Context
-    from interlock.core.hints import convert
+    from interlock.call.context import Context
+    from interlock.contract.hints import convert
 
     hints = inspect.get_annotations(entry, eval_str=True)
     context = next((name for name, hint in hints.items() if hint is Context), None)
@@ -253,8 +253,8 @@ def _bound(entry: Any, arguments: Json) -> tuple[Callable[..., Any], Json, str |
 def _context(request: Json, say: Say, ask: Ask) -> Any:
     from pathlib import Path
 
+    from interlock.call.context import Caller, Context
     from interlock.core.clock import Deadline
-    from interlock.core.context import Caller, Context
     from interlock.core.errors import Failure
 
     call, secrets = request["call"], request["secrets"]
@@ -297,7 +297,7 @@ def _context(request: Json, say: Say, ask: Ask) -> Any:
 
 def _saver(request: Json, ask: Ask) -> Callable[[str, Any], None]:
     """How checkpoints are saved: outside, while the code waits here. What would be refused there is refused here."""
-    from interlock.core.checkpoints import check_label, not_offered, refuse_more, written
+    from interlock.call.checkpoints import check_label, not_offered, refuse_more, written
     from interlock.core.errors import Failure
 
     bounds = request["checkpoints"]
@@ -346,7 +346,7 @@ async def _reports(context: Any) -> Json:
 
 
 def _cost_parts() -> Sequence[str]:
-    from interlock.core.cost import CALL_PARTS
+    from interlock.call.cost import CALL_PARTS
 
     return CALL_PARTS
 

@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from interlock.core.artifacts import File
-from interlock.core.bounds import plain_text
+from interlock.call.artifacts import File
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.bounds import plain_text
+from interlock.data.schema import Json
 from interlock.executors.sandbox import filter as seccomp
-from interlock.executors.sandbox import frames, linux, memory, said, syscalls
+from interlock.executors.sandbox import frames, linux, memory, reports, syscalls
 from interlock.executors.sandbox.cgroups import Counted, Slot
 from interlock.executors.sandbox.child import Child, Ended
 from interlock.executors.sandbox.job import Job, Outcome, PythonJob, Status
@@ -197,7 +197,7 @@ class Watch:
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._streams = [_Stream(one, job.limits.output_bytes) for one in (child.out, child.err)]
         self._bounds = job.checkpoints if isinstance(job, PythonJob) else None
-        self._reader = said.reader_for(job)
+        self._reader = reports.reader_for(job)
         self._silenced = self._paused = self._left = False
         self._checkpoints = 0
         self._saving: asyncio.Task[None] | None = None
@@ -362,19 +362,19 @@ class Watch:
         if self._said is not None:
             raise frames.Malformed
         if kind == frames.FILE:
-            self._take_file(said.file(body, self._job.limits))
+            self._take_file(reports.file(body, self._job.limits))
         elif kind == frames.CHECKPOINT:
-            self._take_checkpoint(*said.checkpoint(body))
+            self._take_checkpoint(*reports.checkpoint(body))
         elif kind == frames.PARTIAL:
-            part = said.document(body)
+            part = reports.document(body)
             if self._on_partial is not None:
                 self._on_partial(part)
         elif kind == frames.PROGRESS:
-            facts = said.progress(body)
+            facts = reports.progress(body)
             if self._on_progress is not None:
                 self._on_progress(facts)
         else:
-            self._take_result(said.result(body, self._job))
+            self._take_result(reports.result(body, self._job))
 
     def _take_result(self, result: Json) -> None:
         self._said = result

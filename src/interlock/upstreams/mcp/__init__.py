@@ -9,7 +9,7 @@ What a server says of its tools is taken down and not believed (`answers`). A de
 refused by itself; the others go on.
 """
 
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams.configuration import read_config
 from interlock.upstreams.kinds import Site
 from interlock.upstreams.mcp.config import McpConfig

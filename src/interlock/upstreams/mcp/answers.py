@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import orjson
 
-from interlock.core.connector import Definition, Interaction, RemoteCall
+from interlock.call.connector import Definition, Interaction, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.schema import Json, compile_validator
+from interlock.data.schema import Json, compile_validator
 from interlock.upstreams import wire
 from interlock.upstreams.mcp.protocol import (
     INPUT_REQUIRED,

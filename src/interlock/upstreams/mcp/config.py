@@ -5,8 +5,8 @@ from __future__ import annotations
 import pydantic
 
 from interlock.upstreams import wire
-from interlock.upstreams.intake import MAX_BYTES, MAX_VALUES
 from interlock.upstreams.mcp.protocol import Era
+from interlock.upstreams.response_limits import MAX_BYTES, MAX_VALUES
 
 
 class McpConfig(wire.Part):

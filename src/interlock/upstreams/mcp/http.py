@@ -26,11 +26,11 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.store import addresses
-from interlock.upstreams.intake import PER_TURN, SMALL, Allowance, Intake, in_thread
 from interlock.upstreams.mcp.pacing import PacedNetwork
 from interlock.upstreams.mcp.session import Session
+from interlock.upstreams.response_limits import PER_TURN, SMALL, Allowance, Intake, in_thread
 from interlock.upstreams.wire import Tls, retry_after_ms
 
 CONNECT_S = 10.0

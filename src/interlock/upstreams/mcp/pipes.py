@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams.children import Child, Program
-from interlock.upstreams.intake import SMALL, Allowance, Intake
+from interlock.upstreams.response_limits import SMALL, Allowance, Intake
 
 if TYPE_CHECKING:
     from interlock.upstreams.mcp.session import Session

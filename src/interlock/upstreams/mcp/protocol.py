@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast
 
 from interlock._version import __version__
-from interlock.core.connector import Interaction
-from interlock.core.schema import Json
+from interlock.call.connector import Interaction
+from interlock.data.schema import Json
 
 MODERN = ("2026-07-28",)
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")

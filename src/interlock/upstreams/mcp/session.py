@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams.children import Crashed
-from interlock.upstreams.intake import addressee
 from interlock.upstreams.mcp.negotiation import agree
 from interlock.upstreams.mcp.protocol import (
     ABOUT_US,
@@ -40,6 +39,7 @@ from interlock.upstreams.mcp.protocol import (
     strings,
     text_in,
 )
+from interlock.upstreams.response_limits import addressee
 
 _log = logging.getLogger("interlock.upstreams.mcp")
 

@@ -20,17 +20,17 @@ from typing import Any
 
 import orjson
 
+from interlock.call.context import Caller
 from interlock.core.clock import Clock
-from interlock.core.context import Caller
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.children import Crashed, Program, Restarts, Supervisor
-from interlock.upstreams.intake import Allowance, Intake, in_thread
 from interlock.upstreams.mcp.config import McpConfig
 from interlock.upstreams.mcp.pipes import Pipes
 from interlock.upstreams.mcp.protocol import Era, Listening, RpcError, Wire
 from interlock.upstreams.mcp.session import LIST_S, Session
+from interlock.upstreams.response_limits import Allowance, Intake, in_thread
 
 _log = logging.getLogger("interlock.upstreams.mcp")
 

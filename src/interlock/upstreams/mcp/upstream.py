@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.call.connector import ALONE, Discovered, Interaction, RemoteCall
 from interlock.core.clock import Clock
-from interlock.core.connector import ALONE, Discovered, Interaction, RemoteCall
 from interlock.core.errors import Failure
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.upstreams import wire
 from interlock.upstreams.children import Restarts, Supervisor
 from interlock.upstreams.manifests import definition_digest

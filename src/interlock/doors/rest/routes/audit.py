@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from interlock.core.clock import iso
 from interlock.doors.rest import models
-from interlock.doors.rest.hot import DOOR
+from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import Ask, json, says, streams
 from interlock.doors.rest.routes.calls import frames
 from interlock.service.audit import Sought

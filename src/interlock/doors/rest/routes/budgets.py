@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from interlock.doors.rest import models
-from interlock.doors.rest.hot import DOOR
+from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import Ask, json, says
 
 router = APIRouter(prefix="/v1", tags=["budgets"])

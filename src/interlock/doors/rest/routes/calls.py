@@ -10,12 +10,12 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
-from interlock.core.artifacts import is_file
-from interlock.core.canonical import encode
-from interlock.core.schema import Json
+from interlock.call.artifacts import is_file
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result, of_status
-from interlock.doors.rest.hot import DOOR
+from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says, streams
 from interlock.service.listing import Wanted, moment
 

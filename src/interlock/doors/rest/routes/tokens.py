@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.operation import Ask, json, says
 

@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import Response
 
+from interlock.contract.standard.export import interface, shown
 from interlock.core.clock import iso
-from interlock.core.export import interface, shown
-from interlock.core.schema import Json
+from interlock.data.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result
-from interlock.doors.rest.hot import DOOR
+from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, bearer, json, reply, says
 from interlock.registry.catalog import Version
 from interlock.service.tools import Tools, sees

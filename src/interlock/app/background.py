@@ -1,0 +1,165 @@
+"""What time brings, looked after in the background: expiry, retirement, tickets, upstreams that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from interlock.app.home_health import Condition
+from interlock.approvals.notify import Courier
+from interlock.audit import retention
+from interlock.audit.retention import expire_payloads, remove_pieces
+from interlock.authority import budgets
+from interlock.core.clock import Clock
+from interlock.core.supervise import Supervisor
+from interlock.core.threads import DISK
+from interlock.gateway import idempotency
+from interlock.gateway.reconcile import block_orphans
+from interlock.gateway.review import Desk
+from interlock.resilience import limits
+from interlock.settings import Settings
+from interlock.store import facts
+from interlock.store.home import Home
+from interlock.store.port import Store, Transaction
+
+if TYPE_CHECKING:
+    from interlock.registry.retirement import Milestone
+    from interlock.upstreams.manager import Upstreams
+
+# How soon what time brings to tickets is noticed; that they expire holds without anybody noticing.
+TICKETS_EVERY_S = 1.0
+# How often is looked whether housekeeping is due, which is once an hour for all processes on a home together.
+HOUSE_EVERY_S = 600.0
+# How often the disk and the keys of the home are looked at.
+CONDITION_EVERY_S = 10.0
+
+
+class Chores:
+    """The chores of one process on a home. `upstreams` gives them when they are first looked at."""
+
+    def __init__(
+        self,
+        *,
+        home: Home,
+        journal: Store,
+        clock: Clock,
+        settings: Settings,
+        approvals: Desk,
+        courier: Courier,
+        upstreams: Callable[[], Upstreams],
+        announce: Callable[..., None],
+        pay: Callable[[], Awaitable[None]],
+        release_pieces: Callable[[Callable[[str], bool]], Awaitable[None]],
+        heed: Callable[[], Awaitable[None]],
+        alive: Callable[[str], bool],
+        condition: Condition,
+        supervisor: Supervisor,
+    ) -> None:
+        self._home = home
+        self._journal = journal
+        self._clock = clock
+        self._settings = settings
+        self._approvals = approvals
+        self._courier = courier
+        self._upstreams = upstreams
+        self._announce = announce
+        self._pay = pay
+        self._release_pieces = release_pieces
+        self._heed = heed
+        self._alive = alive
+        self._condition = condition
+        if settings.housekeeping:
+            self._begin(supervisor)
+
+    def _begin(self, supervisor: Supervisor) -> None:
+        """Start the jobs. Each is a task of its own, so that one that fails or takes long keeps no other from running.
+
+        The end of the journal is signed with the next write; where none comes, a job sees to it.
+        """
+        supervisor.every("housekeeping", HOUSE_EVERY_S, self._keep_house)
+        supervisor.every("recording of owed outcomes", TICKETS_EVERY_S, self._pay)
+        supervisor.every("requests of other processes", TICKETS_EVERY_S, self._heed)
+        supervisor.every("calls of dead processes", TICKETS_EVERY_S, self._settle_orphans)
+        supervisor.every("pieces of payloads", TICKETS_EVERY_S, self._remove_pieces)
+        supervisor.every("tickets", TICKETS_EVERY_S, self._keep_tickets)
+        if self._settings.resume_approved:
+            supervisor.every("approved calls", TICKETS_EVERY_S, self._approvals.resume_all)
+        supervisor.every("signing of the journal", TICKETS_EVERY_S, self._keep_signed)
+        supervisor.every("condition of the home", CONDITION_EVERY_S, self._condition.look, at_once=False)
+        supervisor.every("probing of upstreams", self._settings.upstream_probe_s, self._keep_watch, at_once=False)
+
+    async def maintain(self) -> list[Milestone]:
+        """Let go of what has expired and retire versions whose time has come. Runs by itself once an hour."""
+        for evict, at_once in _EVICTIONS:
+            while await self._journal.commit(evict) == at_once:
+                pass
+        await self._release_pieces(self._alive)
+        await expire_payloads(self._journal)
+        if self._settings.purge_records and await self._journal.commit(_purge_due):
+            await DISK.run(self._purge)
+        from interlock.registry.retirement import sweep
+
+        days = self._settings.deprecation_extend_days
+        now_ms = self._clock.now_ms()
+        milestones = await sweep(self._journal, now_ms, by="housekeeping", force=days == 0, extend_days=days)
+        for one in milestones:
+            self._announce(one.event, "", one.tool)
+        return milestones
+
+    def _purge(self) -> None:
+        """Remove the records that are past their term and give the space back. Long: runs in a thread, in slices."""
+        now_ms = self._clock.now_ms()
+        if retention.due(self._home, self._settings, now_ms=now_ms, through=1):
+            retention.purge(self._home, self._settings, now_ms=now_ms, by="housekeeping")
+            retention.shrink(self._home)
+
+    async def _keep_house(self) -> None:
+        if await self._journal.commit(_maintenance_due):
+            await self.maintain()
+
+    async def _settle_orphans(self) -> None:
+        await block_orphans(self._journal, self._alive, self._announce)
+
+    async def _remove_pieces(self) -> None:
+        await self._release_pieces(self._alive)
+        await remove_pieces(self._journal)
+
+    async def _keep_tickets(self) -> None:
+        await self._approvals.sweep()
+        self._courier.wake()
+
+    async def _keep_signed(self) -> None:
+        if self._journal.unsigned:
+            await self._journal.commit(_sign)
+
+    async def _keep_watch(self) -> None:
+        await self._upstreams().probe_all()
+
+
+_EVICTIONS = (
+    (idempotency.evict, idempotency.EVICT_AT_ONCE),
+    (budgets.evict, budgets.EVICT_AT_ONCE),
+    (limits.evict, limits.EVICT_AT_ONCE),
+)
+
+
+def _sign(_: Transaction) -> None:
+    """Nothing of its own: what is committed late enough takes a signature along."""
+
+
+def _maintenance_due(transaction: Transaction) -> bool:
+    """Whether an hour has passed since any process on this home kept house; if so, it is this one's turn."""
+    return _turn(transaction, "maintained_ms", 3_600_000)
+
+
+def _purge_due(transaction: Transaction) -> bool:
+    """The same for removing records, which verifies the whole journal first and is done once a day."""
+    return _turn(transaction, "purged_ms", 86_400_000)
+
+
+def _turn(transaction: Transaction, name: str, every_ms: int) -> bool:
+    last = facts.get(transaction, name)
+    if last is not None and transaction.now_ms - int(last) < every_ms:
+        return False
+    facts.put(transaction, name, str(transaction.now_ms))
+    return True

@@ -1,0 +1,107 @@
+"""Rules that can be used and may still let through what their author did not mean: what `policy check` warns of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+from interlock.authority.comparisons import LIKE, Comparison, normal_pattern, wild
+from interlock.authority.normalize import written_path
+from interlock.contract.contract import Contract
+from interlock.data.subschemas import COMMAND, HOST, PATH, URL, Place
+
+Json = dict[str, Any]
+
+_SAYING = {
+    PATH: "`format: path` or x-path",
+    URL: "`format: uri` or x-url",
+    HOST: "`format: hostname` or x-host",
+}
+_SETS = ("paths", "hosts", "urls", "commands")
+
+
+def cautions(effect: str, conditions: Any, compares: Iterable[Comparison], tools: Iterable[Contract]) -> Iterator[str]:
+    """What to be careful about in a rule that can apply to these tools, each said once."""
+    listed = list(tools)
+    compared = list(compares)
+    told = [
+        *(caution for one in compared for caution in _first_raw(one, listed)),
+        *(caution for one in compared for caution in _unreachable(one)),
+    ]
+    if effect == "permit":
+        told.extend(_any_of_many(name) for name in _contained(conditions, positive=True))
+    yield from dict.fromkeys(told)
+
+
+def _first_raw(one: Comparison, tools: Iterable[Contract]) -> Iterator[str]:
+    """What is said of the first of many tools that it can be said of: a rule for all tools is warned of once."""
+    found = (list(_raw(one, tool)) for tool in tools if one.names and one.names[0] in tool.input.properties)
+    yield from next(filter(None, found), ())
+
+
+def _raw(one: Comparison, tool: Contract) -> Iterator[str]:
+    """A comparison of an argument that the tool's schema takes for a text like any other."""
+    place = tool.input.places.root
+    inherited: frozenset[str] = frozenset()
+    for name in one.names:
+        place = place.member(name)
+        inherited |= place.kinds
+    kinds, name = inherited | _inside(place), ".".join(one.names)
+    if COMMAND in kinds:
+        if LIKE in one.readings:
+            yield f"compares the command `{name}` as text; context.all_commands tells which program it starts"
+        return
+    if kinds:
+        return
+    meant = [kind for kind in _SAYING if kind in one.readings]
+    if meant:
+        yield (
+            f"the schema of {tool.id} does not say that `{name}` is a {meant[0]}, so no set of paths, hosts or URLs is "
+            f"sure to hold it; mark it with {_SAYING[meant[0]]}, or with `kind: {meant[0]}` in an upstream's overlay"
+        )
+    elif one.readings:
+        yield f"compares `{name}` as it is sent: another spelling of the same thing is another text"
+
+
+def _inside(place: Place) -> frozenset[str]:
+    """The marks of a list's elements."""
+    return place.element(0).kinds if "array" in place.types else frozenset()
+
+
+def _unreachable(one: Comparison) -> Iterator[str]:
+    """A path that no argument in normal form can be."""
+    for text in one.texts if PATH in one.readings else ():
+        normal = normal_pattern(text) if wild(text) else written_path(text.rstrip("/") or "/")
+        if normal not in (None, text):
+            yield f"names `{text}`, and paths are compared in normal form; write `{normal}`"
+
+
+def _any_of_many(name: str) -> str:
+    return f"permits by context.{name}, where one of many is enough; context.all_{name} is about every one of them"
+
+
+def _contained(node: Any, *, positive: bool) -> Iterator[str]:
+    """The sets of which a rule says that something is in them, where that makes the rule apply."""
+    if isinstance(node, list):
+        for one in cast("list[Any]", node):
+            yield from _contained(one, positive=positive)
+    if not isinstance(node, dict):
+        return
+    known = cast("Json", node)
+    if known.get("kind") == "unless":
+        positive = not positive
+    for word, inner in known.items():
+        if word in ("contains", "containsAny") and positive and isinstance(inner, dict):
+            left: Any = cast("Json", inner).get("left")
+            if isinstance(left, dict) and (name := _set(cast("Json", left))):
+                yield name
+        yield from _contained(inner, positive=positive != (word == "!"))
+
+
+def _set(node: Json) -> str | None:
+    step: Any = node.get(".")
+    if isinstance(step, dict):
+        inner = cast("Json", step)
+        if inner.get("left") == {"Var": "context"} and inner.get("attr") in _SETS:
+            return str(inner["attr"])
+    return None

@@ -1,0 +1,67 @@
+"""Files that a call leaves behind: as they came out of the sandbox, and as callers hear of them.
+
+A sandboxed tool whose manifest allows it writes files into a directory of its own. When the call succeeds they are kept
+like results too large to be sent: by reference, for whoever made the call, for as long as payloads are kept. What
+travels with the result is where each was, how large it is and its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from interlock.data.schema import Json
+
+_MARK = "."
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as the call left it: its path within the output directory, and what is in it."""
+
+    path: str
+    content: bytes = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file that was kept, and the reference under which whoever made the call can read it."""
+
+    path: str
+    sha256: str
+    size: int
+    ref: str
+
+    def document(self) -> Json:
+        return {"path": self.path, "sha256": self.sha256, "size": self.size, "ref": self.ref}
+
+
+def refer(call: str, files: Iterable[File], shown: Callable[[str], str]) -> tuple[Artifact, ...]:
+    """The files of a call by reference. A path is told as `shown` gives it; two that look the same are told apart."""
+    found: dict[str, Artifact] = {}
+    for number, file in enumerate(files, 1):
+        path = shown(file.path)
+        while path in found:
+            path += f"{_MARK}{number}"
+        found[path] = Artifact(path, file.sha256, file.size, f"payload:{call}{_MARK}{number}")
+    return tuple(found.values())
+
+
+def recalled(documents: Sequence[Any]) -> tuple[Artifact, ...]:
+    """Artifacts as they were written down."""
+    return tuple(Artifact(one["path"], one["sha256"], one["size"], one["ref"]) for one in documents)
+
+
+def is_file(ref: str) -> bool:
+    """Whether a payload is a file as it was left, and not a result as JSON."""
+    return _MARK in ref

@@ -1,0 +1,107 @@
+"""Checkpoints: how far a call has come, saved by its tool so that the work can be taken up from there.
+
+A state is JSON. Its text is kept as it is, so that what is read back equals what was saved; its checksum is that of the
+canonical form, so that it does not depend on how a state was spelt. A label says which point of the work it is: one of
+the manifest's `macro_events` makes the checkpoint a `macro` one, any other a `named` one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from interlock.core.clock import iso
+from interlock.core.errors import Failure
+from interlock.data.canonical import canonical, encode
+from interlock.data.schema import Json
+
+SCHEMA_VERSION = "1.0"
+CheckpointType = Literal["macro", "named"]
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
+
+
+class Bounds(NamedTuple):
+    """How many checkpoints a call may save, and of how many bytes each."""
+
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint as its reader may see it. With an `error` its state is lost; the facts about it are not.
+
+    `redacted` lists, as JSON pointers, what was taken out of the state: when it was saved, or now.
+    """
+
+    invocation_id: str
+    sequence: int
+    tool_id: str
+    tool_version: str
+    checkpoint_type: CheckpointType
+    label: str
+    at_ms: int
+    size: int
+    checksum: str
+    state: Any = None
+    redacted: tuple[str, ...] = ()
+    error: Failure | None = None
+
+    @property
+    def id(self) -> str:
+        return checkpoint_id(self.invocation_id, self.sequence)
+
+    def document(self) -> Json:
+        failure = self.error
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "checkpoint_id": self.id,
+            "invocation_id": self.invocation_id,
+            "sequence": self.sequence,
+            "tool_id": self.tool_id,
+            "tool_version": self.tool_version,
+            "checkpoint_type": self.checkpoint_type,
+            "label": self.label,
+            "timestamp": iso(self.at_ms),
+            "size": self.size,
+            "checksum": self.checksum,
+            "state": self.state,
+            "redacted": list(self.redacted),
+            "error": None if failure is None else {"error_code": failure.code, "message": failure.message},
+        }
+
+
+def checkpoint_id(call: str, sequence: int) -> str:
+    return f"{call}:{sequence}"
+
+
+def check_label(label: Any) -> None:
+    """Refuse (E3308) what cannot be the label of a checkpoint."""
+    if not isinstance(label, str) or _LABEL.fullmatch(label) is None:
+        raise Failure(
+            "E3308", "the label of a checkpoint is a letter or digit and up to 99 more of these or of `_.:/-`"
+        )
+
+
+def written(state: Any, most: int) -> tuple[bytes, str]:
+    """The JSON text of a state, and its checksum. E3906 for what is not JSON, E3407 for what is too long."""
+    try:
+        checksum = hashlib.sha256(canonical(state)).hexdigest()
+        text = encode(state)
+    except Failure as failure:
+        raise Failure("E3906", f"the state cannot be saved: {failure.message}") from None
+    if len(text) > most:
+        raise Failure("E3407", f"the state of a checkpoint has at most {most} bytes, and this one {len(text)}")
+    return text, checksum
+
+
+def refuse_more(most: int) -> Failure:
+    """The refusal (E3407) of a checkpoint beyond the number that a call may save."""
+    return Failure("E3407", f"a call saves at most {most} checkpoints")
+
+
+def not_offered(ref: str) -> Failure:
+    """The refusal (E3109) of any checkpoint of a tool that does not say it saves them."""
+    return Failure("E3109", f"{ref} saves no checkpoints: its manifest does not enable them (checkpoint_config)")

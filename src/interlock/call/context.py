@@ -1,0 +1,313 @@
+"""What a tool sees of the call it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from interlock.call.capability import Capability
+from interlock.call.cost import FREE, reported
+from interlock.contract.attached import Attached
+from interlock.contract.effects import Change
+from interlock.contract.hints import CallContext
+from interlock.contract.manifest import Operation
+from interlock.core.clock import Deadline
+from interlock.core.errors import Failure
+
+CallerKind = Literal["human", "agent", "service"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Caller:
+    """On whose authority a call is made, and through which agent.
+
+    `id` is the person or system the task began with; `agent` the identity that acts for it, if another does. Kind,
+    trust and groups are the operator's word about whoever acts, never the caller's own. `passed_on` tells that one
+    agent or service handed its authority to another.
+    """
+
+    id: str
+    tenant: str = "local"
+    agent: str | None = None
+    scopes: frozenset[str] = frozenset()
+    kind: CallerKind = "human"
+    trust: int = 0
+    groups: frozenset[str] = frozenset()
+    capability: Capability | None = None
+    passed_on: bool = False
+
+    @property
+    def acting(self) -> str:
+        """Who acts: the agent where there is one."""
+        return self.agent or self.id
+
+    def governs(self, scope: str) -> bool:
+        """Whether a scope lets them act on the whole place. Only callers of the tenant `local` run it."""
+        return self.tenant == "local" and scope in self.scopes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a call would do, for the agent or the reviewer to look at first."""
+
+    effects: tuple[Change, ...] = ()
+    preconditions: Mapping[str, bool] = field(default_factory=dict[str, bool])
+    impact: str = ""
+
+
+def previewed(answer: Any) -> Preview:
+    """What a tool's preview handler answered. E3401 when it is no preview: that is the tool's fault, not the call's."""
+    if not isinstance(answer, Preview):
+        raise _no_preview(f"the tool's preview returned `{type(answer).__name__}`")
+    effects: Any = answer.effects
+    preconditions: Any = answer.preconditions
+    if not isinstance(effects, tuple | list) or not all(isinstance(one, Change) for one in cast("list[Any]", effects)):
+        raise _no_preview("the `effects` of the tool's preview are no tuple of `Change`")
+    if not isinstance(preconditions, Mapping):
+        raise _no_preview("the `preconditions` of the tool's preview are no mapping")
+    return answer
+
+
+def _no_preview(what: str) -> Failure:
+    shape = "Preview(effects=(Change(...), ...), preconditions={'what holds': True}, impact='in words')"
+    return Failure("E3401", f"{what}; a preview handler returns {shape}", retryable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """A fact a tool states about its effect, and the way to check it independently."""
+
+    what: str
+    claimed: Any
+    observe: Callable[[], Any]
+
+
+class _ToolLog(logging.LoggerAdapter[logging.Logger]):
+    """A tool's log: under the call's trace id, and without what the call must keep to itself."""
+
+    def __init__(self, trace_id: str, invocation_id: str, hide: Callable[[str], str]) -> None:
+        ids = {"trace_id": trace_id, "invocation_id": invocation_id}
+        super().__init__(logging.getLogger("interlock.tool"), ids)
+        self._hide = hide
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self.isEnabledFor(level):
+            text = str(msg) % args if args else str(msg)
+            self.logger.log(level, "%s", self._hide(text), extra=self.extra)
+
+
+class Context(CallContext):
+    """Progress, cancellation, deadline, log, session, dry run, effects and compensation of one call.
+
+    Tools take it as their first argument; it never appears in their schema. Its methods may be called from the tool's
+    own thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        invocation_id: str,
+        caller: Caller,
+        deadline: Deadline,
+        monotonic: Callable[[], float],
+        session: MutableMapping[str, Any],
+        key: str | None,
+        dry_run: bool,
+        trace_id: str,
+        trace: Callable[[], Mapping[str, str]],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_partial: Callable[[Any], None],
+        child: Callable[..., Awaitable[Any]],
+        hide: Callable[[str], str],
+        secret: Callable[[str], str],
+        task: str,
+        save: Callable[[str, Any], Awaitable[None]],
+        save_blocking: Callable[[str, Any], None] | None = None,
+        out: Path | None = None,
+        on_yield: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.invocation_id = invocation_id
+        self.caller = caller
+        self.deadline = deadline
+        self.session = session
+        self.idempotency_key = key
+        self.dry_run = dry_run
+        self.trace_id = trace_id
+        self._trace = trace
+        self.log = _ToolLog(trace_id, invocation_id, hide)
+        self.changes: list[Change] = []
+        self.attestations: list[Attestation] = []
+        self.compensation: dict[str, Any] | None = None
+        self.modifiers: dict[str, Any] = {}
+        self.attached = Attached()
+        self.last_progress: dict[str, Any] | None = None
+        self._monotonic = monotonic
+        self._on_progress = on_progress
+        self._on_partial = on_partial
+        self._on_yield = on_yield or on_partial
+        self._child = child
+        self._secret = secret
+        self._save = save
+        self._save_blocking = save_blocking
+        self.task = task
+        self._out = out
+        self.costs = FREE
+        self.failed_below: Exception | None = None
+        self._cancelled = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """The place of this call in its trace, as W3C headers: `traceparent`, and `tracestate` where there is one.
+
+        A tool sends them to the services that it asks, so that one trace shows the whole way.
+        """
+        return dict(self._trace())
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left before the call is cut off."""
+        return self.deadline.remaining_s(self._monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the call was cancelled or has run out of time. Long loops in threads should look."""
+        return self._cancelled.is_set() or self.remaining_s <= 0
+
+    def progress(self, /, message: str = "", *, percent: float | None = None, **facts: Any) -> None:
+        """Report progress: a message, a percentage, and any of current_step, total_steps, bytes_read, bytes_written,
+        line_count and artifact_refs. Nothing is passed on once the call has ended.
+        """
+        self.last_progress = {"message": message, "percent": percent}
+        self._on_loop(self._on_progress, {**self.last_progress, **facts})
+
+    def partial(self, value: Any) -> None:
+        """Give an ordered part of the result early. It never replaces the final result."""
+        self._on_loop(self._on_partial, value)
+
+    def yield_result(self, value: Any) -> None:
+        """Give an interim result that can be used as it is, and go on. It never replaces the final result.
+
+        It is one of the ordered parts of the call, told as `tool.invocation.yielded`. In the sandbox it is told as a
+        part like any other.
+        """
+        self._on_loop(self._on_yield, value)
+
+    async def checkpoint(self, label: str, state: Any) -> None:
+        """Save how far the work has come: JSON, under a label. When it returns, it is on disk.
+
+        E3906 if the state is not JSON, E3407 if it is too much, E3902 if it could not be written. The manifest must
+        enable checkpoints, and names the labels (`macro_events`) that are milestones.
+        """
+        await self._save(label, state)
+
+    def checkpoint_blocking(self, label: str, state: Any) -> None:
+        """The same for a tool that is not async: its thread waits until the checkpoint is on disk."""
+        if self._save_blocking is not None:
+            self._save_blocking(label, state)
+        elif threading.get_ident() == self._thread:
+            # Whoever waits here keeps the loop from ever saving it.
+            raise Failure("E3308", "an async tool saves with `await context.checkpoint(…)`")
+        else:
+            asyncio.run_coroutine_threadsafe(self.checkpoint(label, state), self._loop).result()
+
+    def effect(self, resource: str, operation: Operation, *, before: Any = None, after: Any = None) -> None:
+        """Report a change that was made, for the record and for undoing it."""
+        self.changes.append(Change(resource=resource, operation=operation, before=before, after=after))
+
+    def compensate_with(self, **arguments: Any) -> None:
+        """State what undoing this call needs to know; without it, that is the call's own arguments and its result."""
+        self.compensation = arguments
+
+    def attest(self, what: str, claimed: Any, observe: Callable[[], Any]) -> None:
+        """State a fact about the effect (a file's hash, a row count) that is checked before anyone hears of success."""
+        self.attestations.append(Attestation(what, claimed, observe))
+
+    def secret(self, name: str) -> str:
+        """A credential that the tool's manifest names (`credentials:NAME`), lent for this call alone.
+
+        It is taken out of whatever the call leaves behind: its result, its log, its errors.
+        """
+        return self._secret(name)
+
+    @property
+    def out(self) -> Path:
+        """The directory for files that are to be kept with the result, if the tool's manifest allows it some.
+
+        They are for whoever made the call, by reference, once it has succeeded. Links are not followed.
+        """
+        if self._out is None:
+            raise Failure("E3411", "this tool leaves no files; say how many with sandbox=Sandboxing(artifacts=…)")
+        return self._out
+
+    def cost(self, **parts: float) -> None:
+        """Report what the call cost: external_api, storage_io, network, token, human_review or compute."""
+        self.costs += reported(parts)
+
+    def attach(self, type: str, **fields: Any) -> None:  # noqa: A002 - the standard's name
+        """Add an item of content to the result: text, json, image, audio, video, file, resource_link,
+        embedded_resource, log or diff, with the fields that the standard gives it. Bytes become base64.
+
+            ctx.attach("image", mime_type="image/png", data=chart)
+            ctx.attach("diff", diff=patch, path="README.md")
+        """
+        self.attached.add_content({"type": type, **fields})
+
+    def show(self, *, model: str | None = None, summary: str | None = None, search: str | None = None) -> None:
+        """State how the result is shown: to a model, in one line to people, and to whoever searches a transcript.
+
+        The value itself stays as it is, for callers that read structured data.
+        """
+        self.attached.add_views({"model": model, "summary": summary, "search": search})
+
+    def provenance(self, *, data_version: str | None = None, confidence: float | None = None) -> None:
+        """State which version of its data the result was made from, and how sure it is, from 0 to 1.
+
+        The result carries both in its `provenance`. Without them the version is null and the confidence 1.
+
+            ctx.provenance(data_version=rates.etag, confidence=0.8)
+        """
+        self.attached.add_provenance({"data_version": data_version, "confidence": confidence})
+
+    def handoff(
+        self,
+        what: Mapping[str, Any],
+        *,
+        agent: str | None = None,
+        tool: str | None = None,
+        scopes: Sequence[str] = (),
+        resources: Sequence[str] = (),
+        expires_s: float = 3600,
+    ) -> None:
+        """Hand work over to an agent or to a tool: what, with which authority, and for how long.
+
+        The result lists it and the journal records it. It grants nothing: the receiver needs a token of its own that
+        covers what it does. It can name no scope and no resource that this call itself lacks.
+        """
+        to = {name: one for name, one in (("agent", agent), ("tool", tool)) if one is not None}
+        said = {"what": what, "to": to, "scopes": scopes, "resources": resources, "expires_s": expires_s}
+        self.attached.add_handoff(said, self.caller)
+
+    def modify_context(self, **modifiers: Any) -> None:
+        """Ask for changes to the conversation's context; the scheduler decides whether they are allowed."""
+        self.modifiers.update(modifiers)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | None = None, /, **options: Any) -> Any:
+        """Call another tool on the same authority and within the same deadline. Returns its result."""
+        return await self._child(self, tool, arguments, **options)
+
+    def cancel(self) -> None:
+        """Raise the flag that `cancelled` shows. Called by the gateway."""
+        self._cancelled.set()
+
+    def _on_loop(self, function: Callable[[Any], None], argument: Any) -> None:
+        if threading.get_ident() == self._thread:
+            function(argument)
+        else:
+            self._loop.call_soon_threadsafe(function, argument)

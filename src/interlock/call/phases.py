@@ -1,0 +1,373 @@
+"""One type per phase of a call, so that the order is checked and not remembered.
+
+    Request ─► Requested ─► Checked ─► Granted ─► Ran ─► Verified ─► Result
+
+Each can only be made from the one before it. An executor takes `Granted`, whose seal only the Authorize phase holds, so
+there is no way to run a tool that was not validated and authorized. Reads that are plain in every respect take the
+first three steps at once, as a `Read` that bears the seal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+
+from interlock.call.artifacts import Artifact, File
+from interlock.call.connector import Interaction
+from interlock.call.context import Attestation, Caller, Context
+from interlock.call.cost import Meter
+from interlock.call.prepared import Prepared
+from interlock.contract.effects import Change
+from interlock.contract.standard.states import State, Trail
+from interlock.core.clock import Deadline
+from interlock.core.record import record, step
+from interlock.data.schema import Json
+
+Source = Literal["compute", "replay", "preview", "cache", "synthetic"]
+ToolOperation = Literal["invoke", "preview", "compensate"]
+Behavior = Literal["allow", "ask", "deny", "passthrough"]
+
+
+@step
+class Request:
+    """What a door hands over: who wants which tool to do what, under which key, by when."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    caller: Caller | None
+    id: str | None = None
+    version: str | None = None
+    key: str | None = None
+    session: str = ""
+    trace_id: str | None = None
+    timeout_s: float | None = None
+    deadline: Deadline | None = None
+    dry_run: bool = False
+    operation: ToolOperation = "invoke"
+    native: Mapping[str, Any] | None = None
+    parent: str | None = None
+    door: str = "library"
+    on_progress: Callable[[Json], None] | None = None
+    task: str | None = None
+    # Set by a tool's own calls: whose budget they count in, and what they were handed that nobody may see.
+    billed_to: str | None = None
+    hidden: tuple[str, ...] = ()
+    # How whoever calls can be asked while the call is made.
+    interaction: Interaction | None = None
+
+
+class ResultPart(NamedTuple):
+    """An ordered part of a result: a piece of it, or one that the tool yielded before it went on."""
+
+    value: Any
+    yielded: bool
+
+
+Input = Literal["model_input", "observable_input", "permission_input", "call_input"]
+INPUTS: tuple[Input, ...] = ("model_input", "observable_input", "permission_input", "call_input")
+
+
+def between(source: str) -> tuple[Input, Input]:
+    """Between which inputs something of this source makes a difference."""
+    kind = source.partition(":")[0]
+    if kind == "hook":
+        return "observable_input", "permission_input"
+    return ("permission_input", "call_input") if kind == "reviewer" else ("model_input", "observable_input")
+
+
+class _Absent(Enum):
+    """Stands for a value that is not there, where null is one."""
+
+    ABSENT = "absent"
+
+
+ABSENT = _Absent.ABSENT
+
+
+class Mutated(NamedTuple):
+    """One difference between two of a call's inputs, and where it came from; ABSENT where one has no such place."""
+
+    source: str
+    pointer: str
+    before: Any
+    after: Any
+
+
+PLAINLY: tuple[State, ...] = ("planned", "selected", "arguments_ready", "running")
+
+
+class More:
+    """Fields that few calls need. `Call.extend` makes it; a call that needs none of them shares `NOTHING`."""
+
+    __slots__ = (
+        "agreed", "approval", "approval_outcome", "artifacts", "attestations", "borrowed", "changes", "claimed",
+        "claims", "compensation", "context", "detected", "files", "held", "hidden", "hook_outputs", "lease", "looking",
+        "mappings", "meter", "mutations", "noted", "pagination", "parts", "predicted", "progress", "promised",
+        "provenance", "redacted", "resources", "runs_on", "scope", "source", "span", "task", "waiter", "warnings",
+        "why",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        # What the call was handed that nobody may see.
+        self.hidden: tuple[str, ...] = ()
+        # What happened to the input, and what else the result should say.
+        self.mutations: list[Mutated] = []
+        self.warnings: list[str] = []
+        self.hook_outputs: list[Json] = []
+        self.parts: list[ResultPart] = []
+        self.pagination: Json | None = None
+        # What an upstream said of its data.
+        self.provenance: Json | None = None
+        self.progress = 0
+        # The ids under which the executor knows the call, as external mappings of the standard.
+        self.mappings: tuple[Json, ...] = ()
+        # Files that it left, to be kept if it succeeds, and the references to them.
+        self.files: tuple[File, ...] = ()
+        self.artifacts: tuple[Artifact, ...] = ()
+        # What it will change by its manifest, what its tool reported, and what an executor saw it change.
+        self.predicted: tuple[Change, ...] = ()
+        self.changes: tuple[Change, ...] = ()
+        self.detected: tuple[Change, ...] = ()
+        self.attestations: tuple[Attestation, ...] = ()
+        self.compensation: Json | None = None
+        # The resources its input names, as the record has them; None where none are recorded.
+        self.resources: tuple[str, ...] | None = None
+        # The approval it runs under, by which mechanism that was decided, who agreed to which preview, and what the
+        # preview promised.
+        self.approval: str | None = None
+        self.approval_outcome: Json | None = None
+        self.agreed: Json | None = None
+        self.promised: Json | None = None
+        # What it uses up: claims to be made with its intent, locks, credentials on loan, and a meter.
+        self.claims: list[Callable[[Any], None]] | None = None
+        self.claimed = False
+        self.held: Held | None = None
+        self.lease: Lease | None = None
+        self.meter: Meter | None = None
+        # While it runs: its idempotency key as the store has it, and how it is reached and stopped.
+        self.scope: bytes | None = None
+        self.context: Context | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.why: Why | None = None
+        # Whether only the tool's preview runs, its tool runs on after the call was cut off, the journal has it as
+        # begun, and whether its failure is that of a call it made.
+        self.looking = self.runs_on = self.noted = self.borrowed = False
+        # Where its result came from, and which places of it were redacted.
+        self.source: Source = "compute"
+        self.redacted: tuple[str, ...] = ()
+        # Where it stands in a trace, if it came with one or is traced.
+        self.span: Traced | None = None
+
+
+class _Nothing(More):
+    """The `More` of all calls that have nothing special. It cannot be written to."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mutations", "warnings", "hook_outputs", "parts"):
+            object.__setattr__(self, name, ())
+        _Nothing.__setattr__ = _refuse_to_set
+
+
+def _refuse_to_set(_: object, name: str, value: object) -> None:
+    raise AttributeError(f"`{name}` is set on what Call.extend() returns")
+
+
+NOTHING: More = _Nothing()
+
+
+class Call(Trail):
+    """One call, from its request to its result. All that its records are written from is here or in `more`.
+
+    Phases hand on the same object. The types below say how far it has come.
+    """
+
+    __slots__ = (
+        "deadline", "decision", "encoded", "id", "input", "input_hash", "launched", "model_input", "more", "output",
+        "own_id", "phases", "recorded", "request", "returned", "seal", "started", "started_ms", "tool", "trace_id",
+        "value",
+    )  # fmt: skip
+
+    def __init__(self, call_id: str, trace_id: str, started_ms: int, started: float, request: Request) -> None:
+        self.state = "planned"
+        self.states = ["planned"]
+        # A call that is sent again while a person decides takes on the id it had first.
+        self.id = self.own_id = call_id
+        self.trace_id = trace_id
+        self.started_ms = started_ms
+        self.started = started
+        self.request = request
+        self.phases = ["request"]
+        self.more = NOTHING
+        self.tool: Prepared | None = None
+        # The input as it was sent, in canonical form; empty until it was read.
+        self.model_input = b""
+        self.input_hash = ""
+        # The input as policy sees it and as the tool gets it.
+        self.input: Json | None = None
+        self.deadline = started
+        self.decision: Decision | None = None
+        # Set by the Authorize phase alone. Executors run nothing without it.
+        self.seal: object = None
+        # How far it came: its tool was started, its tool came back, its success is being written.
+        self.launched = self.returned = self.recorded = False
+
+    # What came out of the tool, and that as the contract has it, with nothing private in it, and as JSON.
+    output: Any
+    value: Any
+    encoded: bytes
+
+    def extend(self) -> More:
+        """The fields that only some calls have, to be written to."""
+        more = self.more
+        if more is NOTHING:
+            more = self.more = More()
+        return more
+
+    @property
+    def ref(self) -> str:
+        """The tool and version, or the name that was asked for while it is not resolved."""
+        return self.request.tool if self.tool is None else self.tool.ref
+
+
+Why = Literal["timeout", "canceled", "sibling", "discarded", "fallback"]
+# What a caller may give as the reason for ending a call.
+Reason = Literal["interruption", "discard", "fallback"]
+REASONS: Mapping[Reason, Why] = {"interruption": "canceled", "discard": "discarded", "fallback": "fallback"}
+
+
+class Traced(Protocol):
+    """A place in a trace, as whoever is asked next is told of it."""
+
+    @property
+    def traceparent(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+
+class Held(Protocol):
+    """Resources that a call has to itself until it lets go of them."""
+
+    def release(self) -> None: ...
+
+
+class Lease(Protocol):
+    """Credentials lent to one call, and gone when it ends."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def values(self) -> Sequence[str]: ...
+
+    async def rate_limited(self, name: str, ms: int) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@record
+class Decision:
+    """What policy said, by which rules, under which policy, who said it, and until when that may be relied on."""
+
+    behavior: Behavior
+    reason: str
+    rules: tuple[str, ...]
+    policy: str
+    source: str = "policy"  # policy | remote | gate | hook | token | permissions | scopes | approval
+    expires_ms: int | None = None
+    obligations: tuple[str, ...] = ()
+    # The path because of which it is refused or asked about.
+    blocked_path: str | None = None
+
+
+if TYPE_CHECKING:
+    # Each narrows what the type before it leaves open. `cast` to one of them stands at the end of its phase, and
+    # nowhere else. A mutable attribute may not be narrowed by a subclass in general; here no one else writes to it.
+
+    class Requested(Call):
+        """1. A call whose tool is known and whose time is bounded."""
+
+        @property
+        def tool(self) -> Prepared: ...  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    class Checked(Requested):
+        """2. A call whose input fits the contract."""
+
+        @property
+        def input(self) -> Json: ...  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    class Granted(Checked):
+        """3. A checked call and the decision that allows it. Only the Authorize phase sets its seal.
+
+        A grant for looking runs the tool's preview and nothing else.
+        """
+
+        @property
+        def seal(self) -> object: ...  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    class Ran(Granted):
+        """4. A call whose tool has run, with its output and what the tool said about its effects."""
+
+    class Verified(Ran):
+        """5. A call whose result fits its contract, whose effects were confirmed, with nothing private in it."""
+
+else:
+    Requested = Checked = Granted = Ran = Verified = Call
+
+
+class Read:
+    """1 to 3 in one: a plain read on the straight line, from its request to where its function is called.
+
+    Like a grant it can only be sealed by the Authorize phase, which sets `decision` and `seal` together.
+    """
+
+    __slots__ = (
+        "arguments", "caller", "decision", "id", "input_hash", "model_input", "own", "request", "seal", "started",
+        "started_ms", "tool", "trace_id",
+    )  # fmt: skip
+
+    model_input: bytes
+    own: Json | None
+    input_hash: str
+    id: str
+    trace_id: str
+
+    def __init__(
+        self, request: Request, caller: Caller, tool: Prepared, arguments: Json, started_ms: int, started: float
+    ) -> None:
+        self.request = request
+        self.caller = caller
+        self.tool = tool
+        self.arguments = arguments
+        self.started_ms = started_ms
+        self.started = started
+        self.decision: Decision | None = None
+        self.seal: object = None
+
+    def requested(self) -> Requested:
+        """The call as the phases know it, with all that it has been through: it runs."""
+        call = Call(self.id, self.trace_id, self.started_ms, self.started, self.request)
+        call.tool = tool = self.tool
+        call.input = self.arguments
+        call.model_input = self.model_input
+        call.input_hash = self.input_hash
+        call.decision = self.decision
+        call.phases += ("validate", "authorize", "execute")
+        for state in PLAINLY[1:]:
+            call.move(state)
+        call.launched = True
+        call.deadline = self.started + tool.contract.timeout.default_s
+        return cast("Requested", call)
+
+
+class Executor(Protocol):
+    """Runs granted calls. Has no other entrance."""
+
+    async def run(self, granted: Granted, context: Context | None) -> Any: ...

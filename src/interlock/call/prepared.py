@@ -1,0 +1,123 @@
+"""A version ready to be called: its contract, its function, and what calls need often, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from interlock.contract.contract import Contract
+from interlock.contract.declare import Tool
+from interlock.contract.permissions import permissions_of
+from interlock.data.fragments import declares_fragments
+from interlock.data.schema import Json, Schema
+from interlock.data.schema_plan import fitter, taker
+from interlock.privacy.redact import SchemaRedactor, property_names
+
+
+class Prepared:
+    """What the phases know of the tool they are calling."""
+
+    __slots__ = (
+        "bound",
+        "confined",
+        "contract",
+        "credentials",
+        "defaults",
+        "digest",
+        "dump",
+        "facing",
+        "fits_input",
+        "has_checks",
+        "has_fragments",
+        "has_verifier",
+        "isolated",
+        "key_required",
+        "max_inline",
+        "max_result",
+        "members",
+        "notice",
+        "paged",
+        "permissions",
+        "plain",
+        "plainly_fits",
+        "private",
+        "quick",
+        "redactor",
+        "ref",
+        "remote",
+        "required_scopes",
+        "service",
+        "sink",
+        "slow",
+        "straight",
+        "take",
+        "tier",
+        "writes",
+    )
+
+    def __init__(self, contract: Contract, bound: Tool[..., Any], digest: str, notice: Json | None = None) -> None:
+        schema, manifest = contract.input, contract.manifest
+        self.contract = contract
+        self.bound = bound
+        self.digest = digest
+        self.notice = notice
+        self.paged = manifest.paged
+        self.ref = contract.ref
+        # The input schema as callers are held to it; without internal fields the two are one.
+        self.facing = Schema(schema.caller_facing) if schema.hidden else schema
+        self.fits_input: Callable[[Any], bool] = self.facing.fits
+        # Says yes to results that plainly fit, quickly. Whatever it says no to is held against the schema.
+        self.plainly_fits = fitter(contract.output.document)
+        self.defaults = schema.defaults
+        self.dump = bound.dump
+        # Of its results and of its input; compiled by the gateway when first needed.
+        self.redactor: SchemaRedactor | None = None
+        self.sink: SchemaRedactor | None = None
+        self.writes = contract.mutation.writes
+        self.key_required = contract.idempotency.key_required
+        self.required_scopes = contract.auth.required_scopes
+        self.permissions = permissions_of(contract.auth.required_permissions)
+        self.credentials = self.permissions.credentials
+        # Whether paths in its arguments are held against the permissions it lists.
+        self.confined = bool(self.permissions.readable)
+        # Names that its results have by contract.
+        self.members = frozenset(property_names(contract.output.document))
+        self.isolated = manifest.sandbox is not None
+        self.tier = 0 if manifest.sandbox is None else manifest.tier
+        self.remote = manifest.execution is not None and manifest.execution.kind == "upstream"
+        self.service = manifest.external_service
+        self.has_fragments = declares_fragments(schema)
+        self.has_checks = self.has_fragments or "check" in bound.handlers or "preflight" in bound.handlers
+        self.has_verifier = "verify" in bound.handlers
+        self.max_inline = manifest.max_inline_chars if manifest.persist_output else None
+        self.private = manifest.private_output
+        if self.private:
+            self.max_inline = 0  # nothing fits, so that every result is kept and referred to
+        self.max_result = manifest.max_result_bytes
+        # A tool that only computes is run in its caller's own task; whatever may wait gets a task of its own.
+        self.quick = (
+            contract.timeout.timeout_class == "interactive"
+            and not self.writes
+            and not self.isolated
+            and not self.remote
+        )
+        self.slow = contract.timeout.timeout_class in ("long_running", "async")
+        # A read that leaves nothing behind but its closing record.
+        self.plain = not self.writes and not bound.takes_context
+        # One that may go straight from its request to its result, if its call is as plain: see gateway/straight.py.
+        self.straight = (
+            self.plain and self.quick and bound.is_async and self.dump is None and notice is None
+            and not (self.paged or self.credentials or self.service or self.required_scopes or self.tier)
+            and not (self.has_checks or self.has_verifier or self.key_required or self.confined)
+        )  # fmt: skip
+        # Checks, copies and writes its input in one go, where that can be done.
+        kept = None if bound.arguments is None else [name for name, _ in bound.rich]
+        self.take = taker(self.facing.document, kept) if self.straight else None
+
+    def fits_output(self, value: Any) -> bool:
+        """Whether a result fits its schema. Takes time in proportion to the result."""
+        plainly = self.plainly_fits
+        return (plainly is not None and plainly(value)) or self.contract.output.fits(value)
+
+    def handler(self, name: str) -> Callable[..., Any] | None:
+        return self.bound.handlers.get(name)

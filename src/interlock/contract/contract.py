@@ -1,0 +1,234 @@
+"""The tool contract: one typed value with ten parts, and none of them optional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from interlock.contract.manifest import Effect, Manifest, MutationClass, TimeoutClass, parse_manifest
+from interlock.core.errors import ErrorClass, ErrorCode, Failure
+from interlock.data.canonical import digest
+from interlock.data.schema import Json, Schema, properties_of, resolve_ref
+
+# The longest a call of each class may take. Async work is bounded by the tool's own timeout_max.
+CLASS_MAX_S: Mapping[TimeoutClass, float] = {
+    "interactive": 0.5,
+    "standard": 5.0,
+    "long_running": 300.0,
+    "async": 86_400.0,
+}
+MIN_WINDOW_S = 3600
+
+ERROR_SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "errorCode": {"enum": [code.value for code in ErrorCode]},
+        "error_code": {"type": "string", "pattern": "^E[0-9]{4}$"},
+        "error_class": {"enum": [name.value for name in ErrorClass]},
+        "retryable": {"type": "boolean"},
+        "retryAfterMs": {"type": "integer", "minimum": 0},
+        "humanMessage": {"type": "string"},
+        "details": {"type": "object"},
+        "traceId": {"type": "string"},
+    },
+    "required": ["errorCode", "error_code", "error_class", "retryable", "humanMessage", "traceId"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolId:
+    """A tool's global address: who offers it, and which one it is."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthContract:
+    """What the caller must hold for the tool to run."""
+
+    required_permissions: tuple[str, ...]
+    required_scopes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutPolicy:
+    """How long a call may take by default and at most."""
+
+    timeout_class: TimeoutClass
+    default_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdempotencySpec:
+    """Whether a caller's key is demanded, and how long its record lives at least."""
+
+    key_required: bool
+    window_s: int | None
+
+    def window(self, timeout: TimeoutPolicy, minimum_s: int = MIN_WINDOW_S) -> int:
+        """Seconds a record lives: max(2 x class maximum, the configured minimum), or what the author said if longer."""
+        longest = timeout.max_s if timeout.timeout_class == "async" else CLASS_MAX_S[timeout.timeout_class]
+        return max(int(2 * longest), minimum_s, self.window_s or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """What the tool may change, and whether that can be undone."""
+
+    mutation_class: MutationClass
+    effects: tuple[Effect, ...]
+
+    @property
+    def writes(self) -> bool:
+        return self.mutation_class != "read_only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observability:
+    """What a call leaves behind for people to see. Audit cannot be switched off."""
+
+    trace: bool
+    metrics: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """The ten parts, and the manifest they were read from."""
+
+    id: ToolId
+    version: str
+    input: Schema
+    output: Schema
+    error: Schema
+    auth: AuthContract
+    timeout: TimeoutPolicy
+    idempotency: IdempotencySpec
+    mutation: Mutation
+    observability: Observability
+    manifest: Manifest
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything the author published. Two versions with one digest are the same version."""
+        return digest(self.manifest.document())
+
+    @cached_property
+    def ref(self) -> str:
+        return f"{self.id}@{self.version}"
+
+    @cached_property
+    def delivers(self) -> Json:
+        """The schema of what callers get: of a paged tool the items, for the rest of a page is told beside them."""
+        document = self.output.document
+        if not self.manifest.paged:
+            return document
+        shared = {name: document[name] for name in ("$schema", "$defs", "definitions") if name in document}
+        return {**shared, **properties_of(resolve_ref(document, document)).get("items", {})}
+
+    def document(self) -> Json:
+        return self.manifest.document()
+
+
+def infer_class(timeout_s: float) -> TimeoutClass:
+    """The smallest class that holds a timeout."""
+    if timeout_s <= CLASS_MAX_S["interactive"]:
+        return "interactive"
+    if timeout_s <= CLASS_MAX_S["standard"]:
+        return "standard"
+    return "long_running" if timeout_s <= CLASS_MAX_S["long_running"] else "async"
+
+
+def class_for_latency(p99_s: float, *, external_io: bool, checkpointable: bool) -> TimeoutClass:
+    """The class that measured behaviour calls for. Restart-safe counts as checkpointable."""
+    if p99_s < CLASS_MAX_S["interactive"] and not external_io:
+        return "interactive"
+    if p99_s < CLASS_MAX_S["standard"]:
+        return "standard"
+    return "long_running" if p99_s < CLASS_MAX_S["long_running"] and checkpointable else "async"
+
+
+def timeout_policy(manifest: Manifest) -> TimeoutPolicy:
+    """Class and bounds of a manifest; refuses a class that contradicts the rest of it (E3105)."""
+    said = manifest.timeout_class
+    default_s: float = manifest.timeout_default
+    if said is not None and "timeout_default" not in manifest.model_fields_set:
+        default_s = min(CLASS_MAX_S[said], 7200.0, float(manifest.timeout_max or 7200))
+    timeout_class = said or infer_class(default_s)
+    longest = CLASS_MAX_S[timeout_class]
+    max_s = min(float(manifest.timeout_max or (7200 if timeout_class == "async" else longest)), longest)
+    for fault in class_faults(manifest, timeout_class, default_s):
+        raise Failure("E3105", fault)
+    return TimeoutPolicy(timeout_class=timeout_class, default_s=default_s, max_s=max(default_s, max_s))
+
+
+def class_faults(manifest: Manifest, timeout_class: TimeoutClass, default_s: float) -> list[str]:
+    """What in a manifest contradicts its timeout class."""
+    faults: list[str] = []
+    if default_s > CLASS_MAX_S[timeout_class]:
+        faults.append(f"timeout_default of {default_s:g} s is above the {timeout_class} maximum")
+    networked = any(permission.startswith("network:") for permission in manifest.required_permissions or ())
+    if timeout_class == "interactive" and networked:
+        faults.append("an interactive tool does no external I/O; drop the network permission or choose standard")
+    if timeout_class == "interactive" and manifest.network_policy.allowed_domains:
+        faults.append("an interactive tool does no external I/O; drop allowed_domains or choose standard")
+    restartable = manifest.restart_safe or manifest.mutation_class == "read_only"
+    if timeout_class == "long_running" and not (restartable or manifest.checkpoint_config.enabled):
+        faults.append("a long_running tool must be restart_safe or have checkpoints enabled, else choose async")
+    return faults
+
+
+def contract_of(manifest: Manifest) -> Contract:
+    """The contract a complete manifest declares; an incomplete one is refused with everything that is missing."""
+    missing = missing_parts(manifest)
+    if missing:
+        raise Failure("E3105", f"{manifest.address} is incomplete: {'; '.join(missing.values())}")
+    assert manifest.result_schema is not None
+    assert manifest.mutation_class is not None
+    assert manifest.required_permissions is not None
+    assert manifest.idempotency is not None
+    assert manifest.observability is not None
+    if manifest.private_output and not manifest.persist_output:
+        raise Failure("E3105", "private_output keeps every result, and persist_output: false keeps none; drop one")
+    if manifest.expected_artifacts and (manifest.sandbox is None or not manifest.sandbox.artifacts):
+        raise Failure("E3105", "expected_artifacts names files, and only a tool with sandbox.artifacts leaves any")
+    writes = manifest.mutation_class != "read_only"
+    takes = Schema(manifest.parameters, closed=manifest.protocol == "native")
+    if not takes.can_hide:
+        raise Failure("E3105", "/parameters: a field that is x-internal is named by a condition, where it would show")
+    return Contract(
+        id=ToolId(manifest.namespace, manifest.tool_id),
+        version=manifest.version,
+        input=takes,
+        output=Schema(manifest.result_schema),
+        error=Schema(manifest.error_schema or ERROR_SCHEMA),
+        auth=AuthContract(required_permissions=manifest.required_permissions, required_scopes=manifest.required_scopes),
+        timeout=timeout_policy(manifest),
+        idempotency=IdempotencySpec(key_required=writes, window_s=manifest.idempotency.window_seconds),
+        mutation=Mutation(mutation_class=manifest.mutation_class, effects=manifest.effects),
+        observability=Observability(trace=manifest.observability.trace, metrics=manifest.observability.metrics),
+        manifest=manifest,
+    )
+
+
+def missing_parts(manifest: Manifest) -> dict[str, str]:
+    """The parts of the contract a manifest does not say, each with the line to add."""
+    lines = {
+        "result_schema": "result_schema: say what the tool returns",
+        "required_permissions": "required_permissions: list what it needs, [] if nothing",
+        "mutation_class": "mutation_class: read_only, write_reversible or write_irreversible",
+        "idempotency": "idempotency: {} for the default window",
+        "observability": "observability: {} for traces, metrics and audit",
+    }
+    return {name: line for name, line in lines.items() if getattr(manifest, name) is None}
+
+
+def parse_contract(document: Any) -> Contract:
+    """Read a contract from its document."""
+    return contract_of(parse_manifest(document))

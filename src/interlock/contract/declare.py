@@ -1,0 +1,604 @@
+"""Tools from Python functions: `@tool(version="1.0.0", mutation_class="read_only")`.
+
+The input schema comes from the type hints, the output schema from the return annotation, descriptions and examples from
+`Annotated[…, Field(…)]` or the docstring. What is wrong is said at declaration, all of it at once, with the line to
+write. The decorated function stays callable as itself; calling it through Interlock is what governs it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import inspect
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, Generic, ParamSpec, TypeVar, cast, get_args
+
+from pydantic import BaseModel
+
+from interlock.contract.hints import PARAMETERS, Annotations, hints_of, is_context, parameter_hints, read_annotations
+from interlock.contract.manifest import (
+    AddedType,
+    Approval,
+    Effect,
+    Manifest,
+    MutationClass,
+    NetworkPolicy,
+    Precondition,
+    Sandboxing,
+    TimeoutClass,
+    ToolKind,
+    parse_manifest,
+)
+from interlock.contract.pinned_source import LOADED, Pinned, pin
+from interlock.core.errors import Failure
+from interlock.data.explain import brief
+from interlock.data.schema import Fault, Json
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+Options = TypeVar("Options", bound=Callable[..., Any])
+
+
+class Tool(Generic[P, R]):
+    """A declared tool: the function, its manifest, and the handlers that make it safe."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        facts: Mapping[str, Any],
+        annotations: Annotations,
+        manifest: Manifest | None = None,
+    ) -> None:
+        self.function = function
+        self.handlers: dict[str, Callable[..., Any]] = {}
+        self.context = annotations.context
+        self.takes_context = annotations.context is not None
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.arguments = annotations.converters
+        self.rich = annotations.rich
+        self.dump = annotations.dump
+        self._undo_context = False
+        self._facts = facts
+        self._manifest: Manifest | None = manifest
+        # The text that runs in the sandbox: read once, when the manifest with its digest is made.
+        self.pinned: Pinned | None = None
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", "tool")
+        self.__wrapped__ = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self._facts['namespace']}.{self._facts['tool_id']}@{self._facts['version']}>"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The declaration in full. Handlers added later are part of it, so it is made when first asked for."""
+        if self._manifest is None:
+            if "sandbox" in self._facts:
+                self.pinned = pin(self.function)
+            self._manifest = parse_manifest(
+                {
+                    **self._facts,
+                    "compensable": "compensate" in self.handlers,
+                    "previews": "preview" in self.handlers,
+                    **({"versioned": True} if "version_of" in self.handlers else {}),
+                    "has_fixture": "fixture" in self.handlers,
+                    "execution": {
+                        "kind": "function",
+                        "target": target_of(self.function),
+                        "implementation": implementation_digest(
+                            self.function, *self.handlers.values(), pinned=self.pinned
+                        ),
+                    },
+                }
+            )
+        return self._manifest
+
+    def preview(self, handler: Handler) -> Handler:
+        """Say what a call would do, without doing it. Takes the tool's arguments, returns a Preview."""
+        return self._handle("preview", handler)
+
+    def compensate(self, handler: Handler) -> Handler:
+        """Undo a call. Takes what `ctx.compensate_with` was given, or else the call's own arguments and its result."""
+        return self._handle("compensate", handler)
+
+    def check(self, handler: Handler) -> Handler:
+        """Check what a schema cannot: order, existence. Takes the arguments, returns a list of faults in words."""
+        return self._handle("check", handler)
+
+    def preflight(self, handler: Handler) -> Handler:
+        """Look before acting: is what the call needs there? Takes the arguments, returns a list of faults in words."""
+        return self._handle("preflight", handler)
+
+    def version_of(self, handler: Handler) -> Handler:
+        """Say which version a resource has now. Takes its name, returns a text or number, None where there is none."""
+        return self._handle("version_of", handler)
+
+    def verify(self, handler: Handler) -> Handler:
+        """Confirm that the change happened. Takes `arguments` and `result`, returns a list of faults in words."""
+        return self._handle("verify", handler)
+
+    def fixture(self, handler: Handler) -> Handler:
+        """A context manager that yields arguments with which the tool may really run in its contract tests."""
+        return self._handle("fixture", handler)
+
+    def concurrent(self, handler: Handler) -> Handler:
+        """Say for which arguments calls may overlap others. Takes the arguments, returns true or false."""
+        return self._handle("concurrent", handler)
+
+    def undo_arguments(self, given: Mapping[str, Any], result: Any) -> Json | None:
+        """What the compensation gets when the tool said nothing of it; None where that is not all that it asks for.
+
+        A parameter that is called like one of the tool's own gets what the call was given, another one the result.
+        """
+        found: Json = {}
+        told = False
+        for parameter in _parameters(self.handlers["compensate"])[self.undo_takes_context :]:
+            name, optional = parameter.name, parameter.default is not parameter.empty
+            if name in given and name != "result":
+                found[name] = given[name]
+            elif parameter.kind in _ANYTHING or (optional and name != "result"):
+                continue
+            elif told:
+                return None
+            else:
+                found[name], told = result, True
+        return found
+
+    @property
+    def undo_takes_context(self) -> bool:
+        """Whether the compensation wants to report what it changes."""
+        handler = self.handlers.get("compensate")
+        return handler is not None and (self._undo_context or _asks_for_context(handler))
+
+    def _handle(self, name: str, handler: Handler) -> Handler:
+        if self._manifest is not None:
+            raise Failure("E3105", f"{self!r} is in use already; declare its {name} handler right after the tool")
+        if name == "compensate":
+            self._read_undo(handler)
+        self.handlers[name] = handler
+        return handler
+
+    def _read_undo(self, handler: Callable[..., Any]) -> None:
+        """Note whether a compensation wants a context. Its type may be imported where the handler is declared."""
+        around = sys._getframe(3).f_locals  # pyright: ignore[reportPrivateUsage] - of whoever declares the handler
+        try:
+            hints = parameter_hints(handler, around)
+        except (NameError, AttributeError, TypeError, SyntaxError) as error:
+            words = f"a type hint of the compensate handler of {self!r} cannot be read where it is declared: {error}"
+            raise Failure("E3105", f"{words}; import the type before the handler, outside `if TYPE_CHECKING`") from None
+        self._undo_context = any(map(is_context, hints.values()))
+
+
+# Reading a signature and its hints takes longer than most of a call does, and neither changes.
+@functools.lru_cache(maxsize=4096)
+def _parameters(handler: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(handler).parameters.values())
+
+
+@functools.lru_cache(maxsize=4096)
+def _asks_for_context(handler: Callable[..., Any]) -> bool:
+    return any(map(is_context, hints_of(handler).values()))
+
+
+_ANYTHING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _kindly(declare: Options) -> Options:
+    """Python's words for an option that was forgotten, misspelt or put without its name do not say what to write."""
+    options = inspect.signature(declare).parameters
+
+    @functools.wraps(declare)
+    def tool(*unnamed: Any, **said: Any) -> Any:
+        faults = [*_unnamed(unnamed, said), *_forgotten(said), *_unknown(options, said)]
+        if not faults and not unnamed:
+            return declare(**said)
+        known = {name: said.get(name, option.default) for name, option in options.items()}
+        declarer = _declarer(known | {name: said.get(name, line) for name, (line, _) in _NEEDED.items()}, faults)
+        # Bare `@tool` and `tool(function, …)` get the function at once.
+        return declarer(unnamed[0], above=2) if len(unnamed) == 1 and callable(unnamed[0]) else declarer
+
+    return cast("Options", tool)
+
+
+@_kindly
+def tool(
+    *,
+    version: str,
+    mutation_class: MutationClass,
+    name: str | None = None,
+    namespace: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    effects: Sequence[Effect] = (),
+    preconditions: Sequence[Precondition] = (),
+    timeout_class: TimeoutClass | None = None,
+    timeout_s: int | None = None,
+    permissions: Sequence[str] = (),
+    scopes: Sequence[str] = (),
+    examples: Sequence[Mapping[str, Any]] = (),
+    known_pairs: Sequence[Mapping[str, Any]] = (),
+    aliases: Sequence[str] = (),
+    tags: Sequence[str] = (),
+    search_hint: str | None = None,
+    provider: str = "local",
+    tool_kind: ToolKind = "function",
+    concurrency_safe: bool = False,
+    isolated_calls: bool = False,
+    restart_safe: bool = False,
+    external_io: bool = True,
+    cancellable: bool = True,
+    paged: bool = False,
+    coerce_output: bool = False,
+    tolerant_output: bool = False,
+    breaking_changes: bool = False,
+    behaviour_change: bool = False,
+    redact_results: bool = True,
+    max_inline_chars: int = 25_000,
+    max_result_bytes: int | None = None,
+    persist_output: bool = True,
+    private_output: bool = False,
+    content_types: Sequence[AddedType] = (),
+    expected_artifacts: Sequence[str] = (),
+    expected_resources: Sequence[str] = (),
+    window_s: int | None = None,
+    priority: int = 5,
+    approval: Approval | None = None,
+    sandbox: Sandboxing | bool = False,
+    memory: str | None = None,
+    network: NetworkPolicy | None = None,
+    estimated_cost: float | None = None,
+    external_service: str | None = None,
+    checkpoints: Sequence[str] | bool = False,
+    retry: Mapping[str, Any] | None = None,
+    breaker: Mapping[str, Any] | None = None,
+) -> Callable[[Callable[P, R]], Tool[P, R]]:
+    """Declare a function as a tool.
+
+    `version` and `mutation_class` are the two facts nobody can guess; everything else has a safe default. A write tool
+    also lists its `effects`, a reversible one has a `@tool.compensate` handler, an irreversible one a `@tool.preview`.
+    One that saves `checkpoints` says so, or lists the labels that are milestones. `retry` and `breaker` are the parts
+    `retry_policy` and `circuit_breaker_config` of the manifest.
+    """
+    return _declarer(locals(), [])
+
+
+# The two facts nobody can guess: the value that is most often right, and what it means.
+_NEEDED = {
+    "version": ("1.0.0", ""),
+    "mutation_class": ("read_only", ", or write_reversible or write_irreversible if it changes anything"),
+}
+
+
+def _unnamed(unnamed: tuple[Any, ...], said: Json) -> Iterator[Fault]:
+    for one in unnamed:
+        if isinstance(one, str) and "name" not in said:
+            yield Fault("/name", f'options are named: write @tool(name="{one}", …)')
+        elif not callable(one) or len(unnamed) > 1:
+            yield Fault("", f"options are named: `{one!r}` has no name")
+
+
+def _forgotten(said: Json) -> Iterator[Fault]:
+    for name, (line, meaning) in _NEEDED.items():
+        if name not in said:
+            yield Fault(f"/{name}", f'`{name}` is missing: write @tool({name}="{line}"){meaning}')
+
+
+def _unknown(options: Mapping[str, Any], said: Json) -> Iterator[Fault]:
+    for name in said:
+        if name not in options:
+            near = difflib.get_close_matches(_ALSO_CALLED.get(name, name), options, n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(options)}"
+            yield Fault(f"/{name}", f"`{name}` is not an option of @tool{hint}")
+
+
+_ALSO_CALLED = {"timeout": "timeout_s", "window": "window_s", "summary": "description"}
+
+
+def _declarer(said: Mapping[str, Any], misuse: list[Fault]) -> Callable[..., Any]:
+    def declare(function: Callable[..., Any], above: int = 1) -> Tool[..., Any]:
+        # Tools may be declared inside a function, with types that only live there.
+        around = sys._getframe(above).f_locals  # pyright: ignore[reportPrivateUsage]
+        faults = [*misuse, *_not_a_function(function)]
+        if faults != misuse:
+            raise _refused(function, faults)
+        annotations, unread = read_annotations(function, around)
+        doc = inspect.cleandoc(said["description"] or function.__doc__ or "")
+        text = PARAMETERS.split(doc, maxsplit=1)[0].strip()
+        if len(text) < 10:
+            faults.append(
+                Fault("/description", "it needs a docstring of at least 10 characters: agents choose tools by it")
+            )
+        facts = _facts(function, said, text, annotations, faults)
+        try:
+            parse_manifest(facts)  # what is wrong is said here, where it was written
+        except Failure as failure:
+            faults += _in_options(failure, function, said)
+        if faults or unread:
+            raise _refused(function, [*faults, *unread])
+        return Tool(function, facts, annotations)
+
+    return declare
+
+
+def _not_a_function(function: Any) -> Iterator[Fault]:
+    """What is wrong with the thing that was decorated, if it is not a plain function."""
+    if isinstance(function, Tool):
+        yield Fault("", "it is a tool already: decorate a function once")
+    elif isinstance(function, type) or not callable(function) or not hasattr(function, "__name__"):
+        yield Fault("", "only a function can be a tool: write def NAME(…) and put @tool(…) above it")
+    elif function.__name__ == "<lambda>":
+        yield Fault("", "a lambda has no name and no docstring: write def NAME(…)")
+    else:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+        owner = function.__qualname__.rpartition(".")[0].rpartition(".")[2]
+        untyped = first is not None and first.annotation is first.empty
+        if first is not None and untyped and first.name in ("self", "cls") and owner not in ("", "<locals>"):
+            words = f"a method cannot be a tool, no caller can send `{first.name}`"
+            yield Fault("", f"{words}: write a function outside the class `{owner}`")
+
+
+def _refused(function: Any, faults: list[Fault]) -> Failure:
+    """Everything that is wrong with a declaration, at once, each with the line to write."""
+    name = getattr(function, "__name__", None) or repr(function)
+    code = getattr(function, "__code__", None)
+    where = "" if code is None else f" (line {code.co_firstlineno})"
+    words = [fault.message for fault in faults]
+    listing = f" {words[0]}" if len(words) == 1 else "".join(f"\n  - {one}" for one in words)
+    return Failure(
+        "E3105",
+        f"`{name}`{where} cannot be declared as a tool yet:{listing}",
+        details={"faults": [fault.document() for fault in faults]},
+    )
+
+
+def _facts(
+    function: Callable[..., Any], said: Mapping[str, Any], text: str, annotations: Annotations, faults: list[Fault]
+) -> Json:
+    """The manifest that the options, the docstring and the hints make up; adds what is wrong with the options."""
+
+    def listed(option: str, kind: type = object) -> list[Any]:
+        value = said[option]
+        items = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple | set | frozenset) else None
+        others = [one for one in items or () if not isinstance(one, kind)]
+        if items is None or others:
+            of = f" of {_ITEMS[option]}, and `{brief(others[0])}` is none" if others else ""
+            faults.append(Fault(f"/{option}", f"`{option}` is a list{of}: write {_LISTS[option]}"))
+            return []
+        return items
+
+    def part(option: str, kind: type[BaseModel]) -> Json:
+        value = said[option]
+        if not isinstance(value, kind):
+            faults.append(Fault(f"/{option}", f"`{option}` is told in parts: write {option}={kind.__name__}(…)"))
+            return {}
+        return value.model_dump(exclude_unset=option == "sandbox")
+
+    identifier, space = _name_of(function, said)
+    facts: Json = {
+        "tool_id": identifier,
+        "namespace": space,
+        "version": said["version"],
+        "name": said["title"] or identifier.replace("_", " ").title().ljust(3),
+        "description": text[:2000].ljust(10),
+        "provider": said["provider"],
+        "protocol": "native",
+        "parameters": annotations.parameters,
+        "result_schema": annotations.result,
+        "required_permissions": listed("permissions"),
+        "required_scopes": listed("scopes"),
+        "mutation_class": said["mutation_class"],
+        "effects": [effect.model_dump() for effect in listed("effects", Effect)],
+        "idempotency": {} if said["window_s"] is None else {"window_seconds": said["window_s"]},
+        "observability": {},
+        "examples": [dict(example) for example in listed("examples", Mapping)],
+        "aliases": listed("aliases"),
+        "tags": listed("tags"),
+    }
+    facts |= {field: said[field] for field in _PLAIN_FACTS if said[field] is not None}
+    for name in ("content_types", "expected_artifacts", "expected_resources"):
+        if said[name]:
+            facts[name] = listed(name)
+    if said["known_pairs"]:
+        facts["known_pairs"] = [dict(one) for one in listed("known_pairs", Mapping)]
+    if said["preconditions"]:
+        facts["preconditions"] = [one.model_dump() for one in listed("preconditions", Precondition)]
+    if said["sandbox"]:
+        facts["sandbox"] = {} if said["sandbox"] is True else part("sandbox", Sandboxing)
+    if said["memory"] is not None:
+        facts["resource_limits"] = {"memory": said["memory"]}
+    if said["network"] is not None:
+        facts["network_policy"] = part("network", NetworkPolicy)
+    if said["approval"] is not None:
+        facts["approval"] = part("approval", Approval)
+    if said["checkpoints"] is not False:
+        events = [] if said["checkpoints"] is True else listed("checkpoints")
+        facts["checkpoint_config"] = {"enabled": True, "macro_events": events}
+    for option, field in (("retry", "retry_policy"), ("breaker", "circuit_breaker_config")):
+        if said[option] is not None:
+            facts[field] = dict(said[option]) if isinstance(said[option], Mapping) else said[option]
+    if said["timeout_s"] is not None:
+        facts["timeout_default"] = said["timeout_s"]
+    elif said["timeout_class"] is None:
+        facts["timeout_class"] = "standard"
+    return facts
+
+
+def _name_of(function: Callable[..., Any], said: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The bare name of a tool and its namespace."""
+    identifier = said["name"] or function.__name__
+    space, _, last = identifier.rpartition(".") if isinstance(identifier, str) else ("", "", identifier)
+    return last, space or said["namespace"] or namespace_of(function)
+
+
+_LISTS = {
+    "permissions": 'permissions=["filesystem:read:/srv/data"]',
+    "scopes": 'scopes=["reports:write"]',
+    "effects": 'effects=[Effect("account:{account}", "UPDATE")]',
+    "examples": 'examples=[{"account": "cash"}]',
+    "known_pairs": 'known_pairs=[{"input": {"account": "cash"}, "output": 100}]',
+    "aliases": 'aliases=["old_name"]',
+    "tags": 'tags=["accounts"]',
+    "content_types": 'content_types=["image", "log"]',
+    "expected_artifacts": 'expected_artifacts=["report.pdf"]',
+    "expected_resources": 'expected_resources=["https://wiki.example/*"]',
+    "preconditions": 'preconditions=[Precondition("account:{account}", "{version}")]',
+    "checkpoints": 'checkpoints=["half_done"]',
+}
+_ITEMS = {"effects": "Effect(…)", "examples": "objects", "known_pairs": "objects", "preconditions": "Precondition(…)"}
+# The parts of a manifest that come from an option of another name.
+_OPTION_OF = {
+    "name": "title", "required_permissions": "permissions", "required_scopes": "scopes", "timeout_default": "timeout_s",
+    "idempotency": "window_s", "resource_limits": "memory", "network_policy": "network",
+    "checkpoint_config": "checkpoints", "retry_policy": "retry", "circuit_breaker_config": "breaker",
+}  # fmt: skip
+
+
+def _in_options(failure: Failure, function: Callable[..., Any], said: Mapping[str, Any]) -> Iterator[Fault]:
+    """What a manifest was refused for, said of the options that it was made of."""
+    listed: list[Json] = (failure.details or {}).get("faults", [])
+    for fault in listed:
+        first, _, rest = str(fault["pointer"])[1:].partition("/")
+        words = _PYDANTIC.sub("must ", str(fault["message"]))
+        if first == "tool_id":
+            yield Fault("/name", _renamed(*_name_of(function, said), words))
+            continue
+        option = _OPTION_OF.get(first, first)
+        given = said.get(option)
+        line = f"{option}={given!r}" if isinstance(given, str | int | float) else option
+        yield Fault(f"/{option}", f"`{line}` {words}" + _instead(option, given) + (f" (at {rest})" if rest else ""))
+
+
+_PYDANTIC = re.compile(r"\A(?:input|string|value|tuple|list) should ")
+
+
+def _renamed(name: str, space: str, words: str) -> str:
+    snake = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_0123456789")
+    better = snake if len(snake) >= 3 else f"{space}_{snake}".strip("_")
+    return f'the tool\'s name `{name}` {words}: rename the function, or write name="{better}"'
+
+
+def _instead(option: str, given: Any) -> str:
+    choices: tuple[Any, ...] = get_args(Manifest.model_fields[option].annotation) if option in _CHOICES else ()
+    if choices:
+        near = difflib.get_close_matches(str(given), [one for each in choices for one in get_args(each)], 1, 0.4)
+        return f': write {option}="{near[0]}"' if near else ""
+    return f': write {option}="{_NEEDED[option][0]}"' if option in _NEEDED else ""
+
+
+_CHOICES = ("mutation_class", "timeout_class")
+
+_PLAIN_FACTS = (
+    "title", "timeout_class", "search_hint", "tool_kind", "concurrency_safe", "isolated_calls", "restart_safe",
+    "external_io", "cancellable", "paged", "coerce_output", "tolerant_output", "breaking_changes", "behaviour_change",
+    "redact_results", "max_inline_chars", "max_result_bytes", "persist_output", "private_output", "priority",
+    "estimated_cost", "external_service",
+)  # fmt: skip
+
+
+def from_manifest(manifest: Manifest, function: Callable[..., Any], handlers: Mapping[str, Any]) -> Tool[..., Any]:
+    """A tool that a manifest declares and a plain function serves: JSON in, JSON out."""
+    context = next((name for name, hint in hints_of(function).items() if is_context(hint)), None)
+    plain = Annotations(context=context)
+    tool: Tool[..., Any] = Tool(function, manifest.model_dump(), plain, manifest)
+    tool.handlers.update(handlers)
+    return tool
+
+
+def from_program(manifest: Manifest) -> Tool[..., Any]:
+    """A tool that a manifest declares and a program serves. It runs in the sandbox and nowhere else."""
+    execution = manifest.execution
+    assert execution is not None
+
+    def program(**_: Any) -> Any:
+        raise Failure("E3405", f"{manifest.address} is a program: only Interlock calls it, in the sandbox")
+
+    async def check(**arguments: Any) -> None:
+        execution.words(arguments)
+
+    program.__name__ = manifest.tool_id
+    tool: Tool[..., Any] = Tool(program, manifest.model_dump(), Annotations(), manifest)
+    tool.handlers["check"] = check
+    return tool
+
+
+def from_upstream(manifest: Manifest) -> Tool[..., Any]:
+    """A tool that an upstream serves. Nothing of it runs here."""
+
+    async def upstream(**_: Any) -> Any:
+        raise Failure("E3405", f"{manifest.address} is served by an upstream: only Interlock calls it")
+
+    upstream.__name__ = manifest.tool_id
+    tool: Tool[..., Any] = Tool(upstream, manifest.model_dump(), Annotations(), manifest)
+    # What its upstream reports of its progress is passed on.
+    tool.takes_context = manifest.protocol == "mcp"
+    return tool
+
+
+def from_nowhere(manifest: Manifest, why: Failure) -> Tool[..., Any]:
+    """A tool whose code cannot be had. Nothing of it runs."""
+
+    async def missing(**_: Any) -> Any:
+        raise why
+
+    missing.__name__ = manifest.tool_id
+    return Tool(missing, manifest.model_dump(), Annotations(), manifest)
+
+
+def target_of(function: Callable[..., Any]) -> str:
+    """Where a function is found: its module's own name and its qualified name, whatever file it was loaded from."""
+    module = function.__module__
+    name = module.rsplit(".", 1)[-1] if module.startswith(LOADED) else module
+    return f"{name}:{function.__qualname__}"
+
+
+def namespace_of(function: Callable[..., Any]) -> str:
+    """The namespace a function gets when none is given: the name of its module, or of the file that is being run."""
+    module = function.__module__
+    if module == "__main__":
+        module = PurePath(getattr(sys.modules["__main__"], "__file__", None) or "main").stem
+    return re.sub(r"[^a-z0-9_]+", "_", module.rsplit(".", 1)[-1].lower()).strip("_") or "main"
+
+
+_NOISE = (tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER)
+
+
+def implementation_digest(*functions: Callable[..., Any], pinned: Pinned | None = None) -> str | None:
+    """SHA-256 over the functions' source without comments and blank lines; None where there is no source.
+
+    `pinned`: the whole text of a tool that runs in the sandbox, covered to the letter.
+    """
+    hasher = hashlib.sha256()
+    for function in functions:
+        try:
+            source = inspect.cleandoc("\n" + inspect.getsource(function))
+            tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        except (OSError, TypeError, tokenize.TokenError, IndentationError):
+            return None
+        kept = [token for token in tokens if token.type not in _NOISE]
+        # The end of the last line is there or not, depending on whether a comment follows it.
+        last = max((at for at, token in enumerate(kept) if token.type == tokenize.NEWLINE), default=-1)
+        for at, token in enumerate(kept):
+            hasher.update(f"{token.type}:{'' if at == last else token.string}\n".encode())
+    if pinned is not None:
+        hasher.update(pinned.digest.encode())
+    return hasher.hexdigest()
+
+
+def tools_in(namespace: Mapping[str, Any]) -> list[Tool[..., Any]]:
+    """The tools declared in a module's namespace, in order."""
+    seen: dict[int, Tool[..., Any]] = {}
+    for value in namespace.values():
+        if isinstance(value, Tool):
+            found = cast("Tool[..., Any]", value)
+            seen.setdefault(id(found), found)
+    return list(seen.values())

@@ -1,0 +1,98 @@
+"""Side-effect manifests: which resources a call would touch, said before it runs.
+
+A write tool lists its effects as templates over its input, `account:{account}`. From the manifest and the input alone
+the affected resources follow; nothing is asked of the tool. What must hold of resources before they are changed is
+written the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from interlock.contract.manifest import Effect, Manifest, Operation, Precondition
+from interlock.data.schema import Json
+
+_FIELD = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_.]*)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change to the world that a call made: which resource, what was done, and the values before and after."""
+
+    resource: str
+    operation: Operation
+    before: Any = None
+    after: Any = None
+
+
+def manifest_faults(manifest: Manifest) -> list[str]:
+    """What is wrong between a tool's mutation class and the facts that class demands."""
+    faults: list[str] = []
+    writes = manifest.mutation_class in ("write_reversible", "write_irreversible")
+    if writes and not manifest.effects:
+        faults.append('a write tool lists what it may change: effects=[Effect("account:{account}", "UPDATE")]')
+    if manifest.mutation_class == "read_only" and manifest.effects:
+        faults.append("a read_only tool has no effects; remove them or choose a write class")
+    if manifest.mutation_class == "write_reversible" and not manifest.compensable:
+        faults.append("a write_reversible tool can be undone: add a @tool.compensate handler")
+    if manifest.mutation_class == "write_irreversible" and not manifest.previews:
+        faults.append("a write_irreversible tool can be looked at first: add a @tool.preview handler")
+    known = manifest.parameters.get("properties", {})
+    for effect in manifest.effects:
+        unknown = [name for name in _FIELD.findall(effect.resource) if name.split(".")[0] not in known]
+        faults.extend(f"effect `{effect.resource}` names `{name}`, which is not a parameter" for name in unknown)
+    return [*faults, *_precondition_faults(manifest, known)] if manifest.preconditions else faults
+
+
+def _precondition_faults(manifest: Manifest, known: Json) -> Iterator[str]:
+    if manifest.mutation_class == "read_only":
+        yield "a read_only tool changes nothing that could have a precondition; remove them or choose a write class"
+    if manifest.sandbox is not None:
+        yield "a sandboxed tool has no preconditions: what says whether they hold would run outside"
+    if not manifest.versioned:
+        yield "preconditions are checked against what there is: add a @tool.version_of handler"
+    filled = {*manifest.parameters.get("required", ()), *(name for name, one in known.items() if "default" in one)}
+    for one in manifest.preconditions:
+        # INVARIANT: a caller can leave out the version they saw, never what it was the version of.
+        absent = [name for name in _FIELD.findall(one.resource) if name.split(".")[0] not in filled]
+        yield from (f"precondition `{one.resource}` names `{name}`, which may be absent" for name in absent)
+        unknown = [name for name in _FIELD.findall(one.version) if name.split(".")[0] not in known]
+        yield from (f"precondition `{one.resource}` names `{name}`, which is not a parameter" for name in unknown)
+
+
+def fields_of(effects: Iterable[Effect]) -> set[str]:
+    """The parameters that effects are filled in with."""
+    return {name.partition(".")[0] for effect in effects for name in _FIELD.findall(effect.resource)}
+
+
+def predict(effects: Iterable[Effect], arguments: Mapping[str, Any]) -> tuple[Change, ...]:
+    """The resources a call with these arguments may change."""
+    return tuple(Change(resource=_fill(effect.resource, arguments), operation=effect.operation) for effect in effects)
+
+
+def expected(preconditions: Iterable[Precondition], arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The resources, and the version of each, with which a call with these arguments stands or falls."""
+    return tuple(
+        (_fill(one.resource, arguments), _fill(one.version, arguments))
+        for one in preconditions
+        if all(_argument(name, arguments) is not None for name in _FIELD.findall(one.version))
+    )
+
+
+def _fill(template: str, arguments: Mapping[str, Any]) -> str:
+    def value(match: re.Match[str]) -> str:
+        found = _argument(match.group(1), arguments)
+        # An absent argument may name any resource, and says so.
+        return "*" if found is None else str(found)
+
+    return _FIELD.sub(value, template)
+
+
+def _argument(path: str, arguments: Mapping[str, Any]) -> Any:
+    found: Any = arguments
+    for step in path.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - arguments are JSON
+    return found  # pyright: ignore[reportUnknownVariableType] - as above

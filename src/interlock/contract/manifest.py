@@ -1,0 +1,666 @@
+"""The manifest: the document in which a tool is declared, whoever wrote it.
+
+Its fields, bounds and defaults follow the published manifest schema; the fields after `author` are what the contract
+needs beyond it. Parts that admission demands are optional here, so that an incomplete manifest can be kept as a draft
+and its refusal can name everything that is missing at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from interlock.contract.versions import parse_version
+from interlock.core.errors import Failure
+from interlock.data.canonical import canonical
+from interlock.data.schema import (
+    Fault,
+    Json,
+    Schema,
+    compile_validator,
+    pointer,
+    properties_of,
+    resolve_ref,
+    walk,
+)
+from interlock.privacy.patterns import is_secret_name
+
+MutationClass = Literal["read_only", "write_reversible", "write_irreversible"]
+CompensationClass = Literal[
+    "fully_reversible", "semantically_reversible", "compensable_with_side_effects", "irreversible"
+]  # fmt: skip
+TimeoutClass = Literal["interactive", "standard", "long_running", "async"]
+LifecycleState = Literal["active", "deprecated", "sunset", "removed"]
+Operation = Literal["CREATE", "UPDATE", "DELETE"]
+Tier = Literal[0, 1, 2, 3]
+HandlerName = Literal["preview", "compensate", "check", "preflight", "version_of", "verify", "fixture", "concurrent"]
+ToolKind = Literal[
+    "function", "mcp_tool", "openapi_operation", "native_tool", "browser_action", "shell_command", "code_execution",
+    "file_operation", "web_search", "retrieval", "model_task", "skill_tool", "peer_agent_tool", "policy_check",
+    "artifact_operation", "evidence_export", "custom",
+]  # fmt: skip
+
+# How well an effect can be taken back, and what it counts as. What leaves traces behind was not undone.
+CLASS_OF_COMPENSATION: Mapping[CompensationClass, MutationClass] = {
+    "fully_reversible": "write_reversible",
+    "semantically_reversible": "write_reversible",
+    "compensable_with_side_effects": "write_irreversible",
+    "irreversible": "write_irreversible",
+}
+
+_URI = compile_validator({"type": "string", "format": "uri"})
+_EMAIL = compile_validator({"type": "string", "format": "email"})
+_DATE = compile_validator({"type": "string", "format": "date"})
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = re.compile(rf"(\*\.)?({_LABEL}\.)*{_LABEL}\Z", re.IGNORECASE | re.ASCII)
+
+
+def _uri(value: str) -> str:
+    if not _URI.is_valid(value):
+        raise ValueError(f"`{value}` is not a URI")
+    return value
+
+
+def _email(value: str) -> str:
+    if not _EMAIL.is_valid(value):
+        raise ValueError(f"`{value}` is not an e-mail address")
+    return value
+
+
+def _date(value: Any) -> Any:
+    """A full date and nothing else; YAML reads an unquoted one as a date already."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return value
+    if isinstance(value, str) and _DATE.is_valid(value):
+        return date.fromisoformat(value)
+    raise ValueError("a date is written YYYY-MM-DD")
+
+
+def _domain(value: str) -> str:
+    if len(value) > 253 or not _HOST.match(value):
+        raise ValueError(f"`{value}` is not a host name (one leading `*.` is allowed)")
+    return value
+
+
+def _version(value: str) -> str:
+    try:
+        parse_version(value)
+    except Failure as failure:
+        raise ValueError(failure.message) from None
+    return value
+
+
+def _json_schema(value: Json) -> Json:
+    try:
+        compile_validator(value)
+    except Failure as failure:
+        raise ValueError(failure.message) from None
+    return value
+
+
+Uri = Annotated[str, AfterValidator(_uri)]
+Day = Annotated[date, BeforeValidator(_date)]
+SchemaDocument = Annotated[dict[str, Any], AfterValidator(_json_schema)]
+ToolIdText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", min_length=3, max_length=255)]
+NamespaceText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", min_length=1, max_length=255)]
+Permission = Annotated[str, StringConstraints(pattern=r"^[a-z_]+:[^ ]+$")]
+
+
+if TYPE_CHECKING:
+    _Kind = type(BaseModel)
+else:
+
+    class _Kind(type(BaseModel)):
+        """Makes a part that an author writes down in Python: by name or in order, and refused in words (E3105)."""
+
+        def __call__(cls, *said, **facts):
+            named = dict(zip(cls.model_fields, said, strict=False))
+            if len(said) > len(named) or named.keys() & facts.keys():
+                raise Failure("E3105", f"{cls.__name__}(…) takes {', '.join(cls.model_fields)}, each once")
+            try:
+                return super().__call__(**named, **facts)
+            except pydantic.ValidationError as error:
+                faults = _faults_of(error)
+                words = "; ".join(f"{fault.pointer[1:].replace('/', '.') or 'it'} {fault.message}" for fault in faults)
+                details = {"faults": [fault.document() for fault in faults]}
+                raise Failure("E3105", f"{cls.__name__}(…) was refused: {words}", details=details) from None
+
+
+class Part(BaseModel, metaclass=_Kind):
+    """A piece of a manifest: closed, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+
+
+class RetryPolicy(Part):
+    max_attempts: int = Field(3, ge=1, le=10)
+    backoff_multiplier: float = Field(2.0, ge=1.0, le=10.0)
+    backoff_max_seconds: int = Field(60, ge=1, le=300)
+    retry_on_status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = Field(
+        (429, 500, 502, 503, 504), strict=False
+    )
+    jitter: Literal["full", "proportional"] = Field(
+        "full",
+        description="full: a delay between 0 and the backoff; proportional: the backoff, more or less by jitter_factor",
+    )
+    jitter_factor: float = Field(0.2, ge=0.0, le=10.0)
+
+
+class CircuitBreakerConfig(Part):
+    per: Literal["service", "tool"] = Field(
+        "service", description="service: all tools of the service share a breaker; tool: this tool has its own"
+    )
+    failure_threshold: int = Field(5, ge=1, le=100)
+    success_threshold: int = Field(3, ge=1, le=100)
+    timeout_seconds: int = Field(60, ge=1, le=3600)
+    half_open_max_calls: int = Field(10, ge=1, le=100)
+    window_seconds: int = Field(60, ge=1, le=3600)
+    failure_rate: float | None = Field(
+        None, gt=0.0, le=1.0, description="opens from this share of failures on, besides failure_threshold"
+    )
+    failure_rate_calls: int = Field(10, ge=1, le=10_000, description="how many calls the share is taken of at least")
+    canary_share: float | None = Field(
+        None, gt=0.0, le=1.0, description="half open, only this share of the calls passes at first"
+    )
+
+
+class BreakerRule(CircuitBreakerConfig):
+    """What an operator sets for the breakers of some services and tools, in place of what manifests say."""
+
+    services: str = Field("*", description="the services that it is for, as a pattern")
+    tools: str = Field("*", description="the tools that it is for, as a pattern")
+
+    def applied(self, config: CircuitBreakerConfig) -> CircuitBreakerConfig:
+        said = {name: getattr(self, name) for name in self.model_fields_set - {"services", "tools"}}
+        return config.model_copy(update=said)
+
+
+class CheckpointConfig(Part):
+    enabled: bool = False
+    micro_interval_seconds: int = Field(30, ge=10, le=300)
+    macro_events: tuple[str, ...] = Field((), strict=False)
+
+
+class ResourceLimits(Part):
+    cpu: str = Field("1", pattern=r"^[0-9]{1,15}m?$")
+    memory: str = Field("512Mi", pattern=r"^[0-9]{1,15}(Mi|Gi)$")
+    ephemeral_storage: str = Field("1Gi", pattern=r"^[0-9]{1,15}(Mi|Gi)$")
+
+    @property
+    def cores(self) -> float:
+        return int(self.cpu[:-1]) / 1000 if self.cpu.endswith("m") else float(self.cpu)
+
+    @property
+    def memory_bytes(self) -> int:
+        return _bytes(self.memory)
+
+    @property
+    def storage_bytes(self) -> int:
+        return _bytes(self.ephemeral_storage)
+
+
+def _bytes(text: str) -> int:
+    return int(text[:-2]) * {"Mi": 2**20, "Gi": 2**30}[text[-2:]]
+
+
+class NetworkPolicy(Part):
+    allowed_domains: tuple[Annotated[str, AfterValidator(_domain)], ...] = Field((), strict=False)
+    allowed_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field((80, 443), strict=False)
+    deny_all_egress: bool = False
+
+
+class Author(Part):
+    name: str | None = None
+    email: Annotated[str, AfterValidator(_email)] | None = None
+    url: Uri | None = None
+
+
+class Effect(Part):
+    """One change a write tool may make: a resource template over its input, what is done to it, and how far."""
+
+    resource: str = Field(min_length=1, max_length=1000)
+    operation: Operation
+    scope: str = "resource"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, resource: str, operation: Operation, scope: str = "resource") -> None: ...
+
+
+class Precondition(Part):
+    """What must hold of a resource right before a call changes anything; both parts are templates over its input.
+
+    The version is the one the caller saw, `*` where any will do, or empty where there must be none. A version that
+    names an argument is stated by the caller, and not asked for where they leave it out.
+    """
+
+    resource: str = Field(min_length=1, max_length=1000)
+    version: str = Field("*", max_length=1000)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, resource: str, version: str = "*") -> None: ...
+
+
+class IdempotencyPart(Part):
+    """Keys come from the caller; the window defaults to max(2 x class maximum, the configured minimum)."""
+
+    window_seconds: int | None = Field(None, ge=1, le=31_536_000)
+
+
+class ObservabilityPart(Part):
+    trace: bool = True
+    metrics: bool = True
+    audit: Literal[True] = True  # an unaudited tool does not exist
+
+
+class ApprovalStep(Part):
+    """A group of approvers, and how long after the ticket was opened it is told; unsaid, the fraction decides."""
+
+    group: str = Field(min_length=1, max_length=255)
+    after_seconds: int | None = Field(None, ge=0)
+
+
+class Approval(Part):
+    """Who is asked when a person must agree, how far that is carried up, and when silence becomes a no."""
+
+    timeout_seconds: int = Field(86_400, ge=1, le=2_592_000)
+    escalation_fraction: float = Field(0.5, gt=0.0, le=1.0)
+    chain: tuple[ApprovalStep, ...] = Field(
+        (
+            ApprovalStep(group="approvers", after_seconds=0),
+            ApprovalStep(group="managers", after_seconds=3600),
+            ApprovalStep(group="admins", after_seconds=14_400),
+        ),
+        min_length=1,
+        max_length=10,
+        strict=False,
+    )
+
+
+class Sandboxing(Part):
+    """That the tool runs isolated, and what it finds there.
+
+    Tier 0 has neither files nor network, tier 1 reads what `reads` names (as /in/NAME), tier 2 also reaches the hosts
+    of its network policy, tier 3 has the host's files and network and is asked for at every call. Only that one has to
+    be said; of the others a tool gets the lowest that will do.
+
+    A tool may print `output_bytes`, and leave as much again in files: at most `artifacts` of them, in the directory
+    that `context.out` and INTERLOCK_OUT name.
+    """
+
+    tier: Tier = 0
+    imports: tuple[str, ...] = Field(default=(), strict=False)
+    reads: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")], str] = Field(
+        default_factory=dict[str, str]
+    )
+    pids: int = Field(default=64, ge=1, le=4096)
+    tmp_bytes: int = Field(default=100 * 2**20, ge=2**12, le=2**34)
+    output_bytes: int = Field(default=2**20, ge=1, le=2**28)
+    artifacts: int = Field(default=0, ge=0, le=1000)
+
+
+# Types of content that a tool adds by itself: see `ctx.attach`.
+AddedType = Literal[
+    "text", "json", "image", "audio", "video", "file", "resource_link", "embedded_resource", "log", "diff"
+]
+Expected = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+
+
+class KnownPair(Part):
+    """An input, and the output that the tool must give for it."""
+
+    input: dict[str, Any]
+    output: Any
+
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
+_OF_PROGRAMS = frozenset(("argv", "stdin", "parse", "env", "cwd"))
+_LONGEST_COMMAND = 1 << 17  # bytes; the kernel takes no longer word, and no program should need more in all
+Word = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+
+
+class Execution(Part):
+    """How the tool is run: the kind of executor, what it is pointed at, and the digest of the admitted code.
+
+    A program is written down word by word, and no shell reads the words. `{path}` in a word stands for the argument
+    `path`, as one word; `{paths...}` gives one word for each item of a list, and none if it is absent. A tool of an
+    upstream names the upstream, and in `native` the operation there.
+    """
+
+    kind: Literal["function", "program", "upstream"] = "function"
+    target: str = Field(min_length=1, max_length=2000)
+    implementation: str | None = None
+    handlers: dict[HandlerName, str] = Field(default_factory=dict[HandlerName, str])
+    argv: tuple[Word, ...] = Field(default=(), strict=False, max_length=1000)
+    # `json`: the whole input; `none`; or the argument to send as text. `auto`: `json` unless `argv` names a parameter.
+    stdin: str = Field(default="auto", min_length=1)
+    parse: Literal["json", "text", "lines"] = "text"
+    env: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Word] = Field(
+        default_factory=dict[str, str]
+    )
+    cwd: str = Field(default="/tmp", pattern=r"^/[^\x00]*$")  # noqa: S108 - the sandbox's own, private to the call
+    native: dict[str, Any] = Field(default_factory=dict[str, Any])  # the upstream's own operation, as it was pinned
+
+    @pydantic.model_validator(mode="after")
+    def _of_one_kind(self) -> Execution:
+        if self.kind != "upstream" and self.native:
+            raise ValueError("`native` is said of upstreams; say kind: upstream")
+        if self.kind != "program":
+            if strange := sorted(self.model_fields_set & _OF_PROGRAMS):
+                raise ValueError(f"`{strange[0]}` is said of programs; say kind: program")
+            if self.kind == "upstream" and (self.handlers or not self.native):
+                raise ValueError("a tool of an upstream has `native`, which says what to ask for, and no handlers")
+            return self
+        if not self.argv or self.argv[0] != self.target:
+            raise ValueError("argv begins with the program that target names")
+        if _PLACEHOLDER.search(self.target):
+            raise ValueError("which program is run cannot come from the input")
+        if "/" in self.target and not self.target.startswith("/"):
+            raise ValueError("a program is a name that is on the PATH, or an absolute path")
+        if self.handlers:
+            raise ValueError("a program has no handlers: what it would do is in `effects`")
+        return self
+
+    def faults(self, parameters: Json) -> Iterator[Fault]:
+        """What in a program's template its input cannot fill, or could make an option of."""
+        schema = Schema(parameters)
+        known, filled = schema.properties, {*parameters.get("required", ()), *(name for name, _ in schema.defaults)}
+        for index, template in enumerate(self.argv):
+            at, found = f"/execution/argv/{index}", list(_PLACEHOLDER.finditer(template))
+            if found and template.startswith("-") and "=" not in template[: found[0].start()]:
+                yield Fault(at, f"`{template}` lets the input choose options; write --option={{name}} or two words")
+            if len(found) > 1 and any(one[2] for one in found):
+                yield Fault(at, f"`{template}` has a list and something else; give the list a word of its own")
+            for name, many in (one.groups() for one in found):
+                if name not in known:
+                    yield Fault(at, f"`{{{name}}}` is not a parameter")
+                elif is_secret_name(name) or _holds_private(parameters, known[name], set()):
+                    yield Fault(
+                        at,
+                        f"`{name}` is sensitive, and other users of the machine can read a command line;"
+                        " send it by standard input (stdin)",
+                    )
+                elif not many and name not in filled:
+                    yield Fault(at, f"`{name}` may be absent; require it, give it a default, or write {{{name}...}}")
+        if self.stdin not in ("auto", "none", "json") and self.stdin not in known:
+            yield Fault("/execution/stdin", f"`{self.stdin}` is neither auto nor none nor json nor a parameter")
+
+    def words(self, arguments: Json) -> tuple[str, ...]:
+        """The command for an input. Refuses what the program could take for anything but data.
+
+        INVARIANT: an argument is one word or a part of one, and never an option.
+        """
+        words: list[str] = []
+        for template in self.argv:
+            found = _PLACEHOLDER.search(template)
+            if found is None:
+                words.append(template)
+                continue
+            made = [_filled(template, given) for given in _each(found, arguments)]
+            if any("\0" in word for word in made):
+                raise Failure("E3305", f"what stands for `{template}` holds a NUL character, which no word can")
+            if found.start() == 0 and "--" not in words and any(word.startswith("-") for word in made):
+                raise Failure("E3305", f"what stands for `{template}` begins with `-`: it would be read as an option")
+            words += made
+        if sum(len(word.encode()) + 1 for word in words) > _LONGEST_COMMAND:
+            raise Failure("E3308", f"the arguments make a command of more than {_LONGEST_COMMAND} bytes; send less")
+        return tuple(words)
+
+    def fed(self, arguments: Json) -> bytes:
+        """What the program reads from its standard input."""
+        if self.stdin == "none" or (self.stdin == "auto" and any(map(_PLACEHOLDER.search, self.argv))):
+            return b""
+        return canonical(arguments) if self.stdin in ("auto", "json") else _text(arguments.get(self.stdin, "")).encode()
+
+
+def _holds_private(root: Json, part: Json, seen: set[int]) -> bool:
+    """Whether a part of a schema, or anything in it, is marked x-sensitivity or has the name of a secret."""
+    node = resolve_ref(root, part)
+    if id(node) in seen:
+        return False
+    seen.add(id(node))
+    return any(
+        "x-sensitivity" in one
+        or any(map(is_secret_name, properties_of(one)))
+        or ("$ref" in one and _holds_private(root, one, seen))
+        for one in walk(node)
+    )
+
+
+def _each(found: re.Match[str], arguments: Json) -> list[Json]:
+    """The arguments once, or once with each item of a list in the list's place."""
+    name, many = found.groups()
+    if not many:
+        return [arguments]
+    value = arguments.get(name)
+    items = cast("list[Any]", value) if isinstance(value, list) else [] if value is None else [value]
+    return [{name: item} for item in items]
+
+
+def _filled(template: str, arguments: Json) -> str:
+    return _PLACEHOLDER.sub(lambda found: _text(arguments[found[1]]), template)
+
+
+def _text(value: Any) -> str:
+    """Text as it is, anything else as JSON writes it."""
+    return value if isinstance(value, str) else canonical(value).decode()
+
+
+class Manifest(Part):
+    """A tool's declaration, checked field by field."""
+
+    tool_id: ToolIdText
+    version: Annotated[str, AfterValidator(_version)]
+    name: str = Field(min_length=3, max_length=255)
+    description: str = Field(min_length=10, max_length=2000)
+    provider: str
+    protocol: Literal["native", "mcp", "openapi", "langchain", "custom"]
+    parameters: SchemaDocument
+    result_schema: SchemaDocument | None = None
+    required_permissions: tuple[Permission, ...] | None = Field(None, strict=False)
+    timeout_default: int = Field(30, ge=1, le=7200)
+    timeout_max: int | None = Field(None, ge=1, le=86_400)
+    retry_policy: RetryPolicy = RetryPolicy()  # pyright: ignore[reportCallIssue] - pydantic fills the defaults
+    circuit_breaker_config: CircuitBreakerConfig = CircuitBreakerConfig()  # pyright: ignore[reportCallIssue] - as above
+    resource_limits: ResourceLimits = ResourceLimits()  # pyright: ignore[reportCallIssue] - as above
+    network_policy: NetworkPolicy = NetworkPolicy()  # pyright: ignore[reportCallIssue] - as above
+    external_service: str | None = None
+    checkpoint_config: CheckpointConfig = CheckpointConfig()  # pyright: ignore[reportCallIssue] - as above
+    lifecycle_state: LifecycleState = "active"
+    deprecation_date: Day | None = None
+    sunset_date: Day | None = None
+    migration_guide_url: Uri | None = None
+    replacement_tool_id: str | None = None
+    priority: int = Field(5, ge=1, le=10)
+    tags: tuple[str, ...] = Field((), strict=False)
+    changelog: str | None = None
+    breaking_changes: bool = False
+    documentation_url: Uri | None = None
+    source_code_url: Uri | None = None
+    license: str | None = None
+    author: Author | None = None
+
+    # Beyond the published schema: what the ten-part contract needs.
+    namespace: NamespaceText = "default"
+    mutation_class: MutationClass | None = None
+    compensation_class: CompensationClass | None = None
+    timeout_class: TimeoutClass | None = None
+    effects: tuple[Effect, ...] = Field((), strict=False)
+    preconditions: tuple[Precondition, ...] = Field((), strict=False)
+    idempotency: IdempotencyPart | None = None
+    observability: ObservabilityPart | None = None
+    error_schema: SchemaDocument | None = None
+    required_scopes: tuple[str, ...] = Field((), strict=False)
+    tool_kind: ToolKind = "function"
+    title: str | None = None
+    aliases: tuple[ToolIdText, ...] = Field((), strict=False)
+    search_hint: str | None = None
+    examples: tuple[dict[str, Any], ...] = Field((), strict=False)
+    known_pairs: tuple[KnownPair, ...] = Field(
+        (),
+        strict=False,
+        max_length=100,
+        description="inputs, and the outputs the tool must give; run at admission",
+    )
+    annotations: dict[str, Any] = Field(default_factory=dict)
+    compensable: bool = False
+    previews: bool = False
+    versioned: bool = False
+    has_fixture: bool = False
+    concurrency_safe: bool = False
+    isolated_calls: bool = Field(
+        False,
+        description="no call of this tool sees or disturbs what another call does; needed for writes and tools with"
+        " external_io to run beside others",
+    )
+    restart_safe: bool = False
+    external_io: bool = True
+    cancellable: bool = True
+    paged: bool = False
+    coerce_output: bool = False
+    tolerant_output: bool = False
+    behaviour_change: bool = False
+    redact_results: bool = True
+    max_inline_chars: int = Field(25_000, ge=100, le=10_000_000)
+    max_result_bytes: int | None = Field(None, ge=100, le=1 << 30)
+    persist_output: bool = True
+    private_output: bool = Field(
+        False, description="results are kept and referred to, whatever their size; no answer or transcript holds them"
+    )
+    content_types: tuple[AddedType, ...] = Field(
+        default=(), strict=False, description="types of content that the tool adds to its result, beside the value"
+    )
+    expected_artifacts: tuple[Expected, ...] = Field(
+        default=(), strict=False, description="names of the files that a call leaves, such as report.pdf or *.csv"
+    )
+    expected_resources: tuple[Expected, ...] = Field(
+        default=(),
+        strict=False,
+        description="URIs of resources that a result refers to, such as https://wiki.example/*",
+    )
+    approval: Approval | None = None
+    sandbox: Sandboxing | None = None
+    estimated_cost: float | None = Field(None, ge=0)
+    execution: Execution | None = None
+
+    @property
+    def address(self) -> str:
+        """The global name: namespace plus tool_id."""
+        return f"{self.namespace}.{self.tool_id}"
+
+    @property
+    def tier(self) -> Tier:
+        """The lowest tier that covers what the tool asks for."""
+        sandbox, network = self.sandbox, self.network_policy
+        if sandbox is not None and sandbox.tier == 3:
+            return 3
+        if (network.allowed_domains or self._lists("network:")) and not network.deny_all_egress:
+            return 2
+        files = (sandbox and sandbox.reads) or self._lists("filesystem:")
+        return 1 if files or (self.execution and self.execution.env) else 0
+
+    def _lists(self, family: str) -> bool:
+        return any(one.startswith(family) for one in self.required_permissions or ())
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether a call can say how far it is: functions can, and MCP servers; programs and other services cannot."""
+        return self.execution is None or self.execution.kind == "function" or self.protocol == "mcp"
+
+    def document(self) -> Json:
+        """The manifest as JSON, only what was said."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def parse_manifest(document: Any) -> Manifest:
+    """Read a manifest; refuses with E3105 and a JSON pointer to each fault."""
+    if not isinstance(document, Mapping):
+        raise Failure("E3105", "a manifest is an object", details={"faults": [Fault("", "not an object").document()]})
+    try:
+        manifest = Manifest.model_validate(document)
+    except pydantic.ValidationError as error:
+        raise _refused(_faults_of(error)) from None
+    except RecursionError:
+        raise _refused([Fault("", "nested too deeply")]) from None
+    if manifest.timeout_max is not None and manifest.timeout_max < manifest.timeout_default:
+        raise _refused([Fault("/timeout_max", "timeout_max is below timeout_default")])
+    if manifest.compensation_class is not None:
+        counts_as = CLASS_OF_COMPENSATION[manifest.compensation_class]
+        if manifest.mutation_class not in (None, counts_as):
+            raise _refused([Fault("/compensation_class", f"{manifest.compensation_class} is {counts_as}")])
+        manifest = manifest.model_copy(update={"mutation_class": counts_as})
+    sandbox = manifest.sandbox
+    if sandbox is not None and manifest.execution is not None and manifest.execution.kind == "upstream":
+        words = "a tool of an upstream runs there: it has no sandbox here, and leaves no artifacts"
+        raise _refused([Fault("/sandbox", words)])
+    if sandbox is not None and "tier" in sandbox.model_fields_set and sandbox.tier < manifest.tier:
+        words = f"files, an environment or hosts are had at tier {manifest.tier}; say that one, or none"
+        raise _refused([Fault("/sandbox/tier", words)])
+    unfit = [fault for name in ("annotations", "examples", *_SCHEMAS) for fault in _unfit(manifest, name)]
+    if unfit:
+        raise _refused(unfit)
+    return manifest
+
+
+_SCHEMAS = ("parameters", "result_schema", "error_schema")
+
+
+def _unfit(manifest: Manifest, name: str) -> Iterator[Fault]:
+    """What in a free part of the manifest JSON cannot hold."""
+    try:
+        canonical(getattr(manifest, name))
+    except Failure as failure:
+        yield Fault(f"/{name}", failure.message)
+
+
+def _refused(faults: list[Fault]) -> Failure:
+    listing = "; ".join(f"{fault.pointer or '/'} {fault.message}" for fault in faults[:5])
+    return Failure("E3105", f"manifest refused: {listing}", details={"faults": [fault.document() for fault in faults]})
+
+
+def _faults_of(error: pydantic.ValidationError) -> list[Fault]:
+    return [_fault(entry) for entry in error.errors(include_url=False, include_context=False, include_input=False)]
+
+
+def _fault(entry: Any) -> Fault:
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden":
+        name = str(entry["loc"][-1])
+        near = difflib.get_close_matches(name, _fields_at(entry["loc"][:-1]), n=1)
+        message = f"not a field of a manifest; did you mean `{near[0]}`?" if near else "not a field of a manifest"
+        if name in _OF_SANDBOXES:
+            message = f"said of sandboxed tools: write sandbox: {{{name}: …}}"
+    message = _WORDS.get(entry["type"], message)
+    return Fault(pointer(entry["loc"]), message[0].lower() + message[1:])
+
+
+_OF_SANDBOXES = Sandboxing.model_fields.keys()
+# What pydantic says of Python's types, said of JSON's.
+_WORDS = {
+    "missing": "missing",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+}
+
+
+def _fields_at(path: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The fields of the part of a manifest that a path leads to."""
+    part: type[BaseModel] = Manifest
+    for step in path:
+        if isinstance(step, str) and step in part.model_fields:
+            part = _model_in(part.model_fields[step].annotation) or part
+    return tuple(part.model_fields)
+
+
+def _model_in(hint: Any) -> type[BaseModel] | None:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return hint
+    return next((found for one in get_args(hint) if (found := _model_in(one))), None)

@@ -1,0 +1,71 @@
+"""The nineteen objects of the Agent Tool standard, version 0.2.0, as typed models.
+
+`document` holds what all of them are made of, and the rules they keep. On it stand `mappings` and `results`; on
+`mappings`, `declarations`; on both, `calls`; on all of them, `catalogue`. Imports point that way only. Here belong only
+the names that others import from the package.
+"""
+
+from __future__ import annotations
+
+from interlock.contract.standard.calls import ToolInvocation, ToolProgress
+from interlock.contract.standard.catalogue import OBJECTS, published_schemas
+from interlock.contract.standard.declarations import (
+    Execution,
+    Identity,
+    Persistence,
+    Safety,
+    Schemas,
+    ToolDeclaration,
+    ToolExecutionProfile,
+    ToolInputContract,
+    ToolInterface,
+    ToolOutputContract,
+    ToolPermissionProfile,
+)
+from interlock.contract.standard.document import (
+    LIFECYCLE_OF_REGISTRY_STATE,
+    SELECTABLE_REGISTRY_STATES,
+    VERSION,
+    ContentType,
+    Document,
+    EventClass,
+    ExecutionKind,
+    Lifecycle,
+    Part,
+    RegistryState,
+)
+from interlock.contract.standard.mappings import ToolExternalMapping
+from interlock.contract.standard.results import TextContent, ToolError, ToolResult, ToolResultPersistence
+
+__all__ = [
+    "LIFECYCLE_OF_REGISTRY_STATE",
+    "OBJECTS",
+    "SELECTABLE_REGISTRY_STATES",
+    "VERSION",
+    "ContentType",
+    "Document",
+    "EventClass",
+    "Execution",
+    "ExecutionKind",
+    "Identity",
+    "Lifecycle",
+    "Part",
+    "Persistence",
+    "RegistryState",
+    "Safety",
+    "Schemas",
+    "TextContent",
+    "ToolDeclaration",
+    "ToolError",
+    "ToolExecutionProfile",
+    "ToolExternalMapping",
+    "ToolInputContract",
+    "ToolInterface",
+    "ToolInvocation",
+    "ToolOutputContract",
+    "ToolPermissionProfile",
+    "ToolProgress",
+    "ToolResult",
+    "ToolResultPersistence",
+    "published_schemas",
+]

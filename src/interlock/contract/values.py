@@ -1,0 +1,133 @@
+"""From JSON to the values that a function's hints ask for.
+
+A function gets values of its own: whatever it does to them changes neither what its caller holds nor what is checked,
+kept or recorded of the call afterwards. JSON has one kind of number, so 5.0 becomes 5 where a hint says `int`, and 3
+becomes 3.0 where it says `float`. Single numbers, which most arguments are, are made here, and lists and rows of plain
+values by a function written for their type; all else is pydantic's, with whatever authors said of it.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
+
+import annotated_types
+import pydantic
+import typing_extensions
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from interlock.data.canonical import private_copy
+from interlock.data.copying import bare, copier, item_hint, real
+
+Converter = Callable[[Any], Any]
+
+_IMMUTABLE = (str, bool, type(None))
+_ANYTHING = (Any, object, dict, list)
+_BOUNDS = (
+    annotated_types.Gt, annotated_types.Ge, annotated_types.Lt, annotated_types.Le, annotated_types.Interval,
+    annotated_types.MultipleOf, annotated_types.MinLen, annotated_types.MaxLen, annotated_types.Len, str,
+)  # fmt: skip
+
+
+def converter(hint: Any) -> Converter | None:
+    """How JSON becomes a value of a type; None where it is one already, and one that nobody can change."""
+    if is_plain(hint):
+        plain = bare(hint)
+        if plain is int:
+            return _whole
+        if plain is float:
+            return _real
+        if plain in _ANYTHING:
+            return _copied
+        if _is_immutable(plain):
+            return None
+        copy = copier(plain)
+        if copy is not None:
+            return copy
+    make = pydantic.TypeAdapter[Any](hint).validate_python
+    return make if _is_made_anew(hint) else lambda value: make(_copied(value))
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if value.__class__ is float else value
+
+
+def _real(value: Any) -> Any:
+    return real(value) if value.__class__ is int else value
+
+
+def _copied(value: Any) -> Any:
+    return private_copy(value) if value.__class__ in (dict, list) else value
+
+
+# Types
+
+
+def is_plain(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
+    """Whether JSON's values are this type's values, but for the kind of a number."""
+    if typing.get_origin(hint) is typing.Annotated and not all(map(_only_bounds, hint.__metadata__)):
+        return False
+    hint = bare(hint)
+    if hint in (*_IMMUTABLE, *_ANYTHING, int, float):
+        return True
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (list, typing.Union, types.UnionType) or (origin is dict and args[:1] in ((), (str,))):
+        return all(is_plain(arg, inside) for arg in args)
+    if origin is Literal:
+        return all(type(arg) in (*_IMMUTABLE, int) for arg in args)
+    if _is_row(hint) and hint not in inside and not hasattr(hint, "__pydantic_config__"):
+        return all(is_plain(item, (*inside, hint)) for item in _items(hint))
+    return False
+
+
+def _only_bounds(said: Any) -> bool:
+    """Whether what is said beside a type only bounds it, which the schema does too, or describes it."""
+    if isinstance(said, FieldInfo):
+        renamed = said.alias is not None or said.validation_alias is not None
+        filled = said.default is not PydanticUndefined or said.default_factory is not None
+        extra: Any = said.json_schema_extra or {}
+        # Marks of ours change no type; anything else an author adds to the schema might.
+        marked = isinstance(extra, dict) and all(name.startswith("x-") for name in cast("dict[str, Any]", extra))
+        return not renamed and not filled and marked and all(map(_only_bounds, said.metadata))
+    if isinstance(said, pydantic.StringConstraints):
+        return not (said.strip_whitespace or said.to_lower or said.to_upper)
+    # Patterns and the like are of a class that pydantic keeps to itself.
+    return isinstance(said, _BOUNDS) or type(said).__module__.startswith("pydantic._internal.")
+
+
+def _is_immutable(hint: Any) -> bool:
+    """Whether a plain type holds neither numbers nor anything that can be changed."""
+    hint = bare(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return all(map(_is_immutable, typing.get_args(hint)))
+    if typing.get_origin(hint) is Literal:
+        return all(type(arg) in _IMMUTABLE for arg in typing.get_args(hint))
+    return hint in _IMMUTABLE
+
+
+def _is_made_anew(hint: Any, inside: tuple[Any, ...] = ()) -> bool:
+    """Whether pydantic makes every container in such a value anew: it hands on what a type leaves open."""
+    hint = bare(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (*_IMMUTABLE, int, float) or origin is Literal:
+        return True
+    if origin in (list, dict, typing.Union, types.UnionType):
+        return bool(args) and all(_is_made_anew(arg, inside) for arg in args)
+    if _is_row(hint) and hint not in inside:
+        return all(_is_made_anew(item, (*inside, hint)) for item in _items(hint))
+    return False
+
+
+def _is_row(hint: Any) -> bool:
+    """Whether a type is a dict of which every member is named: one that takes others does not say what they hold."""
+    more = getattr(hint, "__extra_items__", typing_extensions.NoExtraItems)
+    named = more in (typing_extensions.NoExtraItems, typing_extensions.Never)
+    bases = filter(typing_extensions.is_typeddict, getattr(hint, "__orig_bases__", ()))
+    return typing_extensions.is_typeddict(hint) and named and all(map(_is_row, bases))
+
+
+def _items(typed_dict: Any) -> Iterator[Any]:
+    return map(item_hint, typing.get_type_hints(typed_dict, include_extras=True).values())

@@ -1,0 +1,1 @@
+"""JSON as data: schemas, the canonical form, conversion, copying, bounds, and explanations of faults."""

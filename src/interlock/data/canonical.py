@@ -1,0 +1,315 @@
+"""One byte form per JSON value, and what is derived from it: digests and idempotency keys.
+
+Canonical JSON here is UTF-8 without insignificant whitespace, keys sorted by code point, strings in Unicode NFC, and
+numbers in one spelling: a float that is a whole number is written as that whole number (`1.0`, `1e0` and `1` are one
+value). Plain data is written by the compiled walk (`_walk.c`). Where there is none, orjson does nearly all of it at
+once, and the slow path runs only where its output shows that something is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import re
+from typing import Any, cast
+
+import orjson
+
+from interlock.core.errors import Failure
+from interlock.data.nfc import is_nfc, nfc
+
+try:
+    from interlock.data import _walk as compiled
+except ImportError:  # installed where there was no compiler
+    compiled = None  # pyright: ignore[reportAssignmentType] - None is what stands for that
+
+_SORTED = orjson.OPT_SORT_KEYS
+
+
+def canonical(value: Any) -> bytes:
+    """The canonical bytes of a JSON value. Refuses what JSON cannot hold (E3004)."""
+    return plain_form(value) or interpreted(value)
+
+
+def plain_form(value: Any) -> bytes | None:
+    """The canonical bytes of plain data, which take little time; None where there is more to look at."""
+    return None if compiled is None else compiled.canonical(value)
+
+
+def interpreted(value: Any) -> bytes:
+    """The same by orjson and Python: for whatever is not plain, and wherever nothing was compiled."""
+    try:
+        # Without PASSTHROUGH options orjson would quietly turn dataclasses, dates and str subclasses into JSON.
+        encoded = orjson.dumps(value, None, _STRICT)
+    except TypeError:
+        return _slow(value)
+    if not encoded.isascii() and not is_nfc(encoded.decode()):
+        return _slow(value)
+    # A null may be a NaN in disguise, and an exponent may hide a whole number: then every value is looked at.
+    # (orjson writes large numbers as 1e+16, and a lone plus is found a hundred times sooner than an exponent.)
+    # (And a byte is found by its number several times sooner than as a text of one; a word sooner from behind.)
+    if encoded.rfind(b"null") >= 0 or ((_PLUS_SIGN in encoded or not _PLUS) and _EXPONENT(encoded)):
+        return _slow(value) if len(encoded) > _LARGE else _dump(_whole(value))
+    if _POINT in encoded:
+        return _without_fractions(encoded) or _dump(_whole(value))
+    return encoded
+
+
+def _without_fractions(encoded: bytes) -> bytes | None:
+    """The text with every number's `.0` cut off; None where only a look at the values can tell.
+
+    `.0` before a comma or bracket belongs to a number exactly when it stands outside a string. A name's last letter, a
+    quote and a colon before the digits show that at once; elsewhere, an even number of quotes before it does. Escapes
+    would spoil both, and minus nought is another matter.
+    """
+    kept: list[bytes] = []
+    done = counted = quotes = 0
+    looked = False
+    for found in _FRACTION(encoded):
+        at = found.start()
+        looked = True
+        if _MEMBER(encoded, max(at - 20, 0), at) is None:
+            quotes += encoded.count(b'"', counted, at)
+            counted = at
+            if quotes % 2:
+                continue
+        kept.append(encoded[done:at])
+        done = at + 2
+        if encoded[at - 2 : at] == b"-0":
+            return None
+    if not looked:
+        return encoded
+    return None if _BACKSLASH in encoded else b"".join(kept) + encoded[done:]
+
+
+_FRACTION = re.compile(rb"\.0(?=[,}\]]|\Z)").finditer
+_MEMBER = re.compile(rb'[0-9A-Za-z_]":-?[0-9]+\Z').search
+
+
+def _dump(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, None, _STRICT)
+    except TypeError:
+        return _slow(value)
+
+
+def _whole(value: Any) -> Any:
+    """The value with whole floats as whole numbers. Written flat, because it may see every value of a call."""
+    kind = value.__class__
+    if kind is dict:
+        copied: Any = None
+        for name, item in value.items():
+            kind = item.__class__
+            if kind is float:
+                new: Any = _whole_number(item)
+            elif kind is dict or kind is list or kind is tuple:
+                new = _whole(item)
+            else:
+                continue
+            if new is not item:
+                copied = dict(value) if copied is None else copied
+                copied[name] = new
+        return value if copied is None else copied
+    if kind is list or kind is tuple:
+        return [_whole(item) if item.__class__ in _MAY_CHANGE else item for item in value]
+    return _whole_number(value) if kind is float else value
+
+
+def _whole_number(number: float) -> int | float:
+    if not math.isfinite(number):
+        raise Failure("E3004", f"`{number}` is not a JSON number")
+    return int(number) if number.is_integer() else number
+
+
+_MAY_CHANGE = frozenset({float, dict, list, tuple})
+_EXPONENT = re.compile(rb"e[+1-9]").search
+_PLUS = b"+" in orjson.dumps(1e16)
+_PLUS_SIGN, _POINT, _BACKSLASH = ord("+"), ord("."), ord("\\")
+_LARGE = 10_000_000
+_STRICT = _SORTED | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+def _slow(value: Any) -> bytes:
+    plain = _normal(value, 0)
+    try:
+        return orjson.dumps(plain, None, _STRICT)
+    except TypeError:  # whole numbers beyond 64 bits, or a lone surrogate
+        pass
+    try:
+        return _piece_by_piece(plain)
+    except TypeError:
+        raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None
+    except ValueError:
+        raise Failure("E3004", "a number is too long to be written") from None
+
+
+def _piece_by_piece(value: Any) -> bytes:
+    """Normal JSON data as orjson writes it, and whole numbers of any size: one value, one form."""
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value)
+        return b"{%s}" % b",".join(b"%s:%s" % (orjson.dumps(n), _piece_by_piece(members[n])) for n in sorted(members))
+    if isinstance(value, list):
+        return b"[%s]" % b",".join(map(_piece_by_piece, cast("list[Any]", value)))
+    return b"%d" % value if value.__class__ is int else orjson.dumps(value)
+
+
+def _normal(value: Any, depth: int) -> Any:
+    """The value with numbers and text in their one spelling; refuses anything that is not JSON."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise Failure("E3004", f"`{value}` is not a JSON number")
+        return int(value) if value.is_integer() else float(value)
+    if isinstance(value, str):
+        return nfc(value)
+    if depth > 200:
+        raise Failure("E3004", "values are nested more than 200 deep")
+    if isinstance(value, list | tuple):
+        return [_normal(item, depth + 1) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return _normal_object(cast("dict[Any, Any]", value), depth)
+    raise Failure("E3004", f"a value of type {type(value).__name__} is not JSON")
+
+
+def _normal_object(value: dict[Any, Any], depth: int) -> dict[str, Any]:
+    normal: dict[str, Any] = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise Failure("E3004", "object keys must be text")
+        name = nfc(key)
+        if name in normal:
+            raise Failure("E3004", f"the key `{name}` appears twice once its Unicode form is normalised")
+        normal[name] = _normal(item, depth + 1)
+    return normal
+
+
+_NINES = bytes.maketrans(b"0123456789", b"9" * 10)
+_RUN = b"9" * 19
+_WINDOW = 65_536
+
+
+def may_hold_long_number(text: bytes) -> bool:
+    """Whether JSON text has a run of digits that could be a whole number beyond 64 bits, which orjson would round."""
+    # To look for a run of one digit is many times quicker than to look for a run of digits. A call into C keeps all
+    # other threads waiting, so a long text is looked at in windows.
+    if len(text) <= _WINDOW:
+        return _RUN in text.translate(_NINES)
+    return any(
+        _RUN in text[start : start + _WINDOW + len(_RUN) - 1].translate(_NINES)
+        for start in range(0, len(text), _WINDOW)
+    )
+
+
+def encode(value: Any) -> bytes:
+    """JSON text of a value, as it is: no sorting, no normalising, whole numbers of any size."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        pass
+    try:
+        # One call of json.dumps would keep all other threads waiting, many times as long as orjson.
+        return orjson.dumps(_spelled(value))
+    except (TypeError, RecursionError):
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _spelled(value: Any) -> Any:
+    """The value with whole numbers beyond 64 bits spelled out, as orjson takes them."""
+    kind = value.__class__
+    if kind is int:
+        return value if _LEAST <= value <= _MOST else orjson.Fragment(b"%d" % value)
+    if kind is float and not math.isfinite(value):
+        raise ValueError("Out of range float values are not JSON compliant")
+    if kind is dict:
+        return {name: _spelled(item) for name, item in value.items()}
+    return [_spelled(item) for item in value] if kind is list or kind is tuple else value
+
+
+_LEAST, _MOST = -(2**63), 2**64 - 1
+
+
+def decode(text: bytes) -> Any:
+    """The value of JSON text that `encode` wrote, exactly."""
+    return json.loads(text) if may_hold_long_number(text) else orjson.loads(text)
+
+
+def private_copy(value: Any) -> Any:
+    """A copy of JSON data that nobody else can reach, with every text and number as it was."""
+    copy = None if compiled is None else compiled.copied(value)
+    return decode(encode(value)) if copy is None else copy
+
+
+def parse(raw: bytes | str) -> Any:
+    """Parse JSON text; refuses what is not JSON (E3004) instead of raising anything else."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Failure("E3004", f"not valid JSON: {error.msg} at character {error.pos}") from None
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical form, in hex."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def sealed_digest(*parts: str) -> bytes:
+    """SHA-256 over length-delimited parts, so that no two different tuples share an encoding."""
+    return hashlib.sha256(_delimited(parts)).digest()
+
+
+def key_scope(
+    *,
+    tenant: str,
+    caller: str,
+    session: str,
+    tool: str,
+    operation: str,
+    key: str | None,
+    parent: str | None,
+    given: str,
+) -> bytes:
+    """The row of a call: under its caller's key; an undo under what it undoes; without a key, under its input.
+
+    Nobody can reach another caller's row, whatever key they guess.
+    """
+    name = f"{tool}#{operation}"
+    if operation == "compensate":
+        # One undo per call that is undone, whatever key and session it is asked for with, as long as it can be.
+        return sealed_digest(tenant, caller, "", name, f"{parent}")
+    return (
+        sealed_digest(tenant, caller, session, name, key)
+        if key
+        else (sealed_digest(tenant, caller, session, f"{name}#input", given))
+    )
+
+
+def derive_key(secret: bytes, *, session_id: str, tool_id: str, step_id: str, params: Any) -> str:
+    """The idempotency key of one step, the same after a restart.
+
+    HMAC-SHA256 over length-delimited parts and the canonical params, under a tenant's secret. Callers make keys;
+    nothing on the server side calls this.
+    """
+    message = _delimited((session_id, tool_id, step_id)) + canonical(params)
+    return hmac.new(secret, message, hashlib.sha256).hexdigest()
+
+
+def tenant_secret(home: bytes, tenant: str) -> bytes:
+    """The secret of one tenant, from that of the home: the operators' own (`local`) is the home's itself.
+
+    Whoever knows one of the others can work out neither the home's nor any tenant's.
+    """
+    if tenant == "local":
+        return home
+    return hmac.new(home, b"tenant:" + _delimited((tenant,)), hashlib.sha256).digest()
+
+
+def _delimited(parts: tuple[str, ...]) -> bytes:
+    try:
+        return b"".join(b"%d:%s" % (len(data), data) for data in (part.encode() for part in parts))
+    except UnicodeEncodeError:
+        raise Failure("E3004", "text must be valid Unicode; a lone surrogate was found") from None

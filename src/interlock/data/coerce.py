@@ -1,0 +1,135 @@
+"""Lossless conversion of text arguments to the schema's types.
+
+Models often send numbers and booleans as text. Where the text says exactly one value of the asked type it is taken as
+that value and the change is recorded; anything else is left for validation to refuse. Nothing is ever rounded, cut or
+guessed, and a value that already fits is never touched.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple, cast
+
+from interlock.data.schema import Json, Schema, pointer, properties_of, resolve_ref
+
+_INTEGER = re.compile(r"[+-]?\d{1,4000}\Z", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?\Z", re.ASCII)
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Coercion(NamedTuple):
+    """One value taken as another type."""
+
+    pointer: str
+    before: Any
+    after: Any
+
+
+class Coerced(NamedTuple):
+    value: Any
+    changes: tuple[Coercion, ...]
+
+
+def coerce(schema: Schema, value: Any) -> Coerced:
+    """The value with its text converted wherever the schema asks for another type and nothing is lost."""
+    changes: list[Coercion] = []
+    coerced = _coerce(schema.document, schema.document, value, [], changes)
+    return Coerced(coerced, tuple(changes))
+
+
+def _coerce(root: Json, node: Any, value: Any, path: list[Any], changes: list[Coercion]) -> Any:
+    if not isinstance(node, dict) or len(path) > 100:
+        return value
+    part = resolve_ref(root, cast("Json", node))
+    if isinstance(value, str):
+        after = _convert(root, part, value)
+        if after is not None:
+            changes.append(Coercion(pointer(path), value, after))
+            return after
+        return value
+    if isinstance(value, dict):
+        return _coerce_object(root, _branch(root, part, "object"), cast("Json", value), path, changes)
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        inner = _branch(root, part, "array")
+        first: list[Any] = inner.get("prefixItems") or []
+        rest = inner.get("items")
+        coerced = [
+            _coerce(root, first[i] if i < len(first) else rest, item, [*path, i], changes)
+            for i, item in enumerate(items)
+        ]
+        return coerced if any(new is not old for new, old in zip(coerced, items, strict=True)) else items
+    return value
+
+
+def _coerce_object(root: Json, part: Json, value: Json, path: list[Any], changes: list[Coercion]) -> Json:
+    known = properties_of(part)
+    coerced = {
+        name: _coerce(root, known.get(name, part.get("additionalProperties")), item, [*path, name], changes)
+        for name, item in value.items()
+    }
+    return coerced if any(coerced[name] is not item for name, item in value.items()) else value
+
+
+def _branch(root: Json, part: Json, kind: str) -> Json:
+    """The one alternative that an object or a list can mean, as in `Point | None`; else the schema as it is."""
+    branches = part.get("anyOf") or part.get("oneOf")
+    if "type" in part or not isinstance(branches, list):
+        return part
+    found = [
+        resolve_ref(root, cast("Json", branch)) for branch in cast("list[Any]", branches) if branch not in (True, False)
+    ]
+    kinds = [_kinds(root, branch) for branch in found]
+    fitting = [branch for branch, said in zip(found, kinds, strict=True) if kind in said]
+    return _branch(root, fitting[0], kind) if len(fitting) == 1 and all(kinds) else part
+
+
+def _convert(root: Json, part: Json, text: str) -> Any:
+    """The one value the text stands for under the schema, or None where it may stay text or stands for nothing."""
+    kinds = _kinds(root, part)
+    if "string" in kinds or not kinds:
+        return None
+    # INVARIANT: at most one of the asked types may claim the text, else the choice would be a guess.
+    claims = {kind: claim for kind in kinds if (claim := _claim(kind, text)) is not None}
+    if kinds >= {"integer", "number"} and "integer" in claims:
+        claims.pop("number", None)
+    return next(iter(claims.values())) if len(claims) == 1 else None
+
+
+def _kinds(root: Json, part: Json) -> frozenset[str]:
+    """The types a schema admits, as far as they are said; an alternative that says none admits text."""
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return frozenset({kind})
+    if isinstance(kind, list):
+        return frozenset(str(one) for one in cast("list[Any]", kind))
+    branches = part.get("anyOf") or part.get("oneOf")
+    if not isinstance(branches, list):
+        return frozenset()
+    found = [_kinds(root, resolve_ref(root, cast("Json", branch))) for branch in cast("list[Any]", branches)]
+    return frozenset({"string"}) if not all(found) else frozenset[str]().union(*found)
+
+
+def _claim(kind: str, text: str) -> int | float | bool | None:
+    if kind == "integer":
+        return int(text) if _INTEGER.match(text) else None
+    if kind == "number":
+        return _number(text)
+    if kind == "boolean":
+        return _BOOLEANS.get(text.lower())
+    return None
+
+
+def _number(text: str) -> int | float | None:
+    if _INTEGER.match(text):
+        return int(text)
+    if not _NUMBER.match(text):
+        return None
+    try:
+        exact = Decimal(text)
+        value = float(exact)
+    except (InvalidOperation, OverflowError, ValueError):
+        return None
+    # Lossless means that writing the float again gives the number that was sent.
+    return value if value not in (float("inf"), float("-inf")) and Decimal(repr(value)) == exact else None

@@ -1,0 +1,361 @@
+"""JSON Schema as tool contracts use it: closed by default, compiled once, with the facts the lifecycle needs.
+
+A `Schema` is what a contract holds for its input and its output. It keeps the document and, compiled from it once: the
+validator, the defaults to fill, the fields that only the runtime may set, and the fields that are sensitive. Remote
+references are never fetched: a schema is data, and reading one must not open a connection.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any, cast
+
+import jsonschema_rs
+
+from interlock.core.errors import Failure
+from interlock.data.subschemas import Places
+
+Json = dict[str, Any]
+
+# What validators write in place of the offending value, so that no message carries it by accident.
+MASK = "the value"
+
+# How many faults of one document are explained. Each explanation costs far more than finding the fault.
+MOST_ERRORS = 100
+
+_UNFIT = (ValueError, TypeError, OverflowError, RecursionError)  # what jsonschema_rs raises for what JSON cannot hold
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """One thing wrong with a document, where, and in words that say what to do."""
+
+    pointer: str
+    message: str
+
+    def document(self) -> Json:
+        return {"pointer": self.pointer, "message": self.message}
+
+
+class Schema:
+    """A JSON Schema and everything compiled from it. Immutable after construction."""
+
+    def __init__(self, document: Mapping[str, Any], *, closed: bool = False) -> None:
+        source = copy.deepcopy(dict(document))
+        self.document: Json = close(source) if closed else source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.document == other.document
+
+    def __hash__(self) -> int:
+        return hash(repr(self.document))
+
+    def __repr__(self) -> str:
+        return f"Schema({self.document!r})"
+
+    @cached_property
+    def validator(self) -> Any:
+        """The compiled validator; formats are asserted, not merely noted."""
+        return compile_validator(self.document)
+
+    @cached_property
+    def fits(self) -> Any:
+        """A validator's yes-or-no, for the hot path; raises for what JSON cannot hold."""
+        is_valid = compile_validator(_counting(self.document)).is_valid
+        if not self._recursive:
+            return is_valid
+        # INVARIANT: a recursive schema never meets a value so deep that the validator's own stack would overflow.
+
+        def fits(value: Any) -> bool:
+            return not _too_deep(value) and is_valid(value)
+
+        return fits
+
+    @cached_property
+    def places(self) -> Places:
+        """Which of its parts describe each place of the data."""
+        return Places(self.document)
+
+    @cached_property
+    def _recursive(self) -> bool:
+        return _refers_to_itself(self.document, self.document, (), set())
+
+    @property
+    def properties(self) -> Json:
+        return properties_of(self.document)
+
+    @cached_property
+    def defaults(self) -> tuple[tuple[str, Any], ...]:
+        """Top-level properties to fill when they are absent."""
+        parts = {name: resolve_ref(self.document, part) for name, part in self.properties.items()}
+        return tuple((name, part["default"]) for name, part in parts.items() if "default" in part)
+
+    @cached_property
+    def internal(self) -> frozenset[str]:
+        """Top-level fields that callers may neither see nor set."""
+        return _internal(self.document, self.document)
+
+    @cached_property
+    def sensitive(self) -> frozenset[str]:
+        """Names of fields marked x-sensitivity, at any depth."""
+        return frozenset(
+            name
+            for node in walk(self.document)
+            for name, part in properties_of(node).items()
+            if "x-sensitivity" in resolve_ref(self.document, part)
+        )
+
+    @cached_property
+    def has_sensitive(self) -> bool:
+        """Whether anything anywhere in the schema is marked x-sensitivity."""
+        return any("x-sensitivity" in node for node in walk(self.document))
+
+    def is_sensitive(self, path: list[Any], part: Json) -> bool:
+        """Whether the value at a path may not be quoted: it, a branch of its type or what holds it is marked."""
+        if not self.has_sensitive:
+            return False
+        # A path that leads through a map or a choice has no part of its own: then silence is the safe answer.
+        unknown = not part and bool(path)
+        return (
+            unknown
+            or any("x-sensitivity" in node for node in walk(part))
+            or any(step in self.sensitive for step in path)
+        )
+
+    @cached_property
+    def model_facing(self) -> Json:
+        """The schema as discovery shows it: without the fields that callers may not set, however deep they lie."""
+        shown = copy.deepcopy(self.document)
+        for node in walk(shown):
+            for name in _unlisted(node, _internal(shown, node)):
+                del node["properties"][name]
+        return shown
+
+    @cached_property
+    def caller_facing(self) -> Json:
+        """The schema that callers are held to: nothing fits such a field, not even where any other name may come."""
+        held = copy.deepcopy(self.document)
+        for node in walk(held):
+            for name in _unlisted(node, _internal(held, node)):
+                node["properties"][name] = False
+        return held
+
+    @cached_property
+    def hidden(self) -> frozenset[str]:
+        """Names of the fields that callers may neither see nor set, at any depth."""
+        return frozenset(name for node in walk(self.document) for name in _internal(self.document, node))
+
+    @property
+    def can_hide(self) -> bool:
+        """Whether no condition or alternative names what callers may not see."""
+        return not any(_betrays(self.document, node) for node in walk(self.document))
+
+    def valid(self, value: Any) -> bool:
+        """Whether the value fits; a value JSON cannot hold does not."""
+        try:
+            return cast("bool", self.fits(value))
+        except _UNFIT:
+            return False
+
+    def errors(self, value: Any) -> list[Any]:
+        """The validator's errors, the first ones where there are very many; empty if and only if the value fits.
+
+        None of their messages quotes the value.
+        """
+        try:
+            if self._recursive and _too_deep(value):
+                return list(compile_validator(False).iter_errors(None))
+            return list(islice(self.validator.iter_errors(value), MOST_ERRORS))
+        except _UNFIT:
+            return list(compile_validator(False).iter_errors(None))
+
+    def part(self, path: list[Any]) -> Json:
+        """The piece of schema that describes a path, as far as it can be followed."""
+        node: Json = resolve_ref(self.document, self.document)
+        for step in path:
+            child: Any = node.get("items") if isinstance(step, int) else properties_of(node).get(step)
+            if not isinstance(child, dict):
+                return {}
+            node = resolve_ref(self.document, cast("Json", child))
+        return node
+
+
+DEEPEST = 200
+
+
+def _refers_to_itself(root: Json, node: Json, trail: tuple[str, ...], cleared: set[str]) -> bool:
+    """Whether following references can lead back to where one came from. Each reference is followed once."""
+    for part in walk(node):
+        ref = part.get("$ref")
+        if "$dynamicRef" in part or "$recursiveRef" in part or ref in trail or len(trail) > 50:
+            return True
+        if isinstance(ref, str) and ref not in cleared:
+            target = resolve_ref(root, {"$ref": ref})
+            # What cannot be followed here is not followed by the validator either, unless it is the schema itself.
+            if "$ref" in target:
+                return True
+            inner = {key: value for key, value in target.items() if key != "$defs"}
+            if _refers_to_itself(root, inner, (*trail, ref), cleared):
+                return True
+            cleared.add(ref)
+    return False
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether a value is nested deeper than any we take. Looks level by level, so that it needs no stack."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list | tuple)
+            for item in (cast("Json", one).values() if isinstance(one, dict) else cast("list[Any]", one))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _internal(root: Json, node: Json) -> frozenset[str]:
+    parts = properties_of(node).items()
+    return frozenset(name for name, part in parts if resolve_ref(root, part).get("x-internal") is True)
+
+
+def _betrays(root: Json, node: Json, above: frozenset[str] = frozenset()) -> bool:
+    """Whether a schema's branches name a field that callers may not see, or hold one where `walk` does not come."""
+    hidden = above | _internal(root, node)
+    for word in ("allOf", "anyOf", "oneOf", "if", "then", "else", "not"):
+        said: Any = node.get(word)
+        for branch in cast("list[Any]", said if isinstance(said, list) else [said]):
+            if not isinstance(branch, dict):
+                continue
+            one = cast("Json", branch)
+            named = {*one.get("required", ()), *one.get("properties", ())}
+            apart = word not in _CHILD_LISTS and any(_internal(root, inner) for inner in walk(one))
+            if apart or not hidden.isdisjoint(named) or _betrays(root, one, hidden):
+                return True
+    return False
+
+
+def _unlisted(node: Json, hidden: frozenset[str]) -> frozenset[str]:
+    """The hidden fields of a schema, once no rule of it names them any more."""
+    if not hidden:
+        return hidden
+    if isinstance(node.get("required"), list):
+        node["required"] = [name for name in node["required"] if name not in hidden]
+    for rule in ("dependentRequired", "dependentSchemas"):
+        if isinstance(node.get(rule), dict):
+            kept = {name: then for name, then in cast("Json", node[rule]).items() if name not in hidden}
+            node[rule] = {
+                name: [one for one in cast("list[Any]", then) if one not in hidden] if isinstance(then, list) else then
+                for name, then in kept.items()
+            }
+    return hidden
+
+
+def _refuse_remote(uri: str) -> Any:
+    raise ValueError(f"remote references are not fetched: {uri}")
+
+
+def compile_validator(document: Mapping[str, Any] | bool) -> Any:
+    """A validator with formats on, draft 2020-12 unless the document names another; a bad schema is E3105."""
+    try:
+        named = isinstance(document, Mapping) and "$schema" in document
+        make = jsonschema_rs.validator_for if named else jsonschema_rs.Draft202012Validator
+        source = dict(document) if isinstance(document, Mapping) else document
+        return make(source, validate_formats=True, mask=MASK, retriever=_refuse_remote)
+    except jsonschema_rs.ValidationError as error:
+        at = pointer(error.instance_path) or "/"
+        raise Failure("E3105", f"not a valid JSON Schema: {error.message} at {at}") from None
+    except (*_UNFIT, jsonschema_rs.ReferencingError) as error:
+        raise Failure("E3105", f"not a valid JSON Schema: {error}") from None
+
+
+def close(schema: Json) -> Json:
+    """Close every object schema that does not say whether undeclared properties may come."""
+    for node in walk(schema):
+        is_object = "properties" in node or node.get("type") == "object"
+        # A schema with an allOf sees the properties of its parts too, so closing it would refuse them.
+        said = node.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf"}
+        if is_object and not said:
+            node.setdefault("properties", {})  # the validator then names what is undeclared
+            node["additionalProperties"] = False
+    return schema
+
+
+def _same_names(required: Any, properties: Json) -> bool:
+    return isinstance(required, list) and sorted(map(repr, cast("list[Any]", required))) == sorted(
+        map(repr, properties)
+    )
+
+
+def _counting(document: Json) -> Json:
+    """A schema that the same values fit, in less time: to count members is quicker than to look for each of them.
+
+    Where an object may have only the members that it must have, it has them if it has so many.
+    """
+    same = copy.deepcopy(document)
+    for node in walk(same):
+        if node.get("additionalProperties") is False and not node.keys() & {"patternProperties", "minProperties"}:
+            may = cast("Json", node["properties"]) if isinstance(node.get("properties"), dict) else {}
+            if may and _same_names(node.get("required"), may):
+                del node["required"]
+                node["minProperties"] = len(may)
+    return same
+
+
+_CHILD_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+_CHILD_LISTS = ("anyOf", "oneOf", "prefixItems")
+_CHILD_NODES = ("items", "additionalProperties", "contains", "propertyNames")
+
+
+def walk(schema: Any) -> Iterator[Json]:
+    """Every subschema that describes data on its own: not the parts of an allOf, nor conditions."""
+    if not isinstance(schema, dict):
+        return
+    node = cast("Json", schema)
+    yield node
+    for key in _CHILD_MAPS:
+        children = node.get(key)
+        if isinstance(children, dict):
+            for child in cast("Json", children).values():
+                yield from walk(child)
+    for key in _CHILD_LISTS:
+        children = node.get(key)
+        if isinstance(children, list):
+            for child in cast("list[Any]", children):
+                yield from walk(child)
+    for key in _CHILD_NODES:
+        yield from walk(node.get(key))
+
+
+def resolve_ref(root: Json, node: Json) -> Json:
+    """Follow local `$ref`s; what cannot be followed is returned as it is."""
+    seen: set[str] = set()
+    while isinstance(ref := node.get("$ref"), str) and ref.startswith("#/") and ref not in seen:
+        seen.add(ref)
+        target: Any = root
+        for step in ref[2:].split("/"):
+            name = step.replace("~1", "/").replace("~0", "~")
+            target = cast("Json", target).get(name) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            return node
+        node = {**cast("Json", target), **{key: value for key, value in node.items() if key != "$ref"}}
+    return node
+
+
+def properties_of(node: Json) -> dict[str, Json]:
+    """The properties a schema lists, those given as plain true or false left out."""
+    properties: Any = node.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {name: cast("Json", part) for name, part in cast("Json", properties).items() if isinstance(part, dict)}
+
+
+def pointer(path: Any) -> str:
+    """RFC 6901 form of a path."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)

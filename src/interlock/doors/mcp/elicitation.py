@@ -1,0 +1,103 @@
+"""A client in the middle of its call: what an upstream asks of it, and what it hears while it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ServerMessageMetadata
+from pydantic import ValidationError
+
+from interlock.call.connector import ALONE, Interaction
+from interlock.core.errors import Failure
+from interlock.data.schema import Json
+from interlock.doors.mcp.context import Context, connection, meta
+from interlock.doors.mcp.fast_path import MODERN
+from interlock.upstreams.mcp.protocol import LOG_LEVEL, Listening
+
+# What is heard of a call under way: progress, or a message of the log. None: it has ended.
+News = asyncio.Queue[tuple[str, Json] | None]
+# Where a session of the handshake era remembers from which level on it hears logs.
+LEVEL = "interlock.level"
+MAX_WAITING = 1000
+
+# What an upstream may ask of a client, and how the modern era brings the answers.
+_ASKED = ("elicitation", "sampling", "roots")
+_ANSWERS = ("inputResponses", "requestState")
+
+
+def listening(ctx: Context, news: News) -> Interaction | None:
+    """How the client of a call can be asked, and told what a server logs, if it said that it wants to hear it."""
+    asked = interaction(ctx)
+    level = meta(ctx).get(LOG_LEVEL) if ctx.protocol_version == MODERN else connection(ctx).state.get(LEVEL)
+    if level is None:
+        return asked
+    able = asked or ALONE
+    tell = partial(hear, news, "message")
+    return Listening(able.capabilities, able.ask, able.answers, level=level, tell=tell)
+
+
+def interaction(ctx: Context) -> Interaction | None:
+    """How the client of a request can be asked, if it said that it can."""
+    declared = ctx.session.client_capabilities
+    said: Json = {} if declared is None else declared.model_dump(by_alias=True, mode="json", exclude_none=True)
+    capabilities = {name: said[name] for name in _ASKED if name in said}
+    if not capabilities:
+        return None
+    if ctx.protocol_version != MODERN:
+        return Interaction(capabilities, ask=lambda method, params: _ask(ctx, method, params))
+    sent = ctx.params or {}
+    return Interaction(capabilities, answers={name: sent[name] for name in _ANSWERS if name in sent})
+
+
+async def _ask(ctx: Context, method: str, params: Json) -> Json:
+    """Put an upstream's question to the client of this call; a Failure declines it."""
+    metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
+    said = {"method": method, "params": params}
+    try:
+        if method == "elicitation/create":
+            asked = types.ElicitRequest.model_validate(said, by_name=False)
+            answer = await ctx.session.send_request(asked, types.ElicitResult, metadata=metadata)
+        else:
+            wished = types.CreateMessageRequest.model_validate(said, by_name=False)
+            answer = await ctx.session.send_request(wished, types.CreateMessageResult, metadata=metadata)
+    except (MCPError, ValidationError) as error:
+        raise Failure("E3411", "the client does not answer the upstream's question") from error
+    return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+async def with_news(ctx: Context, making: Coroutine[Any, Any, Json], news: News) -> Json:
+    """Make a call and pass on what is heard of it, in order and before its answer."""
+    call = asyncio.ensure_future(making)
+    call.add_done_callback(lambda _: news.put_nowait(None))
+    far = -1.0
+    try:
+        while (told := await news.get()) is not None:
+            kind, facts = told
+            if kind == "message":
+                await _pass_on(ctx, facts)
+                continue
+            # INVARIANT: progress never stands still or goes back, whatever the tool says.
+            percent: float | None = facts["percent"]
+            far = percent if percent is not None and percent > far else far + (1.0 if percent is None else 0.001)
+            total = None if percent is None else 100.0
+            await ctx.session.report_progress(far, total, facts["message"] or None)
+    except BaseException:
+        call.cancel()
+        raise
+    return await call
+
+
+async def _pass_on(ctx: Context, said: Json) -> None:
+    message = types.LoggingMessageNotification(params=types.LoggingMessageNotificationParams.model_validate(said))
+    await ctx.session.send_notification(message, related_request_id=ctx.request_id)
+
+
+def hear(news: News, kind: str, facts: Json) -> None:
+    """Keep what is to be passed on. Who floods the client is not listened to until it has caught up."""
+    if news.qsize() < MAX_WAITING:
+        news.put_nowait((kind, facts))

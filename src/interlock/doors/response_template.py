@@ -1,0 +1,81 @@
+"""The answer to a plain call, put into words once per tool.
+
+What a door says of a call that simply succeeded differs from the next only in a few places: its ids, its time and its
+value. So a door words the answer to a sample, and everything else about it is kept as bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Any
+
+import orjson
+
+from interlock.call.results import Result
+from interlock.core.clock import iso
+from interlock.data.canonical import encode
+from interlock.data.schema import Json
+
+# Stands for the id of a request, in what a door words from a sample.
+REQUEST = "⟦request⟧"
+_CALL, _TRACE, _RULES, _VALUE = "⟦call⟧", "⟦trace⟧", ("⟦rule⟧",), ["⟦value⟧"]
+_AT_MS, _TOOK = 253_402_300_799_987, 71_234.567_891
+_FILLINGS = ("call", "trace", "at", "took", "rules", "request", "value", "text")
+_KEPT = 1000
+
+
+class Template:
+    """The answers to plain calls of one tool, as `put` words them."""
+
+    def __init__(self, put: Callable[[Result], Json], tool: str) -> None:
+        metadata = {"latency_ms": _TOOK, "policy_refs": _RULES}
+        words = encode(put(Result(_CALL, tool, "succeeded", _AT_MS, _TRACE, metadata, _VALUE)))
+        value = encode(_VALUE)
+        marks = (
+            _CALL.encode(), _TRACE.encode(), iso(_AT_MS).encode(), encode(_TOOK), encode(_RULES), encode(REQUEST),
+            value, encode(value.decode()),  # the second is the text that models read
+        )  # fmt: skip
+        places = [re.escape(one) for one in marks]
+        places[3] = rb"(?<=[:,\[])" + places[3]  # a number stands by itself, where the digits of a version do not
+        found = re.compile(b"|".join(b"(%b)" % one for one in places))
+        order = [one.lastindex - 1 for one in found.finditer(words) if one.lastindex is not None]
+        self._has_rules, self._has_text = 4 in order, 7 in order
+        kept = {f"word_{at}": one.decode() for at, one in enumerate(re.split(b"|".join(places), words))}
+        turns = zip_longest(kept, [_FILLINGS[place] for place in order])
+        in_turn = "".join(f"{{{name}}}" for turn in turns for name in turn if name is not None)
+        # A format string puts them together quickest. It is written here, of our own names, each in braces.
+        self._filled: Callable[..., str] = eval(f"lambda {', '.join(_FILLINGS)}: f'{in_turn}'", kept)  # noqa: S307
+
+    def fill(self, result: Result, request: Any = None) -> bytes:
+        """The answer to a plain call, to a request of this id."""
+        metadata, value = result.metadata, encode(result.value).decode()
+        return self._filled(
+            result.invocation_id,
+            result.trace_id,
+            iso(result.created_ms),
+            orjson.dumps(metadata["latency_ms"]).decode(),
+            orjson.dumps(metadata["policy_refs"]).decode() if self._has_rules else "",
+            encode(request).decode(),
+            value,
+            value if not self._has_text or isinstance(result.value, str) else orjson.dumps(value).decode(),
+        ).encode()
+
+
+class Templates:
+    """A template for each tool, made when it is first called."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Template] = {}
+
+    def known(self, tool: str) -> Template | None:
+        return self._made.get(tool)
+
+    def of(self, tool: str, put: Callable[[Result], Json]) -> Template:
+        found = self._made.get(tool)
+        if found is None:
+            if len(self._made) >= _KEPT:
+                self._made.clear()
+            found = self._made[tool] = Template(put, tool)
+        return found

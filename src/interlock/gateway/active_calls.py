@@ -1,0 +1,149 @@
+"""The calls in execution: their deadlines, their cancellation, and the start records of those that take their time.
+
+One sweep every few milliseconds looks after all of them; a timer per call would cost more than many calls do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from interlock.call.phases import Call, Why
+from interlock.core.errors import Failure
+
+_log = logging.getLogger("interlock.gateway")
+
+SWEEP_S = 0.01
+# A read that ends sooner leaves its closing record only; one that runs longer is on record as begun. Being noted costs
+# as much as all other records of a read, so that a crowd which merely queues for a while must not pay for it.
+NOTE_AFTER_S = 0.25
+# How long a tool that was told to stop may take to say how far it came.
+GRACE_S = 0.05
+
+_CODE: dict[Why, tuple[str, str]] = {
+    "timeout": ("E3402", "ran out of time"),
+    "canceled": ("E3703", "was cancelled"),
+    "sibling": ("E3412", "was cancelled because a sibling failed"),
+    "discarded": ("E3703", "was discarded by its caller"),
+    "fallback": ("E3413", "was discarded because its caller fell back on another answer"),
+}
+
+
+def cut_off(call: Call) -> Failure:
+    """The failure of a call that was stopped."""
+    assert call.more.why is not None
+    code, words = _CODE[call.more.why]
+    return Failure(code, f"{call.ref} {words}")
+
+
+def stop(call: Call, why: Why) -> None:
+    """Cut a running call off. Its caller is answered at once, whether or not the tool obeys."""
+    if call.more.why is not None:
+        return
+    call.extend().why = why
+    if call.more.context is not None:
+        call.more.context.cancel()
+    if call.more.waiter is not None and not call.more.waiter.done():
+        call.more.waiter.set_result(None)
+    if call.more.task is not None:
+        call.more.task.cancel()
+
+
+class Floor:
+    """All calls in execution of one gateway."""
+
+    def __init__(self, monotonic: Callable[[], float], note: Callable[[Call], None]) -> None:
+        self._monotonic = monotonic
+        self._note = note
+        self._calls: dict[str, Call] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def get(self, call_id: str) -> Call | None:
+        return self._calls.get(call_id)
+
+    async def run_here(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run work in the caller's own task: the cheap way, for tools that only compute."""
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        call.extend().task = task
+        self._enter(call)
+        try:
+            value = await work
+        except asyncio.CancelledError:
+            if call.more.why is not None:
+                raise cut_off(call) from None
+            if task.cancelling():
+                raise
+            raise Failure("E3404", f"{call.ref} cancelled itself") from None
+        finally:
+            del self._calls[call.id]
+            if call.more.why is not None:
+                task.uncancel()  # the request to cancel was ours, and is met
+        if call.more.why is not None:
+            raise cut_off(call)
+        return value
+
+    async def run_apart(self, call: Call, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run work in a task of its own, so that its caller is answered in time even if the work ignores being told."""
+        call.extend().waiter = waiter = self._loop.create_future()
+        call.extend().task = task = self._loop.create_task(work)
+        task.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
+        self._enter(call)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            stop(call, "canceled")
+            raise
+        finally:
+            del self._calls[call.id]
+        if call.more.why is not None:
+            # Nobody will ask the task again; its outcome is looked at so that it does not warn about it.
+            task.add_done_callback(_consume)
+            raise cut_off(call)
+        if task.cancelled():
+            raise Failure("E3404", f"{call.ref} cancelled itself")
+        return task.result()
+
+    def _enter(self, call: Call) -> None:
+        self._calls[call.id] = call
+        if self._timer is None:
+            self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now = self._monotonic()
+        try:
+            for call in list(self._calls.values()):
+                if now >= call.deadline:
+                    stop(call, "timeout")
+                elif not call.more.noted and now - call.started >= NOTE_AFTER_S:
+                    call.extend().noted = True
+                    self._note(call)
+        except Failure as failure:
+            _log.warning("the start of a call could not be noted: %s", failure.message)
+        finally:
+            # INVARIANT: whatever happens here, deadlines go on being kept.
+            if self._calls:
+                self._timer = self._loop.call_later(SWEEP_S, self._sweep)
+
+    async def close(self) -> None:
+        """Cut off what still runs and give it a moment to be closed."""
+        for call in list(self._calls.values()):
+            stop(call, "canceled")
+        for _ in range(100):
+            if not self._calls:
+                break
+            await asyncio.sleep(SWEEP_S)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _consume(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

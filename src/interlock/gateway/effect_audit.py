@@ -1,0 +1,161 @@
+"""Looking over a call's shoulder: what it changed is held against what its tool declared.
+
+The tool's own reports, its session and the places an operator has put under watch are compared. A read-only tool that
+changed something, and a write tool that changed what its manifest does not cover, have broken their contract: what can
+be put back is put back, the call fails, and the version goes into quarantine until a person has looked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from interlock.call.context import Context
+from interlock.call.phases import Call
+from interlock.call.prepared import Prepared
+from interlock.contract.effects import Change
+from interlock.contract.manifest import Operation
+from interlock.contract.permissions import Permissions, is_below
+from interlock.core.errors import Failure
+from interlock.effects import watch
+from interlock.effects.locks import Claim, covers
+from interlock.effects.session import SessionState
+from interlock.effects.watch import Verdict, Watcher
+from interlock.gateway.observe import Observer
+from interlock.registry import quarantine
+from interlock.registry.quarantine import Quarantine
+from interlock.settings import Settings
+from interlock.store.port import Store
+
+if TYPE_CHECKING:
+    from interlock.effects.databases import PostgresWatcher, SqliteWatcher
+
+
+class Watching:
+    """The watchers of one gateway, and what follows from what they see."""
+
+    def __init__(self, journal: Store, settings: Settings, observer: Observer, kept_out: Quarantine) -> None:
+        self._journal = journal
+        self._observer = observer
+        self._kept_out = kept_out
+        self._databases = _databases(settings)
+        self._watchers: list[Watcher] = [*_files(settings), *self._databases]
+        self._engines = [(place, one.ENGINE) for one in self._databases for place in one.resources]
+        self.active = bool(self._watchers)
+        # Whoever is watched must be alone there: otherwise it is blamed for what its neighbours do.
+        self.claims = tuple(Claim(resource) for watcher in self._watchers for resource in watcher.resources)
+
+    async def before(self) -> list[Any]:
+        return await watch.look(self._watchers)
+
+    async def judge(self, call: Call, tool: Prepared, context: Context | None, before: Sequence[Any] | None) -> None:
+        """Compare; raises E3417 when the tool did what it said it would not.
+
+        Changes that were seen and not reported are left in `call.more.detected`, to be recorded with those reported.
+        """
+        watched = [] if before is None else await watch.changes(self._watchers, before)
+        detected = [*call.more.detected, *watched]
+        reported: list[Change] = [] if context is None else context.changes
+        call.extend().detected = tuple(_missing(detected, reported))
+        if call.request.operation == "compensate":
+            return  # undoing is not held against the declaration of what is undone
+        session = None if context is None else context.session
+        told = session.changes() if isinstance(session, SessionState) else ()
+        # Every tool that is declared to write may keep state in its own session; a read-only one may not.
+        own = told if not tool.writes else ()
+        if not detected and not reported and not own:
+            return
+        verdict = watch.judge(
+            tool.contract.mutation.mutation_class,
+            call.more.predicted,
+            [*detected, *_missing(reported, detected)],
+            own,
+            [one for one in watched if not self._is_listed(tool.permissions, one)],
+        )
+        if not verdict.ok:
+            left = await self._put_back(call, watched, before)
+            await self._convict(call, tool, verdict, rolled_back=before is not None and not left)
+
+    def _is_listed(self, permissions: Permissions, change: Change) -> bool:
+        """Whether a tool's permissions let it change what it changed: a file, or something in a database."""
+        for place, engine in self._engines:
+            if covers(place, change.resource):
+                return permissions.databases.get(engine) == "write"
+        path = change.resource.removeprefix("file:")
+        resolved = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        roots = {one for root in permissions.writable for one in (root, os.path.realpath(root))}
+        return any(is_below(one, root) for one in (path, resolved) for root in roots)
+
+    async def _put_back(self, call: Call, watched: Sequence[Change], before: Sequence[Any] | None) -> list[Change]:
+        """Undo what was seen. Returns what could not be undone; the rest is on record as a change back."""
+        left: list[Change] = []
+        for watcher, seen in zip(self._watchers, before or (), strict=False):
+            left.extend(await watcher.restore(seen))
+        call.extend().detected = (*call.more.detected, *map(_reverse, _missing(watched, left)))
+        return left
+
+    async def _convict(self, call: Call, tool: Prepared, verdict: Verdict, *, rolled_back: bool) -> None:
+        changes = [self._observer.hide(call, f"{one.operation} {one.resource}") for one in verdict.outside[:20]]
+        words = f"{tool.ref} changed what it did not declare: {', '.join(changes[:3])}"
+        await self._journal.commit(
+            quarantine.impose(tool.digest, tool.ref, call.id, f"{verdict.finding}: {changes[0]}")
+        )
+        self._kept_out.look()
+        self._observer.alert(verdict.finding, call, changes=changes)
+        raise Failure(
+            "E3417",
+            words,
+            details={
+                "violation": verdict.finding,
+                "changes": changes,
+                "rolled_back": rolled_back,
+                "quarantined": True,
+            },
+        )
+
+    def close(self) -> None:
+        for watcher in self._databases:
+            watcher.close()
+
+
+# Most homes watch nothing, so what watches is loaded when something is to be watched.
+
+
+def _files(settings: Settings) -> list[Watcher]:
+    if not settings.watched_files:
+        return []
+    from interlock.effects.files import FileWatcher
+
+    return [FileWatcher(settings.watched_files, keep=True)]
+
+
+def _databases(settings: Settings) -> list[SqliteWatcher | PostgresWatcher]:
+    if not settings.watched_databases and not settings.watched_postgres:
+        return []
+    from interlock.effects.databases import PostgresWatcher, SqliteWatcher, connect_postgres
+
+    def postgres(address: str) -> PostgresWatcher:
+        """A watcher of one database, named in claims and findings without how it is reached."""
+        parts = urlsplit(address)
+        place = f"postgres:{parts.hostname or 'local'}{parts.path or '/'}"
+        return PostgresWatcher(partial(connect_postgres, address), resource=place)
+
+    sqlite = (SqliteWatcher(path, keep=True) for path in settings.watched_databases)
+    return [*sqlite, *map(postgres, settings.watched_postgres)]
+
+
+def _missing(changes: Sequence[Change], others: Sequence[Change]) -> list[Change]:
+    """The changes that are not among the others, by resource and operation."""
+    known = {(one.resource, one.operation) for one in others}
+    return [one for one in changes if (one.resource, one.operation) not in known]
+
+
+_BACK: dict[Operation, Operation] = {"CREATE": "DELETE", "DELETE": "CREATE"}
+
+
+def _reverse(change: Change) -> Change:
+    operation = _BACK.get(change.operation, change.operation)
+    return Change(resource=change.resource, operation=operation, before=change.after, after=change.before)

@@ -1,0 +1,40 @@
+"""What a preview promised, held against what the call then did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from interlock.contract.effects import Change
+from interlock.data.canonical import digest
+from interlock.data.schema import Json
+
+
+def promised(preview: Json) -> list[tuple[str, str]]:
+    """What a preview promises, as digests: which resource, what is done to it, and the value it will have."""
+    return sorted(
+        _promise(one.get("resource"), one.get("operation"), one.get("after")) for one in preview["predicted_effects"]
+    )
+
+
+def _promise(resource: Any, operation: Any, after: Any) -> tuple[str, str]:
+    return digest([resource, operation]), "" if after is None else digest(after)
+
+
+def broken_promises(kept: Json, changes: Iterable[Change]) -> list[str]:
+    """What a call did otherwise than its preview said, in words."""
+    said: dict[str, set[str]] = {}
+    for what, after in kept["promised"]:
+        said.setdefault(what, set()).add(after)
+    found: list[str] = []
+    done: set[str] = set()
+    for change in changes:
+        what, after = _promise(change.resource, change.operation, change.after)
+        done.add(what)
+        if what not in said:
+            found.append(f"{change.operation} of {change.resource} was not in the preview")
+        elif after and not said[what] & {after, ""}:
+            found.append(f"{change.operation} of {change.resource} left another value than the preview said")
+    if said.keys() - done:
+        found.append(f"{len(said.keys() - done)} previewed changes were not made")
+    return found

@@ -1,0 +1,81 @@
+"""Calls that another process on this home runs: which one it is, and how it is asked to end them.
+
+A process stops what it runs itself. Of a call of another it leaves the wish to stop it in the store; every process
+looks now and then for wishes that are for it (`heed`), and its answer is the call's `cancel` record, as always. A wish
+that nobody takes up, because that process does no chores or has died meanwhile, is taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import orjson
+
+from interlock.call.phases import REASONS, Reason
+from interlock.gateway.reconcile import BEGUN
+from interlock.store import facts, idempotency, ledger
+from interlock.store.home import Instance
+from interlock.store.port import Store, Unit
+
+EVERY_S = 0.05
+TRIES = 100
+_WISH = "cancel:"
+
+
+class Elsewhere:
+    """The other processes on a home, as one of them sees them."""
+
+    def __init__(self, journal: Store, instance: Instance) -> None:
+        self._journal = journal
+        self._instance = instance
+
+    def runs(self, call_id: str) -> str | None:
+        """The other process that runs a call now, if one does that is alive."""
+        runners = idempotency.runners(self._journal.reader, call_id, BEGUN + call_id)
+        others = (owner for owner in runners if owner != self._instance.id and self._instance.alive(owner))
+        return next(others, None)
+
+    async def ended(self, call_id: str) -> None:
+        """Wait until no other process runs a call any more."""
+        while self.runs(call_id) is not None:  # noqa: ASYNC110 - another process ends it, of which only the store tells
+            await asyncio.sleep(EVERY_S)
+
+    async def cancel(self, call_id: str, owner: str, reason: Reason = "interruption") -> str:
+        """Ask the process that runs a call to end it: what it answers, or `unsupported` where it does not."""
+        reader = self._journal.reader
+        before = len(ledger.of_kind(reader, call_id, "cancel"))
+        await self._journal.commit(_wish(call_id, owner, reason))
+        for _ in range(TRIES):
+            heard = ledger.of_kind(reader, call_id, "cancel")[before:]
+            if heard:
+                return str(orjson.loads(heard[0])["answer"])
+            if self.runs(call_id) is None:
+                break
+            await asyncio.sleep(EVERY_S)
+        await self._journal.commit(_take(call_id, owner))
+        return "finished" if self.runs(call_id) is None else "unsupported"
+
+    async def heed(self, cancel: Callable[[str, Reason], str]) -> None:
+        """Do what others asked of this process."""
+        mine = self._instance.id
+        asked = [_said(mine, reason) for reason in REASONS]
+        for name, said in facts.between_with(self._journal.reader, _WISH, "cancel;", asked):
+            call_id = name.removeprefix(_WISH)
+            if await self._journal.commit(_take(call_id, mine)):
+                cancel(call_id, list(REASONS)[asked.index(said)])
+
+
+def _said(owner: str, reason: Reason) -> str:
+    """Whose a wish is, and why; a process of an older version knows the plain one."""
+    return owner if reason == "interruption" else f"{owner} {reason}"
+
+
+def _wish(call_id: str, owner: str, reason: Reason) -> Unit[None]:
+    return lambda transaction: facts.put(transaction, _WISH + call_id, _said(owner, reason))
+
+
+def _take(call_id: str, owner: str) -> Unit[bool]:
+    """A unit that takes a wish up, or back; whether it was still there."""
+    said = [_said(owner, reason) for reason in REASONS]
+    return lambda transaction: facts.remove_with(transaction, _WISH + call_id, said)

@@ -1,0 +1,314 @@
+"""What free text may not show, as patterns: personal data, credentials, and the host's own places in messages.
+
+Here belongs every expression that is looked for in text, what it is replaced by, and the functions that look. Nothing
+here knows of data, fields' places or schemas: `redact_schema` walks those, and `redact` puts the two together.
+
+Text that holds nothing is the rule, so each search has a cheap question in front of it: an `@` for addresses, the
+outline of a number for numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Final
+
+from interlock.data.bounds import cut, trim
+
+REDACTED: Final = "[REDACTED]"
+_EMAIL_MARKER: Final = "[EMAIL_REDACTED]"
+LONGEST_MESSAGE: Final = 2_000
+# Of longer texts only the beginning is searched, and shown.
+_MESSAGE_SEARCHED: Final = 8_000
+_LOG_LIMIT: Final = 16_000
+_REVIEW_LIMIT: Final = 32_000
+
+SENSITIVE_NAMES: Final = (
+    "password",
+    "secret",
+    "token",
+    "apiKey",
+    "api_key",
+    "accessToken",
+    "refresh_token",
+    "private_key",
+    "credit_card",
+    "ssn",
+    "social_security",
+)
+
+
+def plain_name(name: str) -> str:
+    """A name as names are compared: without its case and without what joins its words."""
+    return name.replace("_", "").replace("-", "").lower()
+
+
+_PLAIN_SECRETS: Final = frozenset(map(plain_name, SENSITIVE_NAMES))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field of this name holds a secret, by the names that are known without any settings."""
+    return plain_name(name) in _PLAIN_SECRETS
+
+
+# An address is found by its `@` and read to both sides, so that a long word is scanned once and not once per letter.
+_DOMAIN: Final = re.compile(r"@[\w.-]+\.[^\W\d_]{2,}")
+_LOCAL_BACKWARDS: Final = re.compile(r"[\w.%+-]+")
+
+_HYPHEN: Final = "[-\u2010-\u2015]"
+_SEP: Final = "[-\u2010-\u2015. \u00a0]"
+_OVER_255: Final = r"2(?:5[6-9]|[6-9]\d)|[3-9]\d\d"
+
+# What follows the first character of a match, which is a digit, `+` or `(` and is looked back at. One expression with a
+# plain class in front lets the engine skip to the next digit; boundaries look at digits only, so that no replacement
+# makes or breaks a neighbour (redaction is idempotent).
+_NUMBERS: Final[Mapping[str, str]] = {
+    "SSN": rf"(?<=\d)\d\d{_HYPHEN}\d\d{_HYPHEN}\d{{4}}",
+    "CREDIT_CARD": r"(?<=\d)\d{3}[\s-]?\d{4}[\s-]?\d{4}[\s-]?\d{4}",
+    "PHONE": (
+        rf"(?<=\d)\d\d{_SEP}\d{{3}}{_SEP}\d{{4}}"
+        rf"|(?<=\()\d{{3}}\){_SEP}?\d{{3}}{_SEP}?\d{{4}}"
+        rf"|(?<=\+)1{_SEP}?\(?\d{{3}}\)?{_SEP}?\d{{3}}{_SEP}?\d{{4}}"
+        # What stands right behind a number and is a find of its own is not more of the number.
+        rf"|(?<=\+)\d(?:(?!{_SEP}(?:\d{{1,3}}(?:\.\d{{1,3}}){{3}}|\d{{3}}{_HYPHEN}\d\d{_HYPHEN}\d{{4}}))"
+        rf"(?:{_SEP}|{_SEP}?[()]{_SEP}?)?\d){{7,14}}"
+    ),
+    "IP_ADDRESS": (rf"(?<=\d)(?!(?<=2)(?:5[6-9]|[6-9]\d)|(?<=[3-9])\d\d)\d{{0,2}}(?:\.(?!{_OVER_255})\d{{1,3}}){{3}}"),
+}
+# The strict setting also takes bare forms, at the price of false alarms (and does without the Luhn check).
+_STRICT_TOO: Final[Mapping[str, str]] = {
+    "PHONE": r"(?<=\d)\d\d[-.]?\d{3}[-.]?\d{4}",
+    "IP_ADDRESS": r"(?<=\d)\d{0,2}(?:\.\d{1,3}){3}",
+}
+_MARKERS: Final[Mapping[str, str]] = {name: f"[{name}_REDACTED]" for name in _NUMBERS}
+
+# The outlines of those forms: with digits as 0 and separators as - every match but an address shows one of these, and
+# looking for fixed bytes costs a fraction of the expression.
+_OUTLINES: Final = (b"000-00-0000", b"000-000-0000", b"0000-0000")
+_COMMON_TO_OUTLINES: Final = b"00-0000"
+_BARE_CARD: Final = b"0" * 16
+_TO_OUTLINE: Final = bytes(
+    48 if chr(c).isdigit() else c if chr(c) in "()+" else 45 if chr(c) in "-. \t\n\r\f\v\x1c\x1d\x1e\x1f?" else 0
+    for c in range(256)
+)
+_WINDOW: Final = 65_536
+_REACH: Final = 256
+_MAY_BE_ADDRESS: Final = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.ASCII)
+
+# Credentials as they stand in messages. Each expression either matches or gives up within a bounded distance.
+_CREDENTIALS: Final = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,40}-----.*?(?:-----END [A-Z0-9 ]{0,40}-----|\Z)"
+    r"|(?<=://)[^\s/]{1,256}(?=@)"
+    r"|(?i:\bbearer\s+[^\s,;\"']+)"
+    r"|\b(?:sk|rk|pk)[-_][\w-]{6,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{8,}"
+    r"|\b(?:gh[a-z]_|github_pat_|glpat-)[\w-]{6,}"
+    r"|\bxox[a-z]-[\w-]+"
+    r"|\bAIza[\w-]{20,}"
+    r"|\beyJ[\w-]{8,}(?:\.[\w-]+)*",
+    re.DOTALL,
+)
+# Every credential but a bearer token holds one of these, and looking for fixed text costs a fraction of the expression.
+_IN_CREDENTIALS: Final = (
+    "-----BEGIN ", "://", "k-", "k_", "AKIA", "ASIA", "gh", "github_pat_", "glpat-", "xox", "AIza", "eyJ"
+)  # fmt: skip
+# Words that stand before a credential in messages only; the sensitive field names come on top.
+_SPOKEN_NAMES: Final = ("passwd", "pwd", "passphrase", "authorization", "credential", "credentials", "cookie")
+_TRACEBACK: Final = re.compile(r"[ |+]*(?:Exception Group )?Traceback \(most recent call last\)")
+_FRAME: Final = re.compile(r"[ \t]*File \"[^\"\n]{0,4096}\", line \d+(?:, in [^\s,]+)?")
+# A web address is matched before the rest and kept, so that its path is not taken for one of the host's.
+_PLACES: Final = re.compile(
+    r"(?i:file)://\S*|\b[A-Za-z][A-Za-z0-9+.-]{1,15}:///\S*"
+    r"|(?P<url>\b[A-Za-z][A-Za-z0-9+.-]{1,15}://[^\s\"'`<>]*)"
+    r"|(?<=[\"'`])~?/[^\"'`\n/]+/[^\"'`\n]+"
+    r"|(?<![\w/])~?/[^\s/\"'`<>|:;,()\[\]{}]+/[^\s\"'`<>|:;,()\[\]{}]+"
+    r"|(?<![A-Za-z])[A-Za-z]:(?:\\(?:[^\\/:*?\"'<>|\r\n]+\\)*|/)[^\s:*?\"'<>|,;]*"
+    r"|\\\\[\w.$-]+\\[^\s:*?\"'<>|,;]+"
+)
+
+
+class Patterns:
+    """The expressions of one set of rules; immutable."""
+
+    __slots__ = ("_spoken", "_strict", "extra", "markers")
+
+    def __init__(self, *, strict: bool, extra: Iterable[tuple[str, str, str]], names: Iterable[str]) -> None:
+        self._strict: Final = strict
+        self._spoken: Final = _spoken_secrets(names)
+        self.extra: Final = tuple((re.compile(regex), marker) for _, regex, marker in extra)
+        self.markers: Final = frozenset(
+            {REDACTED, _EMAIL_MARKER, *_MARKERS.values(), *(marker for _, marker in self.extra)}
+        )
+
+    def mask(self, text: str) -> str:
+        """Replace every match of the patterns by its marker."""
+        for regex, marker in self.extra:
+            text = self._mask_extra(text, regex, marker)
+        if "@" in text:
+            text = _mask_emails(text)
+        if any(map(text.__contains__, "0123456789")):
+            text = self._mask_numbers(text)
+        return text
+
+    def message(self, text: str) -> str:
+        """The text as a model may read it: no stack trace, host path, credential or personal data."""
+        text, left_out = cut(text, _MESSAGE_SEARCHED)
+        if trace := _TRACEBACK.search(text):
+            text, left_out = text[: trace.start()], 0
+        text = _FRAME.sub("", self._hide_credentials(text))
+        text = self.mask(_PLACES.sub(lambda found: found[0] if found["url"] else "[path]", text))
+        return trim(text, left_out).strip()[:LONGEST_MESSAGE]
+
+    def log(self, text: str) -> str:
+        """The text as operators may read it: stack traces and paths stay, credentials and personal data do not."""
+        text, left_out = cut(text, _LOG_LIMIT)
+        return trim(self.mask(self._hide_credentials(text)), left_out)
+
+    def without_credentials(self, text: str) -> str:
+        """The text without credentials, for a person who must decide about it; personal data stays."""
+        text, left_out = cut(text, _REVIEW_LIMIT)
+        return trim(self._hide_credentials(text), left_out)
+
+    def private(self, text: str) -> str:
+        """The whole text without credentials and matches of configured patterns; other personal data stays."""
+        text = self._hide_credentials(text)
+        for regex, marker in self.extra:
+            text = self._mask_extra(text, regex, marker)
+        return text
+
+    def _hide_credentials(self, text: str) -> str:
+        if any(map(text.__contains__, _IN_CREDENTIALS)) or "bearer" in text.lower():
+            text = _CREDENTIALS.sub(REDACTED, text)
+        return self._spoken.sub(rf"\1\2{REDACTED}", text) if ":" in text or "=" in text else text
+
+    def _mask_extra(self, text: str, regex: re.Pattern[str], marker: str) -> str:
+        # A configured pattern may match the words of a marker; what is a marker already stays one.
+        any_marker = "|".join(map(re.escape, sorted(filter(None, self.markers), key=len, reverse=True)))
+        return "".join(
+            piece if piece in self.markers else regex.sub(lambda found: marker if found[0] else "", piece)
+            for piece in re.split(f"({any_marker})", text)
+        )
+
+    def _mask_numbers(self, text: str) -> str:
+        if not self._strict and not _may_hold_number(text):
+            return text
+        search = _in_windows(_numbers(strict=self._strict))
+        out: list[str] = []
+        done = 0
+        found = search(text, 0)
+        while found:
+            start, end = found.span()
+            name = found.lastgroup or ""
+            if name == "CREDIT_CARD" and not self._strict and not _luhn(found[0]):
+                end = start + 1  # the real number may begin at the candidate's second group
+            else:
+                out += (text[done:start], _MARKERS[name])
+                done = end
+            found = search(text, end)
+        return "".join((*out, text[done:])) if out else text
+
+
+@cache
+def _numbers(*, strict: bool) -> Callable[..., re.Match[str] | None]:
+    """What finds the next number. Compiled when there may be one: that takes longer than starting Python."""
+    forms = {
+        name: f"{form}|{_STRICT_TOO[name]}" if strict and name in _STRICT_TOO else form
+        for name, form in _NUMBERS.items()
+    }
+    any_of = "|".join(f"(?P<{name}>{form})" for name, form in forms.items())
+    # The classes are plain sets of ASCII: the engine skips over text that holds none of them far faster than over `\d`.
+    return re.compile(rf"[0-9+(](?<!\d\d)(?:{any_of})(?!\d)".replace(r"\d", "[0-9]")).search
+
+
+def _in_windows(search: Callable[..., re.Match[str] | None]) -> Callable[[str, int], re.Match[str] | None]:
+    """The same search, which looks at one window of a long text after the other.
+
+    A call into C keeps all other threads waiting, so none of them is given much at once. A match is never longer than
+    `_REACH`, with what it looks at behind it; one that ends so near to the end of its window is looked for once more.
+    """
+
+    def found(text: str, start: int) -> re.Match[str] | None:
+        end = start + _WINDOW
+        while end < len(text):
+            match = search(text, start, end)
+            if match and match.end() <= end - _REACH:
+                return match
+            start, end = match.start() if match else end - _REACH, end + _WINDOW
+        return search(text, start)
+
+    return found
+
+
+def _may_hold_number(text: str) -> bool:
+    if len(text) <= _WINDOW:
+        return _may_hold_number_at_once(text)
+    return any(
+        _may_hold_number_at_once(text[start : start + _WINDOW + _REACH]) for start in range(0, len(text), _WINDOW)
+    )
+
+
+def _may_hold_number_at_once(text: str) -> bool:
+    # Every character beyond ASCII becomes `?`, which counts as a separator: a few of them are.
+    outline = text.encode("ascii", "replace").translate(_TO_OUTLINE)
+    return (
+        (_COMMON_TO_OUTLINES in outline and any(map(outline.__contains__, _OUTLINES)))
+        or _BARE_CARD in outline
+        or ("(" in text and b"(000)" in outline)
+        or ("+" in text and b"+0" in outline)
+        or _MAY_BE_ADDRESS.search(text) is not None
+    )
+
+
+_DOUBLED: Final = str.maketrans("0123456789", "0246813579")  # twice the digit, its own digits added up
+
+
+def _luhn(number: str) -> bool:
+    digits = "".join(filter(str.isdigit, number))[::-1]
+    return (sum(map(int, digits[::2])) + sum(map(int, digits[1::2].translate(_DOUBLED)))) % 10 == 0
+
+
+def _domains(text: str) -> Iterable[re.Match[str]]:
+    """Every `@` with the domain behind it, searched for in windows as `_in_windows` does.
+
+    A domain has any length. Where one may go on behind its window, the next window begins with its `@`, or is larger.
+    """
+    start, size = 0, _WINDOW
+    while start < len(text):
+        done, end = start, start + size
+        at = -1
+        for domain in _DOMAIN.finditer(text, start, end):
+            if domain.end() == end < len(text):
+                at = domain.start()
+                break
+            yield domain
+            done = domain.end()
+        else:
+            at = text.rfind("@", done, end) if end < len(text) else -1
+        start, size = (end, _WINDOW) if at < 0 else (at, 2 * size if at == start else _WINDOW)
+
+
+def _mask_emails(text: str) -> str:
+    out: list[str] = []
+    done = floor = 0
+    for domain in _domains(text):
+        at = domain.start()
+        local = _LOCAL_BACKWARDS.match(text[floor:at][::-1])
+        floor = at + 1
+        if local:
+            out += (text[done : at - local.end()], _EMAIL_MARKER)
+            done = floor = domain.end()
+    return "".join((*out, text[done:])) if out else text
+
+
+def _spoken_secrets(names: Iterable[str]) -> re.Pattern[str]:
+    """`password=…`, `"api_key": "…"` and the like, for every sensitive name."""
+    forms = sorted({_spoken_form(name) for name in (*names, *_SPOKEN_NAMES)}, key=len, reverse=True)
+    becomes = r"""\\?["']?[ \t]*(?::|=>?)[ \t]*"""
+    value = r"""(?:(?:basic|bearer|token)[ \t]+)?(?:\[REDACTED\]|\\?"[^"]*"?|\\?'[^']*'?|\S+)"""
+    return re.compile(f"({'|'.join(forms)})({becomes}){value}", re.IGNORECASE)
+
+
+def _spoken_form(name: str) -> str:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[-_]", " ", name).lower().split()
+    return "[-_ ]?".join(map(re.escape, words))

@@ -1,0 +1,305 @@
+"""Redaction: what must not be seen is taken out before anything is written, sent or shown.
+
+Three rules, in this order of strength:
+
+1. A field that its schema marks `x-sensitivity`, or whose name is a known secret's, loses its whole value.
+2. A field that its schema marks `x-disclose: SCOPE` carries personal data on purpose: it is shown to a caller who holds
+   the scope and loses its whole value for everybody else.
+3. Free text loses every match of the patterns (e-mail, SSN, card, phone, IPv4 and those configured).
+
+Here belongs what the rest of the program calls. `patterns` knows what to look for in a text, `redact_schema` where in
+data to look; both are below this module and neither knows the other. Most data holds nothing to remove, so a glance
+comes before the walk: are all keys known as harmless, and does the joined text of the strings match nothing?
+
+INVARIANT: redaction either returns redacted data or raises E3304 without any of the content.
+"""
+# pyright: reportPrivateUsage=false
+# The classes below share their internals; nothing outside this module sees them.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, cast
+
+from interlock.core.errors import Failure
+from interlock.data.canonical import compiled
+from interlock.privacy.patterns import REDACTED, SENSITIVE_NAMES, Patterns, plain_name
+from interlock.privacy.redact_schema import NO_SCHEMA, PLAIN, Graph, Walk, compile_graph
+
+__all__ = [
+    "REDACTED",
+    "SENSITIVE_NAMES",
+    "Redacted",
+    "RedactionRules",
+    "Redactor",
+    "SchemaRedactor",
+    "private_values",
+    "property_names",
+    "safe_log",
+    "safe_message",
+    "without_credentials",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_KEYS_REMEMBERED: Final = 10_000
+_NAMES: Final = re.compile(r"[\w-]+")
+
+
+class Redacted(NamedTuple):
+    """Data without what was removed, and the JSON pointers of what was."""
+
+    value: Any
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RedactionRules:
+    """What an operator may add: more patterns (name, regex, marker), more names, and the strict setting."""
+
+    strict: bool = False
+    extra_patterns: tuple[tuple[str, str, str], ...] = ()
+    extra_names: tuple[str, ...] = ()
+
+
+def _withholding(method: Callable[P, T]) -> Callable[P, T]:
+    """Turn whatever goes wrong inside into E3304 that carries nothing of the content."""
+
+    @wraps(method)
+    def withheld(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - any fault at all must withhold, including too deep nesting
+            failure = Failure("E3304")
+        # Raised outside the handler: the cause may quote the content and must not travel as its context.
+        raise failure
+
+    return withheld
+
+
+class Redactor:
+    """The rules, compiled. Immutable, and shared by everything that writes, sends or shows."""
+
+    __slots__ = ("_harmless", "_mask", "_names", "_patterns", "rules")
+
+    def __init__(self, rules: RedactionRules | None = None) -> None:
+        self.rules: Final = rules or RedactionRules()
+        names = (*SENSITIVE_NAMES, *self.rules.extra_names)
+        self._patterns: Final = Patterns(strict=self.rules.strict, extra=self.rules.extra_patterns, names=names)
+        self._mask: Final = self._patterns.mask
+        self._names: Final = frozenset(map(plain_name, names))
+        self._harmless: Final[set[str]] = set()  # keys seen before: neither a sensitive name nor a match
+
+    @_withholding
+    def text(self, s: str) -> str:
+        """Replace every match of the patterns in `s` by its marker."""
+        return self._mask(s)
+
+    @_withholding
+    def value(self, data: Any) -> Redacted:
+        """Redact data that no schema describes; the same object comes back when nothing was removed."""
+        return self._run(data, NO_SCHEMA, disclose=frozenset(), every=True, patterns=True)
+
+    def names_secret(self, resource: str) -> bool:
+        """Whether a part of a resource's name is the name of a secret, as in `session:api_key`."""
+        return any(map(self._is_secret, _NAMES.findall(resource)))
+
+    @_withholding
+    def for_schema(self, schema: dict[str, Any], *, patterns: bool = True) -> SchemaRedactor:
+        """Compile the redaction of everything that `schema` describes; once per tool version."""
+        names = any(map(self._is_secret, property_names(schema))) or _is_open(schema)
+        return SchemaRedactor(self, compile_graph(schema, self._is_secret), patterns=patterns, names=names)
+
+    def _run(
+        self,
+        data: Any,
+        graph: Graph,
+        *,
+        disclose: frozenset[str],
+        every: bool,
+        patterns: bool,
+        change: Callable[[str], str | None] | None = None,
+    ) -> Redacted:
+        """Redact data. `change` is applied to texts where `patterns` is set; without it, all patterns are."""
+        change = change or self._change
+        texts: list[str] = []
+        plain = compiled is not None and compiled.gathered(data, self._harmless, texts)
+        if not plain:
+            texts.clear()
+            plain = self._glance((data,), texts.append)
+        # No pattern of ours reaches over a NUL; one that was configured might.
+        clean = not patterns or (plain and not self._patterns.extra and change("\0".join(texts)) is None)
+        if plain and not graph.guarded and clean:
+            return Redacted(data, ())
+        walk = Walk(
+            change=_keep if clean else change,
+            hide=self._hide,
+            is_secret=self._is_secret,
+            disclose=disclose,
+            every=every,
+        )
+        value = walk.visit(data, graph.root, None)
+        return Redacted(value, walk.paths())
+
+    def _glance(self, values: Iterable[Any], add: Callable[[str], None]) -> bool:
+        """Whether there are harmless keys and JSON values only; hands the strings met to `add`."""
+        for value in values:
+            kind = type(value)  # pyright: ignore[reportUnknownVariableType] - of anything at all
+            if kind is str:
+                add(value)
+            elif kind is dict:
+                if not (value.keys() <= self._harmless or all(map(self._is_harmless, value))):
+                    return False
+                if not self._glance(value.values(), add):
+                    return False
+            elif kind is list or kind is tuple:
+                if not self._glance(value, add):
+                    return False
+            elif kind not in PLAIN:
+                return False
+        return True
+
+    def _is_harmless(self, key: Any) -> bool:
+        if type(key) is not str or self._is_secret(key) or self._change(key) is not None:
+            return False
+        if len(key) <= 64 and len(self._harmless) < _KEYS_REMEMBERED:
+            self._harmless.add(key)
+        return True
+
+    def _is_secret(self, name: str) -> bool:
+        return plain_name(name) in self._names
+
+    def _change(self, text: str) -> str | None:
+        masked = self._mask(text)
+        return None if masked == text else masked
+
+    def _change_private(self, text: str) -> str | None:
+        hidden = self._patterns.private(text)
+        return None if hidden == text else hidden
+
+    def _hide(self, value: Any) -> str:
+        """The marker that stands for a whole value: the pattern's own where the value is a match and nothing else."""
+        if isinstance(value, str) and (masked := self._mask(value)) in self._patterns.markers:
+            return masked
+        return REDACTED
+
+
+class SchemaRedactor:
+    """One schema's redaction: `apply` for results, `for_sinks` for whatever is written or sent."""
+
+    __slots__ = ("_graph", "_patterns", "_redactor", "guarded", "trivial")
+
+    def __init__(self, redactor: Redactor, graph: Graph, *, patterns: bool, names: bool) -> None:
+        self._redactor: Final = redactor
+        self._graph: Final = graph
+        self._patterns: Final = patterns
+        self.trivial: Final = graph.trivial
+        # Whether the schema has a place for something private: by a mark, by a name, or by leaving names open.
+        self.guarded: Final = graph.guarded or names
+
+    @_withholding
+    def apply(self, data: Any, *, disclose: frozenset[str] = frozenset()) -> Redacted:
+        """Redact a result that passed its schema, for a caller who holds the scopes `disclose`."""
+        if self.trivial:
+            return Redacted(data, ())
+        return self._redactor._run(data, self._graph, disclose=disclose, every=False, patterns=self._patterns)
+
+    @_withholding
+    def for_sinks(self, data: Any) -> Redacted:
+        """Redact for records, events, logs and tickets: no scope opens anything, patterns look at every string."""
+        return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=True)
+
+    @_withholding
+    def for_people(self, data: Any) -> Redacted:
+        """Redact for a person who must decide about it: names and addresses stay, what is marked private does not."""
+        return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=False)
+
+    @_withholding
+    def for_deciding(self, data: Any) -> Redacted:
+        """Redact for a policy engine: what is marked or named private and every credential goes, addresses stay."""
+        change = self._redactor._change_private
+        return self._redactor._run(data, self._graph, disclose=frozenset(), every=True, patterns=True, change=change)
+
+
+@_withholding
+def without_credentials(redactor: Redactor, text: str) -> str:
+    """A text for a person who must decide about it: everything but credentials."""
+    return redactor._patterns.without_credentials(text)
+
+
+@_withholding
+def safe_message(redactor: Redactor, text: str) -> str:
+    """An error message that a model may read: no stack trace, host path, credential or personal data."""
+    return redactor._patterns.message(text)
+
+
+@_withholding
+def safe_log(redactor: Redactor, text: str) -> str:
+    """A line for operators: stack traces and paths stay, credentials and personal data do not."""
+    return redactor._patterns.log(text)
+
+
+def private_values(schema: SchemaRedactor, data: Any, *, for_people: bool = False) -> list[str]:
+    """The texts in some data that must not be written down, longest first, so that they can be looked for elsewhere."""
+    found: set[str] = set()
+    for path in (schema.for_people(data) if for_people else schema.for_sinks(data)).paths:
+        value: Any = data
+        for step in path.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            value = value[int(name) if value.__class__ in (list, tuple) else name]
+        found.update(text for text in _texts(value) if len(text) >= 4)
+    return sorted(found, key=len, reverse=True)
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Every text and number in some data, as text."""
+    if isinstance(value, dict):
+        for item in cast("dict[Any, Any]", value).values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in cast("list[Any]", value):
+            yield from _texts(item)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield str(value)
+
+
+def _is_open(schema: Any) -> bool:
+    """Whether data that fits a schema can hold members that the schema does not name."""
+    if isinstance(schema, dict):
+        members = cast("dict[str, Any]", schema)
+        said = members.get("type")
+        kinds = cast("list[Any]", said) if isinstance(said, list) else [said]
+        if "object" in kinds and members.get("additionalProperties") is not False:
+            return True
+        if said is None and not members.keys() & _SAYS_WHAT_IT_IS:
+            return True
+        inner = [*members.get("properties", {}).values(), *members.get("$defs", {}).values()]
+        inner += [members[name] for name in ("items", "not", "if", "then", "else", "contains") if name in members]
+        inner += [one for name in ("anyOf", "oneOf", "allOf", "prefixItems") for one in members.get(name, ())]
+        return any(map(_is_open, inner))
+    return schema is True
+
+
+_SAYS_WHAT_IT_IS: Final = frozenset({"enum", "const", "$ref", "anyOf", "oneOf", "allOf"})
+
+
+def property_names(schema: Any) -> Iterable[str]:
+    """Every property that a schema names, at any depth."""
+    if isinstance(schema, dict):
+        members = cast("dict[str, Any]", schema)
+        properties = members.get("properties")
+        if isinstance(properties, dict):
+            yield from cast("dict[str, Any]", properties)
+        for child in members.values():
+            yield from property_names(child)
+    elif isinstance(schema, list):
+        for child in cast("list[Any]", schema):
+            yield from property_names(child)
+
+
+def _keep(_: str) -> None:
+    return None

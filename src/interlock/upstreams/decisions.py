@@ -1,0 +1,193 @@
+"""What becomes of each thing an upstream offers, before anything is changed.
+
+A definition is held against the one that was pinned under its name, against what others serve, and against the
+conditions of admission. It comes out as a first version, as the next one, as what it is already, as changed, or as
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from interlock.call.connector import Discovered
+from interlock.contract.declare import Tool, from_upstream
+from interlock.contract.manifest import Manifest
+from interlock.contract.wire_names import shortened
+from interlock.core.errors import Failure
+from interlock.registry import admission
+from interlock.registry.admission import Evidence
+from interlock.registry.catalog import Catalog, contract_digest
+from interlock.store import tools as stored_tools
+from interlock.store.port import Reader
+from interlock.upstreams import repository
+from interlock.upstreams.manifests import Imported, definition_digest, import_all
+from interlock.upstreams.overlay import parse_overlay
+from interlock.upstreams.repository import Offered, Page, Pinned, Upstream
+from interlock.upstreams.schemas import visible
+
+FIRST_VERSION = "1.0.0"
+TryOut = Callable[[Sequence[Tool[..., Any]]], Awaitable[Sequence[Evidence]]]
+
+
+def judge(
+    reader: Reader, known: Upstream, discovered: Discovered, page: Page, accepted: Mapping[str, str]
+) -> Sequence[Offered]:
+    """What each definition would become: a first version, a next one, or what it is already."""
+    overlay = parse_overlay(known.overlay)
+    if faults := overlay.faults(one.name for one in discovered.tools):
+        listing = "; ".join(f"{fault.pointer} {fault.message}" for fault in faults[:5])
+        raise Failure("E3105", f"overlay refused: {listing}")
+    imported = import_all(
+        discovered.tools,
+        upstream=known.name,
+        kind=known.kind,
+        versions=FIRST_VERSION,
+        overlay=overlay,
+        accept_hints=bool(known.config.get("accept_hints")),
+        prefix=bool(known.config.get("prefix", True)),
+        credentials=known.credentials,
+        known={name: one.address.partition(".")[2] for name, one in page.tools.items()},
+    )
+    offered = [_offered(known, one) for one in imported]
+    taken = repository.foreign(reader, known.origin, {one.address for one in offered})
+    offered = _distinct(reader, offered)
+    return [_against(one, page.tools.get(one.name), taken, accepted) for one in offered]
+
+
+def _distinct(reader: Reader, offered: list[Offered]) -> list[Offered]:
+    """INVARIANT: no tool is admitted that clients would see under the shortened name of another."""
+    mine = {one.address: shortened(one.address) for one in offered if one.address}
+    if not any(mine.values()):
+        return offered
+    there = sorted(stored_tools.addresses(reader))
+    owners = {name: address for address in there for name in shortened(address)}
+    judged: list[Offered] = []
+    for one in offered:
+        names = mine.get(one.address, frozenset())
+        other = next((owners[name] for name in names if owners.get(name, one.address) != one.address), None)
+        if other is None:
+            owners |= dict.fromkeys(names, one.address)
+        else:
+            one = replace(one, state="refused", manifest=None, reason=admission.same_name(one.address, other))
+        judged.append(one)
+    return judged
+
+
+def _offered(known: Upstream, imported: Imported) -> Offered:
+    manifest, judged = imported.manifest, imported.judged
+    return Offered(
+        name=imported.definition.name,
+        state="refused" if manifest is None else "offered",
+        address="" if manifest is None else manifest.address,
+        version=None if manifest is None else manifest.version,
+        mutation_class=judged.mutation_class,
+        why=judged.why,
+        reason=imported.refused or "",
+        needs=tuple(imported.needs),
+        seen=known.pin(imported.definition) if imported.digest else "",
+        definition=imported.definition,
+        manifest=manifest,
+    )
+
+
+def _against(one: Offered, pinned: Pinned | None, taken: Mapping[str, str], accepted: Mapping[str, str]) -> Offered:
+    """A definition held against the one that was admitted, and against what others serve."""
+    if one.manifest is None:
+        return one
+    if pinned is None:
+        # INVARIANT: no upstream adds a version to a tool that is somebody else's.
+        if (owner := taken.get(one.address)) is not None:
+            reason = f"`{one.address}` is served from {owner} already; rename it in the overlay"
+            return replace(one, state="refused", manifest=None, reason=reason)
+        return one
+    current = replace(one, address=pinned.address, version=pinned.version)
+    renamed = one.address != pinned.address
+    if renamed and (owner := taken.get(one.address)) is not None:
+        reason = f"your overlay has changed, and `{one.address}` is served from {owner} already; rename it otherwise"
+        return replace(current, state="changed", manifest=None, reason=reason)
+    same, seen = pinned.pinned == one.seen, accepted.get(one.name) == one.seen
+    if same and (not pinned.held or seen):
+        return replace(current, state="admitted", manifest=None)
+    if seen:
+        return one if renamed else current
+    # INVARIANT: what has changed once stays out until a person has looked, also if it changes back or goes meanwhile.
+    return replace(current, state="changed", manifest=None, reason=_change(one, pinned, same=same, renamed=renamed))
+
+
+def _change(one: Offered, pinned: Pinned, *, same: bool, renamed: bool) -> str:
+    """What is otherwise than when it was admitted, in words: what the upstream says, or what the operator says."""
+    if same:
+        return "its definition changed and changed back"
+    if one.definition is None or definition_digest(one.definition) != pinned.definition:
+        return "its definition has changed since"
+    return "your overlay has changed since" + (f"; it would be served as {one.address}" if renamed else "")
+
+
+def gone(page: Page, offered: Sequence[Offered]) -> Sequence[Offered]:
+    """What was there before and is offered no longer."""
+    there = {one.name for one in offered}
+    return [
+        Offered(name, "gone", one.address, one.version, reason="the upstream offers it no longer", seen=one.seen)
+        for name, one in page.tools.items()
+        if name not in there
+    ]
+
+
+def refused(discovered: Discovered, offered: Sequence[Offered]) -> Sequence[Offered]:
+    """What could not be understood, in words that can be read. A name that is offered as well is not heard twice."""
+    there = {one.name for one in offered}
+    strange = [(name, reason) for name, reason in discovered.refused if name not in there]
+    return [Offered(visible(name), "refused", reason=visible(reason)) for name, reason in strange]
+
+
+def once(looked: Sequence[Offered]) -> Sequence[Offered]:
+    """What is written down: of several that have one name, the first, which is the one that counts."""
+    return list({one.name: one for one in reversed(looked)}.values())[::-1]
+
+
+# Admission
+
+
+async def admit(
+    catalog: Catalog, try_out: TryOut, offered: Sequence[Offered]
+) -> tuple[Sequence[Offered], dict[str, Evidence]]:
+    """Try those that are new, and judge them by all eight conditions."""
+    fresh = [_next_version(catalog, one) for one in offered if one.manifest is not None]
+    tools = [from_upstream(cast("Manifest", one.manifest)) for one in fresh]
+    evidence = dict(zip((one.name for one in fresh), await try_out(tools) if tools else (), strict=True))
+    judged: dict[str, Offered] = {}
+    for one, tool in zip(fresh, tools, strict=True):
+        published = catalog.versions(one.address)
+        verdict = admission.examine(tool.manifest, contract_digest(tool), published, evidence[one.name])
+        state = "admitted" if verdict.admitted else "refused"
+        reason = "" if verdict.admitted else verdict.failure(one.address).message
+        judged[one.name] = replace(one, state=state, reason=reason)
+    return [judged.get(one.name, one) if one.manifest is not None else one for one in offered], evidence
+
+
+def _next_version(catalog: Catalog, one: Offered) -> Offered:
+    """The manifest under the version it needs: the first, or the next after what is published."""
+    manifest = cast("Manifest", one.manifest)
+    published = catalog.versions(one.address or manifest.address)
+    if not published:
+        return replace(one, address=manifest.address, version=manifest.version)
+    latest = max(published, key=_numbers)
+    for version in (_bumped(latest, 1), _bumped(latest, 0)):
+        candidate = manifest.model_copy(update={"version": version})
+        tool = from_upstream(candidate)
+        pretend = Evidence(contract_digest(tool), True, "pending", "")
+        if admission.examine(candidate, pretend.digest, published, pretend).admitted:
+            return replace(one, manifest=candidate, version=version)
+    version = _bumped(latest, 0)
+    return replace(one, manifest=manifest.model_copy(update={"version": version}), version=version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("-")[0].split("+")[0].split("."))
+
+
+def _bumped(version: str, place: int) -> str:
+    numbers = list(_numbers(version))
+    return ".".join(str(n + 1) if at == place else "0" if at > place else str(n) for at, n in enumerate(numbers))

@@ -1,0 +1,369 @@
+"""The book of upstreams as it is written: which there are, what each was seen to offer, and what of it is served.
+
+Theory of operation. A look at an upstream is judged against a page of the book, which takes time; then all that it
+changes is written in one transaction. Others look and write meanwhile, also from other processes. So a `Page` says what
+the judgement was made from, and `settle` writes only if the book still says the same; otherwise it raises `Outdated`
+before it has written anything, and whoever judged judges again.
+
+Two facts about a tool are read from where they are in force and not noted twice: whether its version is in quarantine
+because its definition changed, and whether it can be called at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from interlock.call.connector import Definition
+from interlock.contract.manifest import Manifest
+from interlock.core.clock import iso
+from interlock.core.errors import Failure
+from interlock.data.canonical import digest
+from interlock.data.schema import Json
+from interlock.registry import admission, quarantine
+from interlock.registry.admission import Evidence
+from interlock.registry.catalog import bump_epoch
+from interlock.store import quarantine as stored_quarantine
+from interlock.store import records
+from interlock.store import tools as stored_tools
+from interlock.store import upstreams as store
+from interlock.store.port import Reader, Transaction, Unit
+from interlock.upstreams.manifests import definition_digest
+from interlock.upstreams.overlay import Overlay, classify, parse_overlay
+
+_CHANGED = quarantine.DEFINITION_CHANGED
+_COUNTED = ("admitted", "changed", "gone", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One upstream as it is stored."""
+
+    name: str
+    kind: str
+    config: Json
+    overlay: Json
+    state: str
+    reason: str
+    added_ms: int
+    added_by: str
+    discovered_ms: int
+    probed_ms: int
+
+    @property
+    def origin(self) -> str:
+        """Where the catalog says that its tools come from."""
+        return f"upstream:{self.name}"
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """The secrets its calls are lent."""
+        found = {str(name) for name in cast("Json", self.config.get("credentials") or {}).values()}
+        auth = cast("Json | None", self.config.get("auth"))
+        return tuple(sorted(found | ({str(auth["secret"])} if auth and "secret" in auth else set())))
+
+    def pin(self, definition: Definition) -> str:
+        """What is admitted: a definition as its upstream gave it, and what the operator says about it."""
+        said = parse_overlay(self.overlay).of(definition.name).model_dump(mode="json", exclude_unset=True)
+        return digest({"definition": definition_digest(definition), "overlay": said})
+
+    def document(self) -> Json:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "state": self.state,
+            "reason": self.reason,
+            "added_at": iso(self.added_ms),
+            "added_by": self.added_by,
+            "discovered_at": iso(self.discovered_ms),
+            "probed_at": iso(self.probed_ms) if self.probed_ms else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One tool of an upstream, and what became of it: offered, admitted, refused, changed or gone.
+
+    `seen` is the digest of the definition that was seen last, by which a person says which one they have looked at;
+    `definition` is that definition.
+    """
+
+    name: str
+    state: str
+    address: str = ""
+    version: str | None = None
+    mutation_class: str = ""
+    why: str = ""
+    reason: str = ""
+    needs: tuple[str, ...] = ()
+    seen: str = ""
+    definition: Definition | None = field(default=None, compare=False)
+    manifest: Manifest | None = field(default=None, compare=False)
+
+    def document(self) -> Json:
+        shown = self.state == "changed" and self.definition is not None
+        return {
+            "name": self.name,
+            "state": self.state,
+            "tool_id": self.address,
+            "version": self.version,
+            "mutation_class": self.mutation_class,
+            "why": self.why,
+            "reason": self.reason,
+            "needs": list(self.needs),
+            **({"seen": self.seen, "definition": _definition(cast("Definition", self.definition))} if shown else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one look at an upstream found, tool by tool."""
+
+    upstream: str
+    tools: tuple[Offered, ...]
+    about: Json = field(default_factory=dict[str, Any])
+
+    def count(self, state: str) -> int:
+        return sum(one.state == state for one in self.tools)
+
+    def document(self) -> Json:
+        return {"upstream": self.upstream, "tools": [one.document() for one in self.tools], "about": self.about}
+
+
+class Pinned(NamedTuple):
+    """A tool that was admitted: as what, from which definition, and what was seen of it last.
+
+    `definition` is the digest of that definition, without what the operator says of it. `held`: it is in quarantine
+    because either changed. `served`: its version can be called, but for that.
+    """
+
+    address: str
+    version: str
+    pinned: str
+    seen: str
+    state: str
+    definition: str
+    held: bool
+    served: bool
+
+
+class Page(NamedTuple):
+    """What the book says of one upstream. `overlay` is None where there is no such upstream."""
+
+    overlay: str | None
+    tools: Mapping[str, Pinned]
+
+
+class Outdated(Failure):
+    """The book has changed since it was read; nothing was written."""
+
+    def __init__(self, name: str) -> None:
+        words = f"the upstream `{name}` is being changed by somebody else"
+        super().__init__("E3103", words, resolution="send the request again")
+
+
+# Reading
+
+
+def upstreams(reader: Reader) -> list[Upstream]:
+    """Every upstream there is, by name."""
+    return [_upstream(row) for row in store.every(reader)]
+
+
+def offers(reader: Reader, name: str) -> tuple[Offered, ...]:
+    """What an upstream was last seen to offer, and what became of each."""
+    known = store.find(reader, name)
+    if known is None:
+        return ()
+    upstream = _upstream(known)
+    overlay, hints = parse_overlay(upstream.overlay), bool(upstream.config.get("accept_hints"))
+    return tuple(_seen(row, overlay, accept_hints=hints) for row in store.tools(reader, name))
+
+
+def _seen(row: store.ToolRow, overlay: Overlay, *, accept_hints: bool) -> Offered:
+    definition = _defined(orjson.loads(row.definition))
+    judged = None if definition is None else classify(definition, overlay, accept_hints=accept_hints)
+    return Offered(
+        row.name,
+        row.state,
+        row.address,
+        row.version,
+        mutation_class="" if judged is None else judged.mutation_class,
+        why="" if judged is None else judged.why,
+        reason=row.reason,
+        seen=row.seen,
+        definition=definition,
+    )
+
+
+def page(reader: Reader, name: str) -> Page:
+    """What the book says of an upstream, to judge a look at it by."""
+    tools = {row.name: _pinned(row) for row in store.published(reader, name, _CHANGED)}
+    return Page(store.overlay(reader, name), tools)
+
+
+def _pinned(row: store.PublishedRow) -> Pinned:
+    return Pinned(
+        row.address, row.version, row.pinned, row.seen, row.state,
+        definition=_implementation(row.manifest), held=bool(row.held), served=bool(row.served),
+    )  # fmt: skip
+
+
+def _implementation(manifest: str | None) -> str:
+    found: Json = {} if manifest is None else orjson.loads(manifest)
+    execution: Json = found.get("execution") or {}
+    return str(execution.get("implementation") or "")
+
+
+def foreign(reader: Reader, origin: str, addresses: Collection[str]) -> dict[str, str]:
+    """Of some addresses, those under which others serve a tool or an alias, and who."""
+    others = [*stored_tools.of_other_origins(reader, origin), *stored_tools.all_aliases(reader)]
+    return {address: by for address, by in others if address in addresses}
+
+
+# Writing
+
+
+def settle(
+    known: Upstream,
+    judged_by: Page,
+    looked: Sequence[Offered],
+    evidence: Mapping[str, Evidence],
+    *,
+    by: str,
+    new: bool,
+    lift: Collection[str] = (),
+) -> Unit[None]:
+    """A unit that writes down all that one look at an upstream changes. `lift` are the tools that a person has found
+    to be what was admitted.
+    """
+    fresh = [one for one in looked if one.state == "admitted" and one.manifest is not None]
+
+    def unit(transaction: Transaction) -> None:
+        # INVARIANT: whatever forbids the change is found before anything is written.
+        taken = foreign(transaction, known.origin, {one.address for one in fresh})
+        if page(transaction, known.name) != judged_by or taken:
+            raise Outdated(known.name)
+        for one in fresh:
+            if stored_tools.digest(transaction, one.address, one.version or "") is not None:
+                raise Outdated(known.name)
+        _store(transaction, known, new=new)
+        for one in looked:
+            before = judged_by.tools.get(one.name)
+            if one.manifest is not None and one.state == "admitted":
+                proof = evidence[one.name]
+                admission.publish(one.manifest, proof.digest, known.origin, proof, by)(transaction)
+                if before is not None and before.address != one.address:
+                    stored_tools.sunset(transaction, before.address)  # it has another name now
+            elif before is not None:
+                _follow(transaction, known.name, one, before, by, lift=one.name in lift)
+        for one in looked:
+            _store_tool(transaction, known, one)
+        counts = {state: sum(one.state == state for one in looked) for state in _COUNTED}
+        note(transaction, known.name, "upstream.added" if new else "upstream.refreshed", by=by, **counts)
+        bump_epoch(transaction)
+
+    return unit
+
+
+def removal(name: str, by: str) -> Unit[None]:
+    """A unit that strikes an upstream out and sunsets its tools."""
+
+    def unit(transaction: Transaction) -> None:
+        stored_tools.sunset_of_upstream(transaction, name)
+        store.delete(transaction, name)
+        note(transaction, name, "upstream.removed", by=by)
+        bump_epoch(transaction)
+
+    return unit
+
+
+def marking(known: Upstream, state: str, reason: str) -> Unit[None]:
+    """A unit that notes whether an upstream answers."""
+
+    def unit(transaction: Transaction) -> None:
+        store.mark_probed(transaction, known.name, state, reason, transaction.now_ms)
+        if known.state != state:
+            note(transaction, known.name, f"upstream.{state}", reason=reason)
+
+    return unit
+
+
+def note(transaction: Transaction, ref: str, event: str, **facts: Any) -> None:
+    body = records.plain("registry", ref, transaction.now_ms, event=event, upstream=ref, **facts)
+    transaction.append("registry", ref, body)
+
+
+def _follow(transaction: Transaction, upstream: str, one: Offered, before: Pinned, by: str, *, lift: bool) -> None:
+    """What a look means for a version that is published already: back, changed, or not to be had."""
+    ref = f"{before.address}@{before.version}"
+    if one.state == "admitted":
+        if lift:
+            _lift(transaction, ref, by)
+        if not before.served:
+            stored_tools.activate(transaction, before.address, before.version)
+    elif one.state != "changed":
+        stored_tools.sunset(transaction, before.address)
+    elif not before.held:
+        digest = stored_tools.digest(transaction, before.address, before.version)
+        if digest is not None:
+            quarantine.impose(digest, ref, upstream, f"{_CHANGED}: {one.reason}")(transaction)
+
+
+def _lift(transaction: Transaction, ref: str, by: str) -> None:
+    """A person has looked at a definition that is what was admitted: it is in quarantine for nothing any more."""
+    held = stored_quarantine.held(transaction, ref)
+    if held is None or not held.reason.startswith(_CHANGED):
+        return
+    stored_quarantine.lift(transaction, held.digest, transaction.now_ms)
+    note(transaction, ref, "tool.quarantine_lifted", digest=held.digest, by=by)
+
+
+def _store(transaction: Transaction, known: Upstream, *, new: bool) -> None:
+    overlay, now = orjson.dumps(known.overlay).decode(), transaction.now_ms
+    if not new:
+        store.mark_discovered(transaction, known.name, overlay, now)
+        return
+    config = orjson.dumps(known.config).decode()
+    store.insert(
+        transaction, known.name, kind=known.kind, config=config, overlay=overlay, added_by=known.added_by, at_ms=now
+    )  # fmt: skip
+
+
+def _store_tool(transaction: Transaction, known: Upstream, one: Offered) -> None:
+    found = store.admitted(transaction, known.name, one.name)
+    address, version, pinned, discovered_ms = found or (one.address, None, None, transaction.now_ms)
+    if one.state == "admitted":
+        address, version, pinned = one.address, one.version, one.seen
+    # What was refused is not kept: nobody looks at it again, and it may be of a form that cannot be written down.
+    definition = {} if one.definition is None or one.state == "refused" else _definition(one.definition)
+    row = store.ToolRow(
+        one.name, one.state, address, version, one.reason, one.seen, orjson.dumps(definition).decode()
+    )  # fmt: skip
+    store.put_tool(transaction, known.name, row, pinned, discovered_ms)
+
+
+def _upstream(row: store.Row) -> Upstream:
+    return Upstream(
+        row.name, row.kind, orjson.loads(row.config), orjson.loads(row.overlay), row.state,
+        row.reason, row.added_ms, row.added_by, row.discovered_ms, row.probed_ms,
+    )  # fmt: skip
+
+
+def _definition(definition: Definition) -> Json:
+    return {
+        "name": definition.name,
+        "title": definition.title,
+        "description": definition.description,
+        "input_schema": definition.input_schema,
+        "output_schema": definition.output_schema,
+        "hints": dict(definition.hints),
+        "native": definition.native,
+    }
+
+
+def _defined(document: Json) -> Definition | None:
+    return None if not document else Definition(**document)

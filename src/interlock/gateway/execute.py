@@ -106,6 +106,8 @@ class Execution:
         self._called_off: dict[str, Why] = {}
         # Calls that others wait for under the same key.
         self._holders: dict[str, asyncio.Future[None]] = {}
+        # Late outcomes that are being recorded.
+        self._settling: set[asyncio.Task[None]] = set()
 
     def run(self, granted: Granted) -> Awaitable[Ran]:
         """Run a granted call, or find that it has been run. No coroutine of its own, as every call comes by here."""
@@ -570,10 +572,17 @@ class Execution:
         return Claim(f"session:{session_id(call.request.caller, call.request.session).hex()}/{name}")
 
     def _settle_late(self, granted: Granted, done: Future[Any]) -> None:
-        self._closer.settle_late(granted, done)
-        call = granted
-        if call.more.held is not None:
-            call.more.held.release()
+        task = asyncio.ensure_future(self._closer.settle_late(granted, done))
+        self._settling.add(task)
+
+        def settled(task: asyncio.Task[None]) -> None:
+            self._settling.discard(task)
+            if granted.more.held is not None:
+                granted.more.held.release()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._observer.log_failure(granted, "the late outcome of the call could not be recorded", error)
+
+        task.add_done_callback(settled)
 
     def _note_outcome(self, call: Call, outcome: Outcome) -> None:
         """What the sandbox saw: attempts at what is not allowed are alerts, and on record."""
@@ -597,6 +606,8 @@ class Execution:
 
     async def close(self) -> None:
         await self._floor.close()
+        while self._settling:
+            await asyncio.wait(self._settling)
         await self.services.settle()
         self._executor.close()
         await self._isolated_executor.close()

@@ -163,9 +163,10 @@ class Closer:
             metadata["warnings"] = call.more.warnings
             self._observer.alert("WRITE_TOOL_NO_MUTATION", call)
         undo = compensation(verified)
+        kept = _kept_at(call, persistence, len(verified.encoded))
         outcome: Json = {
-            "value": None if persistence.ref is not None else verified.value,
-            "persistence": [persistence.decision, persistence.ref, persistence.size, persistence.reason],
+            "value": None if kept is not None else verified.value,
+            "persistence": [persistence.decision, kept, persistence.size, persistence.reason],
             "redacted": verified.more.redacted,
         }
         if any(change.source.startswith("reviewer:") for change in call.more.mutations):
@@ -207,8 +208,9 @@ class Closer:
         bodies = {
             artifact.ref: file.content for artifact, file in zip(verified.more.artifacts, call.more.files, strict=True)
         }
-        if persistence.ref is not None:
-            bodies[persistence.ref] = verified.encoded
+        if kept is not None:
+            bodies[kept] = verified.encoded
+        untold = kept if persistence.ref is None else None
         values = self._private_values(call, requested.tool)
         state = {} if session is None else dict.fromkeys(self._resources(call, session.changes()), session.version + 1)
         mutations = [
@@ -232,7 +234,7 @@ class Closer:
                 )
             elif call.more.noted:
                 reconcile.end(transaction, call.id)
-            self.kept.store_payloads(transaction, call.id, caller, bodies, withheld, ahead)
+            self.kept.store_payloads(transaction, call, bodies, withheld, ahead, untold)
             if undo is not None:
                 self.kept.store_undo(transaction, call.id, owner, undo, hidden)
             unkept = self.kept.store_inputs(transaction, call, sent)
@@ -464,6 +466,8 @@ class Closer:
         decision, ref, size, reason = outcome["persistence"]
         if ref is not None and verified.value is None:
             decision, reason = "link", self.kept.why_gone(ref)
+        elif decision in ("inline", "redact"):
+            ref = None  # kept for the key alone
         metadata |= {"original_invocation_id": found.call, "executed_at": iso(found.at_ms)}
         metadata |= outcome.get("metadata", {})
         return Result(
@@ -634,55 +638,82 @@ class Closer:
             return _Written(ended_before=False), told
         return written, failure
 
-    def settle_late(self, granted: Granted, done: Future[Any]) -> None:
-        """A write that was cut off has ended after all: its outcome is no longer unknown."""
+    async def settle_late(self, granted: Granted, done: Future[Any]) -> None:
+        """A write that was cut off has ended after all: its outcome is no longer unknown.
+
+        What cannot be recorded now is owed like any closing.
+        """
         requested = granted
         call, scope = requested, requested.more.scope
         assert scope is not None
-        caller, bodies = call.request.caller, dict[str, bytes]()
+        bodies, untold = dict[str, bytes](), None
         facts: Json = {}
-        assert caller is not None
+        assert call.request.caller is not None
+        caller = call.request.caller
         try:
-            value = verify.map_output(requested.tool, done.result(), self.most_bytes(requested.tool))
-            if call.more.lease is not None:
-                # Its credentials are void by now, so nobody can take them out of what it says.
-                value = None
-            verified = self.redact(cast("Ran", granted), value)
+            verified = await self._late_result(granted, done)
         except Failure as failure:
             outcome = stored(self._observer.clean(call, failure))
-        except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
-            outcome = stored(self._observer.clean(call, Failure("E3401", f"{call.ref} failed: {type(error).__name__}")))
         else:
             size = len(verified.encoded)
             fits = requested.tool.max_inline is None or size <= requested.tool.max_inline
             persistence = INLINE if fits else _persistence(call.id, size, requested.tool, fits=False)
+            kept = _kept_at(call, persistence, size)
             outcome = {
-                "value": verified.value if fits else None,
-                "persistence": [persistence.decision, persistence.ref, size, persistence.reason],
+                "value": verified.value if kept is None else None,
+                "persistence": [persistence.decision, kept, size, persistence.reason],
                 "redacted": verified.more.redacted,
                 "metadata": {"late": True},
             }
-            facts["resultHash"] = digest(verified.value)
-            if persistence.ref is not None:
-                bodies[persistence.ref] = verified.encoded
+            facts["resultHash"] = await WALKS.run(digest, verified.value) if size > LARGE else digest(verified.value)
+            if kept is not None:
+                bodies[kept] = verified.encoded
+            untold = kept if persistence.ref is None else None
         facts |= {"succeeded": "error" not in outcome, "traceId": call.trace_id}
         cost = self._cost(call, {}, facts)
         now_ms = self._clock.now_ms()
         body = records.about("late", call, now_ms, **facts)
 
-        def unit(transaction: Transaction) -> None:
+        def unit(transaction: Transaction, ahead: Mapping[str, Sealed]) -> None:
             booked = Booked() if cost is None else self._allowances.settle(transaction, call, cost)
             if idempotency_rows.state_of_call(transaction, scope, call.id) in ("unknown", "executing"):
                 withheld = self.kept.why_withheld(transaction, caller, bodies) if bodies else ""
                 idempotency.settle(transaction, scope, call.id, "done", self.kept.sealed_outcome(call.id, outcome))
-                self.kept.store_payloads(transaction, call.id, caller, bodies, withheld)
+                self.kept.store_payloads(transaction, call, bodies, withheld, ahead, untold)
                 transaction.append("late", call.id, records.with_budgets(body, booked.rows))
             elif booked.rows:
                 # A person settled it meanwhile. What it cost counts all the same.
                 spent = records.about("authority", call, now_ms, act="cost.late", by="interlock", **facts)
                 transaction.append("authority", call.id, records.with_budgets(spent, booked.rows))
 
-        self._journal.post(unit)
+        try:
+            ahead = await self.kept.write_ahead(caller, bodies, strict=False)
+            await self._close_write(call, lambda transaction: unit(transaction, ahead))
+        except Failure:
+            pass  # it is owed, and has been logged
+        finally:
+            self.kept.abandon(bodies)
+
+    async def _late_result(self, granted: Granted, done: Future[Any]) -> Verified:
+        """What a write that was cut off returned in the end, checked and redacted."""
+        try:
+            output = done.result()
+        except Failure:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever the tool raised after its time, SystemExit too
+            raise Failure("E3401", f"{granted.ref} failed: {type(error).__name__}") from None
+
+        def walk() -> Verified:
+            value = verify.map_output(granted.tool, output, self.most_bytes(granted.tool))
+            # The credentials of a lease are void by now, so nobody can take them out of what the tool says.
+            return self.redact(cast("Ran", granted), value if granted.more.lease is None else None)
+
+        try:
+            return walk() if verify.is_small(output) else await WALKS.run(walk)
+        except Failure:
+            raise
+        except Exception as error:  # noqa: BLE001 - the output is the tool's, and whatever it does when it is read
+            raise Failure("E3401", f"{granted.ref} failed: {type(error).__name__}") from None
 
     # Pieces
 
@@ -817,6 +848,17 @@ def _persistence(call_id: str, size: int, tool: Prepared, *, fits: bool) -> Pers
             decision="persist", ref=ref, size=size, reason="results of this tool are private", private=True
         )
     return Persistence(decision="preview", ref=ref, size=size, reason="larger than max_inline_chars")
+
+
+def _kept_at(call: Call, persistence: Persistence, size: int) -> str | None:
+    """The payload that holds a result; None where the result is told as it is and stands in the row of its key.
+
+    A large result that is told as it is becomes a payload for as long as the key lives: a row of that size would keep
+    all other writers waiting.
+    """
+    if persistence.ref is None and call.more.scope is not None and size > LARGE:
+        return f"payload:{call.id}"
+    return persistence.ref
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:

@@ -15,7 +15,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import orjson
@@ -31,6 +30,7 @@ from interlock.effects.session import SessionState
 from interlock.gateway import idempotency, inputs
 from interlock.gateway.observe import Observer
 from interlock.settings import Settings
+from interlock.store import idempotency as idempotency_rows
 from interlock.store import ledger, payloads, sessions
 from interlock.store.payloads import Payload
 from interlock.store.port import Reader, Store, Transaction, Unit
@@ -215,24 +215,28 @@ class Kept:
     def store_payloads(
         self,
         transaction: Transaction,
-        call: str,
-        caller: Caller,
+        call: Call,
         bodies: Mapping[str, bytes],
-        withheld: str = "",
-        ahead: Mapping[str, Sealed] = MappingProxyType({}),
+        withheld: str,
+        ahead: Mapping[str, Sealed],
+        for_the_key: str | None,
     ) -> None:
         """Keep what a call leaves behind, by reference; or, where it is withheld, the reason.
 
         `ahead` holds what was sealed already, and maybe written in pieces. A payload's size is that of its content.
+        The payload `for_the_key` is not told to anybody: it is kept for replays alone, until the window of the call's
+        key has passed.
         """
-        owner, days = owner_of(caller), self._settings.payload_days
+        assert call.request.caller is not None
+        owner, until_ms = owner_of(call.request.caller), transaction.now_ms + self._settings.payload_days * _DAY_MS
         for ref, body in bodies.items():
             stored = Sealed(None, 0)
             if not withheld:
                 stored = self._taken(transaction, ref, ahead.get(ref)) or Sealed(self._sealed(ref, body), 0)
             if not stored.pieces and ref in ahead and ahead[ref].pieces:
                 payloads.release_pieces(transaction, ref)
-            _store(transaction, ref, call, owner, stored, len(body), days, withheld)
+            its_end_ms = _end_of_key(transaction, call) if ref == for_the_key else until_ms
+            _store_until(transaction, ref, call.id, owner, stored, len(body), its_end_ms, withheld)
 
     def _taken(self, transaction: Transaction, ref: str, ahead: Sealed | None) -> Sealed | None:
         """A payload that was sealed ahead, as its row holds it; None where it must be sealed again."""
@@ -453,8 +457,19 @@ def _undo(requested: Requested, arguments: Json) -> Json:
     return {"tool": str(contract.id), "version": contract.version, "session": session, "arguments": arguments}
 
 
-def _store(
-    tx: Transaction, ref: str, call: str, owner: str, sealed: Sealed, size: int, days: int, reason: str = ""
+def _end_of_key(transaction: Transaction, call: Call) -> int:
+    """The end of the window of a call's key."""
+    assert call.more.scope is not None
+    row = idempotency_rows.state(transaction, call.more.scope)
+    assert row is not None
+    return row[1]
+
+
+def _store(tx: Transaction, ref: str, call: str, owner: str, sealed: Sealed, size: int, days: int) -> None:
+    _store_until(tx, ref, call, owner, sealed, size, tx.now_ms + days * _DAY_MS)
+
+
+def _store_until(
+    tx: Transaction, ref: str, call: str, owner: str, sealed: Sealed, size: int, until_ms: int, reason: str = ""
 ) -> None:
-    until_ms = tx.now_ms + days * _DAY_MS
     payloads.insert(tx, Payload(ref, call, owner, sealed.body, size, tx.now_ms, until_ms, reason, sealed.pieces))

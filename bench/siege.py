@@ -27,12 +27,12 @@ import orjson
 from bench.measure import Plan, number, times
 from bench.report import Table, verdict
 from interlock import Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
 
 GOAL = 3.0
 HONEST_S, QUICK_S = 8.0, 2.0
@@ -92,7 +92,7 @@ import asyncio, sys
 from bench.siege import TOOLS
 from interlock import Interlock
 from interlock.doors.mcp import McpDoor
-from interlock.service import Service
+from interlock.api.service import Service
 
 async def main() -> None:
     async with Interlock.open(sys.argv[1], housekeeping=False) as lock:

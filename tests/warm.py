@@ -32,9 +32,9 @@ import interlock.cli
 LOADED = (
     "cedarpy", "cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.serialization",
     "cryptography.hazmat.primitives.ciphers.aead", "rich.table", "semantic_version", "alembic.command",
-    "alembic.runtime.migration", "sqlalchemy", "interlock.app", "interlock.app.scratch", "interlock.audit.chain",
-    "interlock.audit.exported", "interlock.executors.sandbox.supervisor", "interlock.gateway.isolation",
-    "interlock.registry.admission", "interlock.registry.retirement", "interlock.service", "interlock.trials",
+    "alembic.runtime.migration", "sqlalchemy", "interlock.api.interlock", "interlock.api.scratch",
+    "interlock.audit.chain", "interlock.audit.exported", "interlock.executors.sandbox.supervisor", "interlock.gateway.isolation",
+    "interlock.registry.admission", "interlock.registry.retirement", "interlock.api.service", "interlock.trials",
     "interlock.upstreams.manager",
 )  # fmt: skip
 PATIENCE_S = 150

@@ -13,7 +13,7 @@ from interlock._version import __version__
 if TYPE_CHECKING:
     from pydantic import Field
 
-    from interlock.app import Admission, Interlock
+    from interlock.api.interlock import Admission, Interlock
     from interlock.call.artifacts import Artifact
     from interlock.call.checkpoints import Checkpoint
     from interlock.call.context import Caller, Context, Preview
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Names are looked up when first used: `interlock --help` must not wait for a database driver.
 _HOMES = {
-    "Admission": "interlock.app",
+    "Admission": "interlock.api.interlock",
     "Approval": "interlock.contract.manifest",
     "ApprovalStep": "interlock.contract.manifest",
     "Artifact": "interlock.call.artifacts",
@@ -49,7 +49,7 @@ _HOMES = {
     "Field": "pydantic",
     "Hook": "interlock.gateway.hooks",
     "HookResult": "interlock.gateway.hooks",
-    "Interlock": "interlock.app",
+    "Interlock": "interlock.api.interlock",
     "Precondition": "interlock.contract.manifest",
     "Preview": "interlock.call.context",
     "Request": "interlock.call.phases",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from interlock.app import Interlock
+from interlock.api.interlock import Interlock
 from interlock.core.clock import Clock
 
 

@@ -29,6 +29,7 @@ from interlock import (
     demo_tools,
     tool,
 )
+from interlock.api.calls import Calls
 from interlock.approvals.ticket import Ticket
 from interlock.audit.chain import verify
 from interlock.audit.decisions import decision_of
@@ -43,7 +44,6 @@ from interlock.core.clock import iso
 from interlock.data.canonical import digest
 from interlock.gateway import idempotency
 from interlock.gateway.hooks import Seen
-from interlock.service.calls import Calls
 from interlock.store.home import Home
 from interlock.testing import FakeClock
 from tests import sample

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from interlock import Caller, Interlock
-from interlock.service.registration import Registration
+from interlock.api.registration import Registration
 from interlock.store.home import SCHEMA_HEAD
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.cli.test_upgrade import OLDER, schema, set_back

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
+from interlock.api.audit import Audit
 from interlock.audit.chain import verify
 from interlock.cli.doctor import examine
-from interlock.service.audit import Audit
 from interlock.store.connection import Connection
 
 
@@ -63,7 +63,7 @@ async def test_verify_finds_the_chain_intact_in_a_home_that_is_written_between_i
 
 
 async def test_a_page_of_records_is_as_the_journal_was_at_one_moment(lock: Interlock, between: list[str]) -> None:
-    from interlock.service.audit import Sought
+    from interlock.api.audit import Sought
 
     found, after = await Audit(lock).records(Sought(), by=lock.caller, door="rest", limit=1000)
     seqs = [one["seq"] for one in found]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller, Interlock, demo_tools
-from interlock.app import demonstration
+from interlock.api import demonstration
 from tests.cli.conftest import Cli
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from interlock import Caller, Failure, Field, Interlock, tool
-from interlock.service import Service
+from interlock.api.service import Service
 from tests.cli.conftest import INTERLOCK, Cli
 from tests.doors.test_conditions import RATE, READS
 from tests.upstreams.servers import Answer, HttpServer, json_answer

@@ -15,8 +15,8 @@ from typing import Annotated
 import pytest
 
 from interlock import Field, Interlock, tool
+from interlock.api.service import Service
 from interlock.core.threads import SOON_S, WALKS, Soon
-from interlock.service import Service
 from interlock.store import addresses
 
 NAME: ContextVar[str] = ContextVar("NAME", default="")

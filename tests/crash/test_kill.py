@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from interlock import Interlock, Tool
-from interlock.app import background
+from interlock.api import background
 from interlock.audit.chain import verify
 from interlock.data.canonical import digest
 from interlock.registry.admission import Evidence, publish

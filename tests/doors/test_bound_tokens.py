@@ -23,6 +23,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Context, Effect, Failure, Interlock, Preview, tool
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
@@ -31,7 +32,6 @@ from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.jsonrpc import JsonRpcDoor
 from interlock.doors.rest.routes import ROUTERS
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
 from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS

@@ -18,10 +18,10 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Struct
 
 from interlock import Failure
+from interlock.api.service import Service
 from interlock.doors.grpc import GrpcDoor
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.service import Service
 from tests.doors.test_server import Place, place
 from tests.gateway.test_interleavings import turn
 

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from interlock.api.service import Service
 from interlock.authority import budgets
 from interlock.call.allowances import millionths
 from interlock.call.context import Caller
-from interlock.service import Service
 from tests.doors.test_rest import World, did, refused, serving
 
 SETTINGS = """

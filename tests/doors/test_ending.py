@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from interlock import Interlock, tool
+from interlock.api.service import Service
 from interlock.doors import rest
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
 from tests import sample
 from tests.doors.test_grpc import refusal, served
 from tests.doors.test_server import LOOPBACK, place

@@ -15,13 +15,13 @@ import pytest
 
 import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, Interlock, Preview, tool
+from interlock.api import events as streaming
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.events import CLASSES, KINDS, Event, data_schema
 from interlock.data.schema import compile_validator
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
-from interlock.service import events as streaming
 from tests import sample
 from tests.authority.test_tokens import did_of
 

@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 
 from interlock import Caller, Context, Interlock, tool
-from interlock.service import Ask, Service, trails
+from interlock.api import progress
+from interlock.api.service import Ask, Service
 from tests import sample
 from tests.doors.test_hostile import Place, here, post, until
 from tests.gateway.test_interleavings import admit
@@ -122,7 +123,7 @@ async def test_whoever_comes_back_goes_on_behind_the_last_event_it_has(here: Pla
 async def test_what_is_kept_no_longer_is_said_to_be_missed(
     here: Place, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trails, "EVENTS", 2)
+    monkeypatch.setattr(progress, "EVENTS", 2)
     async with following(here, call) as frames:
         await say("a")
         first = await hear(frames, "a")
@@ -152,7 +153,7 @@ async def test_of_a_call_that_nobody_followed_nobody_knows_what_was_missed(here:
 async def test_a_trail_is_let_go_of_a_moment_after_its_last_follower(
     here: Place, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trails, "MOMENT_S", 0.0)
+    monkeypatch.setattr(progress, "MOMENT_S", 0.0)
     async with following(here, call) as frames:
         await say("a")
         await hear(frames, "a")
@@ -162,7 +163,7 @@ async def test_a_trail_is_let_go_of_a_moment_after_its_last_follower(
 async def test_numbers_go_on_where_an_earlier_trail_ended_and_what_lies_between_is_said_to_be_missed(
     here: Place, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trails, "MOMENT_S", 0.0)
+    monkeypatch.setattr(progress, "MOMENT_S", 0.0)
     async with following(here, call) as frames:
         await say("a", "b")
         first = await hear(frames, "b")
@@ -181,15 +182,15 @@ async def test_numbers_go_on_where_an_earlier_trail_ended_and_what_lies_between_
 async def test_of_a_trail_that_was_let_go_of_nothing_stays_behind(
     here: Place, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[weakref.ref[trails.Trail]] = []
+    begun: list[weakref.ref[progress.Trail]] = []
 
-    class Watched(trails.Trail):
+    class Watched(progress.Trail):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             begun.append(weakref.ref(self))
 
-    monkeypatch.setattr(trails, "Trail", Watched)
-    monkeypatch.setattr(trails, "MOMENT_S", 0.0)
+    monkeypatch.setattr(progress, "Trail", Watched)
+    monkeypatch.setattr(progress, "MOMENT_S", 0.0)
     for _ in range(3):
         async with following(here, call) as frames:
             await say("a")

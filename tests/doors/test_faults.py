@@ -183,7 +183,7 @@ SERVER = """
 import asyncio, logging, sys
 from interlock import Interlock
 from interlock.doors.mcp import McpDoor
-from interlock.service import Service
+from interlock.api.service import Service
 from tests.doors.test_contracts import choosy, explodes, raising
 from tests.doors.test_faults import waits
 from tests.gateway.test_interleavings import admit

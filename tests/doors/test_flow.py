@@ -18,11 +18,11 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Context, Effect, Interlock, Preview, tool
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
 from interlock.telemetry.w3c import read as read_trace
 from tests import sample
 from tests.authority.test_tokens import did_of

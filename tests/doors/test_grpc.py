@@ -33,6 +33,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Context, Effect, Failure, Field, Interlock, tool
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.contract.manifest import MutationClass, TimeoutClass
@@ -41,7 +42,6 @@ from interlock.core.errors import CODES
 from interlock.doors.grpc import GrpcDoor, generate, places, servicer
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
-from interlock.service import Service
 from interlock.testing import FakeClock
 from tests import sample
 from tests.authority.test_tokens import AGENT, USER

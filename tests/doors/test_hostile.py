@@ -17,11 +17,12 @@ import pytest_asyncio
 
 from bench import soak
 from interlock import Interlock
+from interlock.api import calls
+from interlock.api.service import Ask
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
 from interlock.http import asgi, connection
-from interlock.service import Ask, calls
 from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.doors.test_rest import stepwise

@@ -22,6 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 import interlock
 from interlock import Caller, Context, Effect, Failure, Field, Hook, HookResult, Interlock, Preview, tool
+from interlock.api.service import Service
 from interlock.audit.invocations import invocation_of
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
@@ -29,7 +30,6 @@ from interlock.call.events import Event
 from interlock.contract.standard import ToolInvocation, ToolProgress, ToolResult
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
 from tests import processes, sample
 from tests.authority.test_tokens import (
     _issuer_keys,  # pyright: ignore[reportPrivateUsage]

@@ -16,14 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Context, Failure, Field, Interlock, tool
+from interlock.api import listing
+from interlock.api.listing import Listing, Wanted
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.context import Caller
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
-from interlock.service import Service, listing
-from interlock.service.listing import Listing, Wanted
 from tests.authority.test_tokens import did_of
 from tests.gateway.test_interleavings import admit, until, write
 

@@ -23,12 +23,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.mcpserver import MCPServer
 
 from interlock import Caller, Context, Failure, Field, Interlock, tool
+from interlock.api.service import Service
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
 from interlock.call.capability import ToolGrant
 from interlock.doors.mcp import METADATA_PATH, McpDoor, names
-from interlock.service import Service
 from tests import sample
 from tests.conftest import TOOLS
 from tests.gateway.test_interleavings import until
@@ -633,7 +633,7 @@ SERVER = """
 import asyncio, sys
 from interlock import Interlock
 from interlock.doors.mcp import McpDoor
-from interlock.service import Service
+from interlock.api.service import Service
 from tests.sample import add
 
 async def main() -> None:

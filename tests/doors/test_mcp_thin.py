@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Interlock
+from interlock.api.service import Service
 from interlock.doors.mcp import McpDoor
 from interlock.doors.mcp.fast_path import Thin
-from interlock.service import Service
 from tests import sample
 from tests.doors.test_mcp import AGENT, DOOR, OPERATOR, PATIENCE_S, VALUES, prepare
 from tests.thorough import examples

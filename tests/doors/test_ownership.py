@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller, Effect, Failure, Interlock, tool
-from interlock.service import Ask, Service
+from interlock.api.service import Ask, Service
 from tests import sample
 from tests.conftest import TOOLS
 from tests.doors.test_checkpoints import crawl

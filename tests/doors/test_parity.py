@@ -33,13 +33,13 @@ from mcp.client.streamable_http import streamable_http_client
 
 import interlock
 from interlock import Effect, Interlock, Preview, tool
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
 from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from interlock.service.tools import Tools
+from interlock.api.tools import Tools
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 from tests import sample

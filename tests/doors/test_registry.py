@@ -22,6 +22,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Interlock, tool
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.authority.secrets import Credential, SecretSource
 from interlock.call.capability import ToolGrant
@@ -30,7 +31,6 @@ from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
 from interlock.registry.retirement import deprecate
-from interlock.service import Service
 from interlock.testing import FakeClock
 from tests import sample
 from tests.authority.test_tokens import did_of

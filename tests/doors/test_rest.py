@@ -16,13 +16,13 @@ import pytest
 import pytest_asyncio
 
 from interlock import Context, Field, Interlock, tool
+from interlock.api.service import Service
 from interlock.audit.exported import verify_export
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.core.errors import CODES, Failure
 from interlock.doors.rest import invoke_route, rest_app
 from interlock.doors.rest.answers import of_failure
-from interlock.service import Service
 from interlock.testing import FakeClock
 from tests import sample
 from tests.authority.test_tokens import did_of as did

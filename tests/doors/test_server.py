@@ -21,12 +21,12 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.core.errors import Failure
 from interlock.doors.server import Listening, Server, serving
 from interlock.http import asgi, connection
-from interlock.service import Service
 from tests.authority.test_tokens import did_of
 from tests.conftest import TOOLS
 from tests.doors.test_grpc import certificate

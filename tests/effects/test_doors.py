@@ -18,11 +18,11 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from interlock import Caller, Context, Failure, Interlock, tool
+from interlock.api.service import Service
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.executors.sandbox.pool import Host
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
-from interlock.service import Service
 from tests import processes
 from tests.doors.test_parity import DOORS, Ways, Wish, opened, same, through_all
 from tests.gateway import isolated_tools as cell

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Failure, Interlock, Result
+from interlock.api.service import Service
 from interlock.audit.retention import expire_payloads
 from interlock.call.artifacts import File, refer
 from interlock.cli.artifacts import check, save
@@ -22,7 +23,6 @@ from interlock.contract.manifest import Sandboxing, parse_manifest
 from interlock.contract.standard import ToolResult
 from interlock.privacy.scrub import holds
 from interlock.registry.source import load
-from interlock.service import Service
 from tests.cli.conftest import Cli
 from tests.gateway import artifact_tools as files
 from tests.gateway.test_idempotency import code

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from interlock import Field, Interlock, tool
+from interlock.api.calls import Calls
 from interlock.call.capability import Capability
 from interlock.contract.standard.calls import ToolPermissionDecision
 from interlock.data.schema import Json
-from interlock.service.calls import Calls
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_permissions import Where, bound_to

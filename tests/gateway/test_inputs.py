@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 
 from interlock import Caller, Context, Failure, Field, Hook, HookResult, Interlock, Seen, tool
+from interlock.api.service import Service
 from interlock.audit.invocations import invocation_of
 from interlock.contract.standard import ToolInvocation
 from interlock.data.canonical import digest
 from interlock.gateway.inputs import replay
 from interlock.registry.source import load
-from interlock.service import Service
 from tests import sample
 from tests.authority.test_tokens import did_of
 from tests.cli.conftest import Cli

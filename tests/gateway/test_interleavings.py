@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from interlock import Caller, Context, Effect, Failure, Hook, Interlock, Preview, Request, Seen, Tool, tool
-from interlock.app import background
+from interlock.api import background
 from interlock.audit.chain import verify
 from interlock.store import journal
 from interlock.store.home import Home

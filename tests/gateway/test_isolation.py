@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from interlock import Caller, Failure, Interlock, Tool, tool
+from interlock.api.service import Ask, Service
 from interlock.approvals import standing
 from interlock.approvals.standing import Standing
 from interlock.call.connector import Connector, RemoteCall
@@ -23,7 +24,6 @@ from interlock.contract.standard import ExecutionKind, ToolExecutionProfile
 from interlock.contract.standard.export import execution_profile
 from interlock.data.schema import Json
 from interlock.registry.source import load
-from interlock.service import Ask, Service
 from tests import processes
 from tests.gateway import isolated_tools as cell
 from tests.gateway.test_idempotency import code

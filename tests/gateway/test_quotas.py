@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Failure, Field, Interlock, tool
+from interlock.api.service import Ask, Service
 from interlock.audit.retention import expire_payloads
-from interlock.service import Ask, Service
 from tests.gateway.test_interleavings import admit, turn, write
 
 Size = Annotated[int, Field(description="how many characters", examples=[1])]

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from interlock import Caller, Change, Context, Effect, Failure, Field, Interlock, Preview, tool
+from interlock.api.service import Service
 from interlock.audit.retention import expire_payloads
 from interlock.call.results import Result
 from interlock.contract.contract import contract_of
@@ -24,7 +25,6 @@ from interlock.contract.standard import ToolResult, ToolResultPersistence
 from interlock.core.clock import iso
 from interlock.data.canonical import canonical, digest
 from interlock.data.schema import Schema
-from interlock.service import Service
 from interlock.store.port import Transaction
 from tests.gateway.test_idempotency import code
 from tests.gateway.test_interleavings import admit

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from interlock import Interlock
+from interlock.api.health import Health
 from interlock.contract.manifest import NetworkPolicy
 from interlock.core.clock import Clock
 from interlock.executors.isolated import IsolatedExecutor
 from interlock.executors.sandbox.supervisor import Sandbox
 from interlock.registry.source import load
-from interlock.service.health import Health
 from tests import sample
 from tests.gateway.test_interleavings import admit
 from tests.gateway.test_pinned import SOURCE

@@ -18,13 +18,13 @@ from google.protobuf.json_format import MessageToDict
 from google.rpc.status_pb2 import Status
 
 from interlock import Caller, Interlock
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.call.capability import ToolGrant
 from interlock.call.events import Event
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.doors.grpc.v1.gateway_pb2_grpc import GatewayStub
 from interlock.doors.server import Listening, serving
-from interlock.service import Service
 from interlock.testing import FakeClock
 from tests.authority.test_tokens import did_of
 from tests.gateway.test_interleavings import admit

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from interlock import Field, Interlock, Tool, tool
-from interlock.app import Admission
+from interlock.api.interlock import Admission
 from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure

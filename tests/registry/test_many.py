@@ -10,13 +10,13 @@ import orjson
 import pytest
 
 from interlock import Interlock
+from interlock.api.policy import faults_of
+from interlock.api.service import Service
 from interlock.authority import cedar
 from interlock.cli import doctor
 from interlock.contract.contract import parse_contract
 from interlock.registry import catalog
 from interlock.registry.catalog import bump_epoch
-from interlock.service import Service
-from interlock.service.policy import faults_of
 from interlock.store.port import Transaction
 from tests.conftest import TOOLS
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from interlock import Context, Field, Interlock, Tool, tool
+from interlock.api.tools import Tools
 from interlock.authority.dids import make_did_key
 from interlock.authority.identities import Identity
 from interlock.authority.keys import make_private
@@ -15,7 +16,6 @@ from interlock.call.capability import ToolGrant
 from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import parse_manifest
 from interlock.core.errors import Failure
-from interlock.service.tools import Tools
 
 
 def named(namespace: str, tool_id: str, *aliases: str, version: str = "1.0.0") -> Tool[..., Any]:

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from interlock import Clock, Interlock, Result, Tool
-from interlock.app import background
+from interlock.api import background
 from interlock.contract.declare import from_manifest
 from interlock.contract.manifest import LifecycleState, parse_manifest
 from interlock.core.clock import iso

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import pytest
 
 from interlock import Caller, Effect, Failure, Field, Interlock, Preview, demo_tools, tool
+from interlock.api.service import Service
 from interlock.contract.declare import Tool
 from interlock.contract.manifest import Approval, ApprovalStep
-from interlock.service import Service
 
 Json = dict[str, Any]
 ROOT = Caller(id="local:root", scopes=frozenset({"tools:admin"}))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import Change, Context, Effect, Failure, Field, Interlock, Preview, Tool, tool
-from interlock.app import Admission
+from interlock.api.interlock import Admission
 from interlock.call.phases import Request
 from interlock.call.results import Result
 from interlock.contract.cases import Case, cases_of

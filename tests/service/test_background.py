@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 from interlock import Interlock
+from interlock.api.health import Health
 from interlock.cli.doctor import examine
-from interlock.service.health import Health
 from interlock.store.home import Home
 from interlock.telemetry.alerts import Alert
 from tests import sample

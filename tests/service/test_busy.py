@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from interlock import Failure, Interlock
+from interlock.api.audit import AT_A_TIME, Audit, Sought
 from interlock.audit.retention import purge
-from interlock.service.audit import AT_A_TIME, Audit, Sought
 from interlock.store import records
 from interlock.store.port import Transaction
 from interlock.store.readers import THREADS

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Failure, Interlock
+from interlock.api.audit import Sought
+from interlock.api.failed_authentication import Refusals
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.core.clock import iso
 from interlock.gateway.reconcile import reconcile
-from interlock.service import Service
-from interlock.service.audit import Sought
-from interlock.service.failed_authentication import Refusals
 from interlock.store import records
 from interlock.testing import FakeClock
 from tests.authority.test_tokens import did_of

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 
 from interlock import Interlock
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.contract.manifest import CircuitBreakerConfig
 from interlock.core.clock import Clock
 from interlock.core.errors import Failure
 from interlock.demo_tools import balance
-from interlock.service import Service
 from interlock.store import epochs, facts
 from interlock.store.changes import FRESH_S, READ_EVERY_S, ChangeReader
 from interlock.store.home import Home

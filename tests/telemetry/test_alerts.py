@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock import Caller, Interlock, tool
+from interlock.api.service import Service
 from interlock.core.errors import Failure
 from interlock.doors.server import Listening, serving
 from interlock.http import connection
 from interlock.registry.retirement import deprecate
-from interlock.service import Service
 from interlock.telemetry import alerts as alerts_module
 from interlock.telemetry.alerts import FULL, SIGNALS, Alert, Alerts, Memory
 from interlock.testing import FakeClock

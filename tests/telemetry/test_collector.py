@@ -92,7 +92,7 @@ def test_tracing_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
 
 def test_the_sdk_is_not_loaded_where_nothing_is_exported() -> None:
     heavy = {"opentelemetry", "prometheus_client", "requests"}
-    code = f"import sys, interlock.app; print([m for m in sys.modules if m.partition('.')[0] in {heavy}])"
+    code = f"import sys, interlock.api.interlock; print([m for m in sys.modules if m.partition('.')[0] in {heavy}])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

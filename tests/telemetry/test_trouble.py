@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from interlock import Interlock, tool
-from interlock.app import background
-from interlock.app.home_health import COUNTED_BYTES, Condition
+from interlock.api import background
+from interlock.api.home_health import COUNTED_BYTES, Condition
 from interlock.store.home import Home
 from interlock.telemetry.alerts import Alert, Alerts
 from interlock.testing import FakeClock

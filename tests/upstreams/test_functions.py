@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import Caller, Interlock, Result
+from interlock.api.service import Service
 from interlock.contract.contract import contract_of
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.service import Service
 from interlock.upstreams import formats, functions
 from interlock.upstreams.formats import Provider
 from interlock.upstreams.manifests import import_all

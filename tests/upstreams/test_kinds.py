@@ -13,7 +13,7 @@ import pydantic
 import pytest
 from click.testing import CliRunner
 
-from interlock.app import Interlock
+from interlock.api.interlock import Interlock
 from interlock.call.connector import Definition, Discovered, RemoteCall
 from interlock.cli.upstream import add
 from interlock.core.errors import Failure

@@ -27,7 +27,7 @@ from interlock.cli.tickets import (
 )
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.approvals.standing import Standing
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
@@ -312,8 +312,8 @@ async def alone(lock: Interlock, out: Output, /, end: bool, reason: str) -> int:
 
 def _caller_meant(lock: Interlock, who: str, by: Caller) -> tuple[str, str]:
     """The id and the tenant that a caller of this name has."""
+    from interlock.api.approvals import caller_meant
     from interlock.core.errors import Failure
-    from interlock.service.approvals import caller_meant
 
     try:
         return caller_meant(lock, who, by)
@@ -422,7 +422,7 @@ async def revoke(lock: Interlock, out: Output, /, standing_id: str, token: str |
 
 async def _standings(lock: Interlock, token: str | None) -> list[Standing]:
     """What was agreed to in advance: all of it, or what is the affair of whoever holds the token."""
-    from interlock.service.approvals import has_part
+    from interlock.api.approvals import has_part
 
     who = None if token is None else await acting(lock, token)
     return [one for one in lock.approvals.standing() if who is None or has_part(lock, one, who)]

@@ -16,10 +16,10 @@ from interlock.cli.command import Output, over_home, refuse_token, require, with
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from interlock.app import Interlock
+    from interlock.api.audit import Audit
+    from interlock.api.interlock import Interlock
     from interlock.audit.chain import Verdict
     from interlock.cli.render import Page
-    from interlock.service.audit import Audit
 
 
 @click.group()
@@ -155,7 +155,7 @@ async def export(lock: Interlock, out: Output, /, target: Path | None, replace: 
     interlock audit export --out journal.jsonl
     interlock audit verify --export journal.jsonl
     """
-    from interlock.service.audit import Audit
+    from interlock.api.audit import Audit
 
     require(lock.caller, "audit:read", "reading the audit journal")
     if target is not None and not replace:
@@ -294,7 +294,7 @@ def accept_tail(out: Output, /, reason: str | None, yes: bool) -> int:
     interlock audit accept-tail
     interlock audit accept-tail --reason "the clock was a day ahead until 14:00" --yes
     """
-    from interlock.app.interlock import local_user
+    from interlock.api.interlock import local_user
     from interlock.audit.tail import accept, unsigned_tail
     from interlock.core.clock import Clock
     from interlock.store.home import Home
@@ -338,9 +338,9 @@ async def explain(lock: Interlock, out: Output, /, call_id: str) -> int:
     \b
     interlock audit explain 01JCXK2M4Q8Z
     """
+    from interlock.api.audit import Audit
     from interlock.cli.history import explain as tell
     from interlock.cli.history import find
-    from interlock.service.audit import Audit
 
     by = lock.caller
     if "audit:read" not in by.scopes:  # within a tenant the scope is enough; to govern the home is not asked

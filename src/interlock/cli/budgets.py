@@ -11,7 +11,7 @@ from interlock.cli.command import Output, looking, with_names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.cli.render import Page
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ async def budgets(lock: Interlock, out: Output, /) -> int:
     \b
     interlock budgets
     """
-    from interlock.service.budgets import overview
+    from interlock.api.budgets import overview
 
     documents = overview(lock, lambda _: ())
 

@@ -23,12 +23,12 @@ from interlock.cli.payloads import payload
 from interlock.cli.reconcile import reconcile
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
+    from interlock.api.listing import Lead
     from interlock.call.phases import Reason, Request
     from interlock.call.results import Result
     from interlock.cli.history import History
     from interlock.cli.render import Cell, Page
-    from interlock.service.listing import Lead
 
 Json = dict[str, Any]
 
@@ -253,7 +253,7 @@ async def running(lock: Interlock, out: Output, /, before: int | None, limit: in
 
 
 async def _list(lock: Interlock, out: Output, before: int | None, limit: int, wanted: dict[str, str | None]) -> int:
-    from interlock.service.listing import Listing, Wanted
+    from interlock.api.listing import Listing, Wanted
 
     documents, place = await Listing(lock).page(Wanted(**wanted), by=None, before=before, limit=limit)
 
@@ -307,7 +307,7 @@ async def top(lock: Interlock, out: Output, /, lead: Lead, since: str | None, un
     interlock calls top
     interlock calls top --by cost --since 7d
     """
-    from interlock.service.listing import Listing
+    from interlock.api.listing import Listing
 
     told = await Listing(lock).top(lead, by=None, since=since, until=until, limit=limit)
 
@@ -516,8 +516,8 @@ async def inputs(lock: Interlock, out: Output, /, call_id: str, token: str | Non
     \b
     interlock calls inputs 01JCXK2M4Q8Z…
     """
+    from interlock.api.service import Service
     from interlock.cli.history import find
-    from interlock.service import Service
 
     caller = await acting(lock, token)
     told = await Service(lock).calls.inputs(find(lock.journal, call_id, caller).call, caller)
@@ -559,8 +559,8 @@ async def trace(lock: Interlock, out: Output, /, call_id: str, url: str | None, 
     interlock calls trace 01JCXK2M4Q8Z…
     interlock calls trace 01JCXK2M4Q8Z… --url http://127.0.0.1:8080 --token "$TOKEN"
     """
+    from interlock.api.service import Service
     from interlock.cli.history import find
-    from interlock.service import Service
 
     caller = await acting(lock, token)
     call = find(lock.journal, call_id, caller).call
@@ -613,8 +613,8 @@ async def cancel(lock: Interlock, out: Output, /, call_id: str, reason: Reason, 
     interlock calls cancel 01JCXK2M4Q8Z…
     interlock calls cancel 01JCXK2M4Q8Z… --reason discard
     """
+    from interlock.api.service import Service
     from interlock.cli.history import find
-    from interlock.service import Service
 
     caller = await acting(lock, token)
     found = find(lock.journal, call_id, caller)

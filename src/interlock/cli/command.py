@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.call.context import Caller
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
@@ -204,7 +204,7 @@ async def opened(session: Session) -> AsyncGenerator[Interlock]:
     """The home, open. Modules in the working directory can be added as tools, after everything that is installed."""
     gc.disable()  # what is loaded stays: to look for garbage in it would take a twentieth of the time
     try:
-        from interlock.app import Interlock
+        from interlock.api.interlock import Interlock
     finally:
         gc.enable()
     if os.getcwd() not in sys.path and "" not in sys.path:

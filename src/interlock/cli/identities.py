@@ -9,7 +9,7 @@ import click
 from interlock.cli.command import Output, looking, over_home, require
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.authority.identities import Identity
     from interlock.call.context import CallerKind
     from interlock.cli.render import Page
@@ -67,7 +67,7 @@ async def add(
 
 
 async def _make_identity(lock: Interlock, **told: Any) -> Identity:
-    from interlock.service.tokens import make_identity
+    from interlock.api.tokens import make_identity
 
     return await make_identity(lock, by=lock.caller, **told)
 
@@ -77,9 +77,9 @@ async def somebody(lock: Interlock, who: str, kind: CallerKind, registered: list
 
     A new name gets a did:key of its own, and is added to `registered`; a new DID has to be registered first.
     """
+    from interlock.api.tokens import refuse_namesake
     from interlock.call.capability import is_did
     from interlock.core.errors import Failure
-    from interlock.service.tokens import refuse_namesake
 
     known = lock.identities.find(who)
     if known is not None:

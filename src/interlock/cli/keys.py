@@ -9,7 +9,7 @@ import click
 from interlock.cli.command import Output, looking, over_home, require
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.authority.keys import Algorithm, SigningKey
     from interlock.cli.render import Page
 

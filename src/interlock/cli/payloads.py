@@ -13,7 +13,7 @@ import click
 from interlock.cli.command import Output, acting, as_holder, over_home
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.call.context import Caller
     from interlock.cli.render import Page
 

@@ -12,7 +12,7 @@ from interlock.cli.command import Output, looking, over_home, parse_json, requir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.authority.cedar import Fault
     from interlock.authority.decisions import Question
     from interlock.authority.policy import Explanation
@@ -90,7 +90,7 @@ async def check(lock: Interlock, out: Output, /, file: Path | None) -> int:
     interlock policy check
     interlock policy check new.cedar
     """
-    from interlock.service.policy import fault_document, faults_of
+    from interlock.api.policy import fault_document, faults_of
 
     path = file or lock.policy.path
     faults = faults_of(lock, _read(path))
@@ -162,7 +162,7 @@ def _cases(file: Path) -> list[Json]:
 
 
 def _try(lock: Interlock, case: Json) -> Json:
-    from interlock.service.policy import asked_all_the_same
+    from interlock.api.policy import asked_all_the_same
 
     who = str(case.get("principal", "me"))
     question = _question(lock, who, str(case["tool"]), case.get("arguments", {}), str(case.get("operation", "invoke")))
@@ -199,7 +199,7 @@ async def explain(lock: Interlock, out: Output, /, who: str, tool: str, argument
     interlock policy explain me demo.post '{"account": "cash", "cents": 250}'
     interlock policy explain local:alice demo.mail_statement
     """
-    from interlock.service.policy import asked_all_the_same
+    from interlock.api.policy import asked_all_the_same
 
     given = parse_json(arguments, "ARGUMENTS")
     if not isinstance(given, dict):
@@ -261,7 +261,7 @@ def _show_explanation(page: Page, question: Question, explanation: Explanation, 
 
 
 def _question(lock: Interlock, who: str, tool: str, arguments: Json, operation: str) -> Question:
-    from interlock.service.policy import question_of, somebody
+    from interlock.api.policy import question_of, somebody
 
     caller = lock.caller if who == "me" else somebody(lock, who)
     return question_of(lock, caller, tool, arguments, operation, "cli")
@@ -279,7 +279,7 @@ async def apply(lock: Interlock, out: Output, /, file: Path) -> int:
     \b
     interlock policy apply new.cedar
     """
-    from interlock.service.policy import Policy, fault_document, faults_of
+    from interlock.api.policy import Policy, fault_document, faults_of
 
     require(lock.caller, "policy:admin", "changing the policy")
     text, before = _read(file), _former(lock.policy.path)

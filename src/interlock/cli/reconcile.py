@@ -9,7 +9,7 @@ import click
 from interlock.cli.command import UNSAID, Output, json_value, over_home
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.cli.render import Cell, Page
     from interlock.gateway.reconcile import UnknownCall
 

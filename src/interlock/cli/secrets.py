@@ -10,7 +10,7 @@ import click
 from interlock.cli.command import Output, over_home, parse_span, require
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.authority.secrets import Kept
     from interlock.cli.render import Page
 

@@ -18,7 +18,7 @@ from interlock.cli.environment import clear_credentials
 if TYPE_CHECKING:
     import asyncio
 
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.cli.render import Page
     from interlock.doors.server import Listening, Server
 
@@ -102,10 +102,10 @@ def _no_password() -> str:
 async def _serve(out: Output, given: dict[str, Any]) -> int:
     import asyncio
 
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
+    from interlock.api.service import Service
     from interlock.doors.server import Listening, serving
     from interlock.privacy.redact import safe_log
-    from interlock.service import Service
     from interlock.telemetry.logs import configure
 
     listening = Listening(
@@ -164,11 +164,11 @@ def _end_sooner_on_the_next(server: Server) -> None:
 async def _stdio(out: Output, given: dict[str, Any]) -> int:
     import asyncio
 
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
+    from interlock.api.service import Service
     from interlock.doors.mcp import McpDoor
     from interlock.doors.server import DRAIN_S
     from interlock.privacy.redact import safe_log
-    from interlock.service import Service
     from interlock.telemetry.logs import configure
 
     token = os.environ.get(TOKEN)

@@ -10,7 +10,7 @@ import click
 from interlock.cli.command import name_of
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
     from interlock.cli.render import Cell, Page
@@ -178,7 +178,7 @@ def onward(lock: Interlock, ticket: Ticket, within: str = "") -> str:
 
 
 def _sent(lock: Interlock, ticket: Ticket) -> list[str]:
-    from interlock.service.approvals import told
+    from interlock.api.approvals import told
 
     return told(lock.journal, ticket)
 
@@ -211,7 +211,7 @@ def document(lock: Interlock, ticket: Ticket) -> Json:
 
 def concerns(lock: Interlock, ticket: Ticket, who: Caller) -> bool:
     """Whether a ticket is somebody's affair: they asked for it or may decide on it, and their token covers the call."""
-    from interlock.service.approvals import shows
+    from interlock.api.approvals import shows
 
     return shows(lock, ticket, who)
 

@@ -13,7 +13,7 @@ from interlock.cli.command import Output, looking, over_home, parse_span, requir
 from interlock.cli.identities import somebody
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.call.capability import ToolGrant
     from interlock.cli.render import Cell, Page
 
@@ -42,8 +42,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 def _grants(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[ToolGrant] | None:
+    from interlock.api.tokens import tool_grants
     from interlock.core.errors import Failure
-    from interlock.service.tokens import tool_grants
 
     try:
         return tool_grants(values) or None
@@ -292,7 +292,7 @@ async def revoke(lock: Interlock, out: Output, /, ref: str, reason: str, foreign
     interlock token revoke researcher --reason 'it left'
     interlock token revoke did:key:z6Mk… --reason 'its machine was lost'
     """
-    from interlock.service.tokens import Tokens
+    from interlock.api.tokens import Tokens
 
     require(lock.caller, "tokens:issue", "revoking")
     told = await Tokens(lock).revoke(_text(ref), reason=reason, by=lock.caller, foreign=foreign)

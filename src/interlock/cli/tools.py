@@ -9,7 +9,7 @@ import click
 from interlock.cli.command import Output, acting, as_holder, looking, over_home, require
 
 if TYPE_CHECKING:
-    from interlock.app import Admission, Interlock
+    from interlock.api.interlock import Admission, Interlock
     from interlock.cli.render import Cell, Page
     from interlock.contract.declare import Tool
     from interlock.core.errors import Failure
@@ -154,7 +154,7 @@ async def export(lock: Interlock, out: Output, /, names: tuple[str, ...], provid
     """
     import json
 
-    from interlock.service import Service
+    from interlock.api.service import Service
 
     service = Service(lock)
     chosen = {lock.catalog.address(name) for name in names}
@@ -274,7 +274,7 @@ async def search(lock: Interlock, out: Output, /, words: tuple[str, ...], limit:
     interlock tools search balance
     interlock tools search send mail --limit 5
     """
-    from interlock.service.tools import Tools
+    from interlock.api.tools import Tools
 
     caller = await acting(lock, token)
     documents: list[Json] = [

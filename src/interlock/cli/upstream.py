@@ -13,7 +13,7 @@ from interlock.cli.command import Output, looking, over_home
 from interlock.upstreams.kinds import KINDS
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.cli.render import Page
     from interlock.core.errors import Failure
     from interlock.resilience.services import Health

@@ -23,7 +23,7 @@ from interlock.cli.tickets import concerns, decided, document, parse_changes, sh
 from interlock.core.errors import Failure
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.approvals.ticket import Ticket
     from interlock.call.context import Caller
 

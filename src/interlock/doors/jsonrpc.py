@@ -14,6 +14,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from interlock.api.listing import LEADS, Wanted, moment
+from interlock.api.service import Ask, Service, native_id
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.contract.standard.export import interface
@@ -37,8 +39,6 @@ from interlock.http.asgi import (
 )
 from interlock.http.request_cache import Reply, Way
 from interlock.registry.catalog import Version
-from interlock.service import Ask, Service, native_id
-from interlock.service.listing import LEADS, Wanted, moment
 from interlock.telemetry.w3c import joined
 
 _log = logging.getLogger("interlock.jsonrpc")

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.bounds import MOST_REQUEST_VALUES, check_values
@@ -48,7 +49,6 @@ from interlock.http.asgi import (
 )
 from interlock.http.connection_limits import MOST_PER_PEER
 from interlock.http.request_cache import Reply, Way
-from interlock.service import Service
 
 if TYPE_CHECKING:
     import uvicorn

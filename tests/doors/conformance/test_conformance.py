@@ -24,10 +24,10 @@ import orjson
 import pytest
 
 from interlock import Caller, Interlock
+from interlock.api.service import Service
 from interlock.authority.identities import Identity
 from interlock.core.errors import Failure
 from interlock.doors.mcp import McpDoor
-from interlock.service import Service
 from tests.doors.test_mcp import AGENT, OPERATOR, PATIENCE_S, serving
 from tests.upstreams.mcp_servers.real import (
     CACHE,

@@ -20,8 +20,8 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.service import Service
 from interlock.core.errors import Failure
-from interlock.service import Service
 
 if TYPE_CHECKING:
     from grpc.aio import Server

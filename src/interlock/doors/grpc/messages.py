@@ -17,6 +17,8 @@ from google.protobuf.message import Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from interlock.api.listing import LEADS, Lead, Wanted, moment
+from interlock.api.service import Ask
 from interlock.call.events import Event
 from interlock.call.results import Result
 from interlock.core.errors import Failure
@@ -26,8 +28,6 @@ from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.registry.catalog import Version
-from interlock.service import Ask
-from interlock.service.listing import LEADS, Lead, Wanted, moment
 
 DOMAIN = "interlock"
 # Statuses travel in metadata, of which clients accept 8 KiB: the text percent-encoded, the details in base64.

@@ -22,7 +22,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from interlock.app import Interlock
+from interlock.api.interlock import Interlock
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.call.events import Event
 from interlock.call.results import Result
@@ -32,7 +33,6 @@ from interlock.doors.grpc import messages, places
 from interlock.doors.grpc.v1 import gateway_pb2 as wire
 from interlock.http.asgi import server_ended, too_large
 from interlock.registry.catalog import Version
-from interlock.service import Service
 from interlock.telemetry import w3c
 
 # Raw bytes in and out: the guard parses and serializes.

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from interlock.api.failed_authentication import IDENTITY
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.bounds import check_values
@@ -28,8 +30,6 @@ from interlock.doors.mcp.listing import Listing
 from interlock.doors.mcp.names import Names
 from interlock.http.asgi import Disconnected, Message, Receive, Send, header, read_body, replay
 from interlock.http.request_cache import Way
-from interlock.service import Service
-from interlock.service.failed_authentication import IDENTITY
 from interlock.store import epochs
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import orjson
 
+from interlock.api.service import Ask, Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
 from interlock.call.results import Result
@@ -27,7 +28,6 @@ from interlock.core.record import step
 from interlock.data.schema import Json
 from interlock.doors.mcp.listing import KEY, Form, Listing
 from interlock.doors.mcp.names import Names
-from interlock.service import Ask, Service
 from interlock.telemetry.w3c import joined
 
 _log = logging.getLogger("interlock.doors.mcp")

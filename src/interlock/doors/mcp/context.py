@@ -10,9 +10,9 @@ from mcp.server import ServerRequestContext
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 
+from interlock.api.service import native_id
 from interlock.core.errors import Failure
 from interlock.doors.mcp.calling import Fault, no_trace
-from interlock.service import native_id
 
 if TYPE_CHECKING:
     from mcp.server.connection import Connection

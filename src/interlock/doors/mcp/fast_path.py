@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 
 import orjson
 
+from interlock.api.service import Service, bearer, native_id
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.core.errors import Failure
@@ -41,7 +42,6 @@ from interlock.doors.mcp.names import Names
 from interlock.doors.response_template import REQUEST, Templates
 from interlock.http.asgi import Message, Receive, Send, answer
 from interlock.http.request_cache import Reply, Way
-from interlock.service import Service, bearer, native_id
 from interlock.telemetry.w3c import joined
 
 Handle = Callable[[Message, Receive, Send, Caller], Awaitable[None]]

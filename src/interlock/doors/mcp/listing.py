@@ -18,13 +18,13 @@ from typing import Any, cast
 
 import orjson
 
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.call.prepared import Prepared
 from interlock.contract.contract import Contract
 from interlock.data.schema import Json
 from interlock.doors.mcp.names import Names
 from interlock.registry.catalog import Version
-from interlock.service import Service
 
 PAGE = 250
 # In `_meta` of tools/list: what the client expects of tools, a schema of their input for each.

@@ -24,13 +24,13 @@ from mcp.server.subscriptions import (
 )
 from mcp.shared.exceptions import MCPError
 
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.doors.mcp.context import CALLER, Context, connection, missing, named, state
 from interlock.doors.mcp.offers import Offers
 from interlock.doors.mcp.resource_subscriptions import Watching
-from interlock.service import Service
 
 _log = logging.getLogger("interlock.doors.mcp")
 

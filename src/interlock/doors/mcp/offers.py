@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from interlock.api.service import Service
 from interlock.call.connector import Interaction
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.service import Service
 from interlock.store import records
 from interlock.store.port import Transaction
 

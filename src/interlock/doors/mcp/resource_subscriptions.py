@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.doors.mcp.offers import Offers, Source
-from interlock.service import Service
 from interlock.upstreams.mcp import McpUpstream
 
 AGREE_S = 30.0

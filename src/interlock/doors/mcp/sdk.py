@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from interlock._version import __version__
+from interlock.api.service import Service
 from interlock.call.artifacts import is_file
 from interlock.call.connector import ALONE, Interaction
 from interlock.call.context import Caller
@@ -47,7 +48,6 @@ from interlock.doors.mcp.notifications import Changes
 from interlock.doors.mcp.refusals import Enveloped
 from interlock.doors.mcp.sessions import Sessions
 from interlock.http.asgi import Disconnected, header, read_body, refuse, replay
-from interlock.service import Service
 from interlock.telemetry.w3c import joined
 from interlock.upstreams.mcp.protocol import Listening
 

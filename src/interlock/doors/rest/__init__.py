@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
+from interlock.api.service import Service
 from interlock.doors.rest.invoke import Invoke, invoke_route
 from interlock.http.asgi import App
-from interlock.service import Service
 
 __all__ = ["Invoke", "invoke_route", "rest_app"]
 

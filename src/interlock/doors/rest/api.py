@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
 from interlock import __version__
+from interlock.api.service import Service
 from interlock.core.errors import Failure
 from interlock.core.threads import WALKS
 from interlock.data.documents import Doubled, Malformed, read_json
@@ -27,7 +28,6 @@ from interlock.doors.rest.operation import reply
 from interlock.doors.rest.page import CSP, page
 from interlock.doors.rest.routes import ROUTERS
 from interlock.http.asgi import App, Disconnected, Message, Receive, Scope, Send, answer, header, read_body, replay
-from interlock.service import Service
 from interlock.telemetry.w3c import joined
 
 

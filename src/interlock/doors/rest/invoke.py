@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
+from interlock.api.service import Ask, Service, bearer
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.bounds import LONGEST_NAME
@@ -27,7 +28,6 @@ from interlock.http.asgi import (
     text,
 )
 from interlock.http.request_cache import Way
-from interlock.service import Ask, Service, bearer
 from interlock.telemetry.w3c import joined
 
 PATH = "/v1/tools/invoke"

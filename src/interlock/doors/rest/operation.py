@@ -9,12 +9,12 @@ from fastapi import Depends, Path, Request
 from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from interlock.api.service import Service
 from interlock.call.context import Caller
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
 from interlock.doors.rest import models
 from interlock.doors.rest.answers import Reply
-from interlock.service import Service
 
 bearer = HTTPBearer(auto_error=False, bearerFormat="JWT", description="a capability token: interlock token issue")
 

@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import Response, StreamingResponse
 
+from interlock.api.audit import Sought
 from interlock.core.clock import iso
 from interlock.doors.rest import models
 from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import Ask, json, says, streams
 from interlock.doors.rest.routes.calls import frames
-from interlock.service.audit import Sought
 
 router = APIRouter(prefix="/v1", tags=["audit"])
 

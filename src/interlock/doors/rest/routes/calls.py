@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
 
+from interlock.api.listing import Wanted, moment
 from interlock.call.artifacts import is_file
 from interlock.data.canonical import encode
 from interlock.data.schema import Json
@@ -17,7 +18,6 @@ from interlock.doors.rest import models
 from interlock.doors.rest.answers import of_result, of_status
 from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, json, reply, says, streams
-from interlock.service.listing import Wanted, moment
 
 # How long a stream of events is silent at most: what sits between may cut a connection on which nothing moves.
 SILENCE_S = 15.0

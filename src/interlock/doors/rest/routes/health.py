@@ -7,9 +7,9 @@ from typing import cast
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from interlock.api.service import Service
 from interlock.doors.rest import models
 from interlock.doors.rest.operation import json
-from interlock.service import Service
 
 router = APIRouter(tags=["health"])
 

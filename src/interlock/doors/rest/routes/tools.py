@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import Response
 
+from interlock.api.tools import Tools, sees
 from interlock.contract.standard.export import interface, shown
 from interlock.core.clock import iso
 from interlock.data.schema import Json
@@ -15,7 +16,6 @@ from interlock.doors.rest.answers import of_result
 from interlock.doors.rest.invoke import DOOR
 from interlock.doors.rest.operation import ACCEPTED, Ask, Id, bearer, json, reply, says
 from interlock.registry.catalog import Version
-from interlock.service.tools import Tools, sees
 
 router = APIRouter(prefix="/v1")
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from interlock.api.calls import Ask, Calls, native_id
+from interlock.api.tools import PAGE, Tools
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.registry.catalog import Version
-from interlock.service.calls import Ask, Calls, native_id
-from interlock.service.tools import PAGE, Tools
 from interlock.upstreams import formats
 from interlock.upstreams.formats import Provider
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 
 class Providers:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from interlock.api.rights import require, require_here
 from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.service.rights import require, require_here
 from interlock.upstreams.kinds import kind_of
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 # What reaches into the machine that this runs on.
 _ON_THE_MACHINE = frozenset(("command", "env", "cwd", "module", "allow_private", "tls"))

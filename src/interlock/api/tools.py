@@ -18,7 +18,7 @@ from interlock.registry.catalog import Version
 from interlock.registry.compat import Negotiation, Outcome, negotiate
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 PAGE = 100
 MOST_EXPECTED = 1000

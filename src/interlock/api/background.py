@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from interlock.app.home_health import Condition
+from interlock.api.home_health import Condition
 from interlock.approvals.notify import Courier
 from interlock.audit import retention
 from interlock.audit.retention import expire_payloads, remove_pieces

@@ -26,7 +26,7 @@ from interlock.store import calls, ledger, records
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 PAGE: Final = 100
 # How many records a page looks through at most, and a summary.

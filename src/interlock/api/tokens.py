@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interlock.api.rights import require, same_place
 from interlock.authority.identities import Identity
 from interlock.call.capability import AS_ABOVE, ToolGrant, is_did
 from interlock.call.context import Caller, CallerKind
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.service.rights import require, same_place
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 
 class Tokens:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+from interlock.api.progress import Trails
+from interlock.api.rights import require
 from interlock.audit.decisions import decisions_of
 from interlock.audit.invocations import invocation_of
 from interlock.call.connector import Interaction
@@ -26,13 +28,11 @@ from interlock.data.schema import Json
 from interlock.gateway.inputs import Inputs
 from interlock.gateway.ownership import facts_in
 from interlock.privacy.redact import REDACTED, SchemaRedactor
-from interlock.service.rights import require
-from interlock.service.trails import Trails
 from interlock.store import ledger, records
 from interlock.telemetry.w3c import joined, trace_hex
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 # How many background calls run, and how many of their results are kept for whoever asks; of the rest the journal tells,
 # without their data. Nobody fills the place alone.

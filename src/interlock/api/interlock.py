@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.app import demonstration
-from interlock.app.backends import engine, secret_source
-from interlock.app.background import Chores
-from interlock.app.home_health import Condition
-from interlock.app.opening import Opening
+from interlock.api import demonstration
+from interlock.api.backends import engine, secret_source
+from interlock.api.background import Chores
+from interlock.api.home_health import Condition
+from interlock.api.opening import Opening
 from interlock.approvals.notify import Courier
 from interlock.approvals.tickets import rejection
 from interlock.authority import budgets
@@ -66,7 +66,7 @@ from interlock.store.sealing import Box
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.app.scratch import Connect
+    from interlock.api.scratch import Connect
     from interlock.registry.admission import Evidence, Verdict
     from interlock.registry.retirement import Milestone
     from interlock.trials import Trial
@@ -706,7 +706,7 @@ class Interlock:
 
     async def try_out(self, tool: Tool[..., Any], *, live: bool = False) -> Trial:
         """Run a tool's contract tests in a scratch home. With `live`, write tools really run."""
-        from interlock.app.scratch import scratch_home, try_in
+        from interlock.api.scratch import scratch_home, try_in
         from interlock.registry import admission
 
         if live and not self.caller.governs("tools:admin"):
@@ -720,7 +720,7 @@ class Interlock:
 
     async def try_out_all(self, tools: Sequence[Tool[..., Any]]) -> list[Evidence]:
         """The contract tests of many tools, in one scratch home."""
-        from interlock.app.scratch import scratch_home, try_in
+        from interlock.api.scratch import scratch_home, try_in
 
         async with scratch_home(Interlock.open, self.settings, self._lent_from, self._connect) as scratch:
             return [(await try_in(scratch, tool)).evidence(contract_digest(tool)) for tool in tools]

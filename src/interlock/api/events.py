@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
+from interlock.api.audit import Audit
 from interlock.call.context import Caller
 from interlock.call.events import KINDS, Event
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.service.audit import Audit
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 KEPT = 1000
 # Events that carry a part of a result to the call's own caller.

@@ -14,7 +14,7 @@ from interlock.data.schema import Json
 from interlock.store import readiness
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 READY_WITHIN_S = 2.0
 READY_FOR_S = 1.0

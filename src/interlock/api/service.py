@@ -18,27 +18,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from interlock.api.approvals import Approvals
+from interlock.api.audit import Audit
+from interlock.api.budgets import Budgets
+from interlock.api.calls import Ask, Calls, native_id
+from interlock.api.events import Events
+from interlock.api.failed_authentication import Refusals
+from interlock.api.health import Health
+from interlock.api.listing import Listing
+from interlock.api.policy import Policy
+from interlock.api.providers import Providers
+from interlock.api.registration import Registration
+from interlock.api.tokens import Tokens
+from interlock.api.tools import Page, Tools
+from interlock.api.upstreams import Upstreams
 from interlock.authority.tokens import token_digest
 from interlock.call.context import Caller
 from interlock.call.results import Result
 from interlock.core.errors import Failure
-from interlock.service.approvals import Approvals
-from interlock.service.audit import Audit
-from interlock.service.budgets import Budgets
-from interlock.service.calls import Ask, Calls, native_id
-from interlock.service.events import Events
-from interlock.service.failed_authentication import Refusals
-from interlock.service.health import Health
-from interlock.service.listing import Listing
-from interlock.service.policy import Policy
-from interlock.service.providers import Providers
-from interlock.service.registration import Registration
-from interlock.service.tokens import Tokens
-from interlock.service.tools import Page, Tools
-from interlock.service.upstreams import Upstreams
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 __all__ = ["Ask", "Page", "Service", "bearer", "native_id"]
 

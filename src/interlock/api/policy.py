@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from interlock.api.files import keep
+from interlock.api.rights import require_here
 from interlock.call.context import Caller
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json, pointer
-from interlock.service.files import keep
-from interlock.service.rights import require_here
 from interlock.store import records
 from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
     from interlock.authority.cedar import Fault
     from interlock.authority.decisions import Question
     from interlock.call.phases import Decision

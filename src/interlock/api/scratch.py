@@ -22,7 +22,7 @@ from interlock.store.home import Home
 from interlock.trials import Trial, try_tool
 
 if TYPE_CHECKING:
-    from interlock.app.interlock import Interlock
+    from interlock.api.interlock import Interlock
 
 Connect = Callable[[str], Connector]
 Open = Callable[..., AbstractAsyncContextManager["Interlock"]]

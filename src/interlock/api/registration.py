@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from interlock.api.files import keep
+from interlock.api.rights import require, require_here
 from interlock.call.context import Caller
 from interlock.contract.declare import Tool
 from interlock.contract.manifest import Manifest, parse_manifest
@@ -19,13 +21,11 @@ from interlock.data.schema import Fault, Json
 from interlock.registry import admission, retirement
 from interlock.registry.admission import Evidence
 from interlock.registry.strictness import loosenings
-from interlock.service.files import keep
-from interlock.service.rights import require, require_here
 from interlock.store import records
 from interlock.store.port import Transaction
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 
 class Registration:

@@ -8,19 +8,19 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
+from interlock.api.audit import Audit
 from interlock.authority import budgets
 from interlock.authority.budgets import Use
 from interlock.call.allowances import MILLION, Budget, millionths
 from interlock.call.context import Caller
 from interlock.core.clock import iso
 from interlock.data.schema import Json
-from interlock.service.audit import Audit
 from interlock.store.connection import StoreError
 from interlock.store.home import connect, store_failure
 from interlock.store.port import Reader
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 # How many are told of each budget: those that have used the most.
 MOST = 100

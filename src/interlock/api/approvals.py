@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.api.rights import same_place
 from interlock.approvals.notify import undelivered
 from interlock.approvals.standing import Standing
 from interlock.approvals.ticket import Ticket
@@ -15,12 +16,11 @@ from interlock.call.context import Caller
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
 from interlock.gateway import token_checks
-from interlock.service.rights import same_place
 from interlock.store import notifications
 from interlock.store.port import Store
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 
 class Approvals:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from interlock.api.rights import require, same_place
 from interlock.call.context import Caller
 from interlock.core.clock import new_id
 from interlock.core.errors import Failure
 from interlock.data.schema import Json
-from interlock.service.rights import require, same_place
 from interlock.store import ledger, records
 from interlock.store.home import Home
 from interlock.store.last_head import SignedHead, note_anchor
@@ -22,7 +22,7 @@ from interlock.store.port import Reader, Transaction, Unit
 from interlock.store.signing import Signer
 
 if TYPE_CHECKING:
-    from interlock.app import Interlock
+    from interlock.api.interlock import Interlock
 
 PAGE = 100
 # How many records one page looks through at most, and how many one slice of a long read takes.

@@ -23,7 +23,7 @@ from interlock.store.home import Home
 from interlock.store.port import Transaction, Unit
 
 if TYPE_CHECKING:
-    from interlock.app.interlock import Interlock
+    from interlock.api.interlock import Interlock
 
 
 # How long opening a home waits for the operating system's keyring, which may be waiting for a person.

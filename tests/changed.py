@@ -1,8 +1,8 @@
 """Which test files a change can touch: `./dev test --changed`.
 
 A test file is touched when it, or a module that it imports directly or through others, was changed since the merge base
-with main. Modules that are imported by name (`import_module("interlock.settings")`, a table of commands) count as imported.
-A file whose readers are unknown touches every test.
+with main. Modules that are imported by name (`import_module("interlock.settings")`, a table of commands) count as
+imported. A file whose readers are unknown touches every test.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ LOADED = (
     "cedarpy", "cryptography.hazmat.primitives.asymmetric.ed25519", "cryptography.hazmat.primitives.serialization",
     "cryptography.hazmat.primitives.ciphers.aead", "rich.table", "semantic_version", "alembic.command",
     "alembic.runtime.migration", "sqlalchemy", "interlock.api.interlock", "interlock.api.scratch",
-    "interlock.audit.chain", "interlock.audit.exported", "interlock.executors.sandbox.supervisor", "interlock.gateway.isolation",
-    "interlock.registry.admission", "interlock.registry.retirement", "interlock.api.service", "interlock.trials",
-    "interlock.upstreams.manager",
+    "interlock.audit.chain", "interlock.audit.exported", "interlock.executors.sandbox.supervisor",
+    "interlock.gateway.isolation", "interlock.registry.admission", "interlock.registry.retirement",
+    "interlock.api.service", "interlock.trials", "interlock.upstreams.manager",
 )  # fmt: skip
 PATIENCE_S = 150
 

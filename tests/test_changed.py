@@ -18,7 +18,7 @@ print(json.dumps([name for name in sys.modules if name.partition(".")[0] in ("in
 """
 
 
-@pytest.mark.parametrize("test", ["core/test_words.py", "doors/test_budgets.py", "cli/test_doctor.py"])
+@pytest.mark.parametrize("test", ["core/test_formatting.py", "doors/test_budgets.py", "cli/test_doctor.py"])
 def test_every_module_that_a_test_loads_is_known_to_touch_it(test: str) -> None:
     modules = read_modules()
     name = modules.names[f"tests/{test}"]
@@ -35,7 +35,7 @@ def test_a_command_touches_the_tests_that_run_commands_and_not_those_of_the_core
     found = touched({"src/interlock/cli/doctor.py"})
     assert found is not None
     assert {"tests/cli/test_doctor.py", "tests/cli/test_cli.py", "tests/docs/test_docs.py"} <= found
-    assert "tests/core/test_words.py" not in found
+    assert "tests/core/test_formatting.py" not in found
 
 
 @pytest.mark.parametrize(

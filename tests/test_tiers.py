@@ -25,7 +25,7 @@ def test_every_test_has_exactly_one_tier() -> None:
 
 
 ONE_OF_EACH = {
-    "unit": "core/test_words.py",
+    "unit": "core/test_formatting.py",
     "contract": "registry/test_names.py",
     "integration": "store/test_addresses.py",
     "behavioural": "cli/test_budgets.py",

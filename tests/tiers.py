@@ -12,6 +12,10 @@ ROOT = Path(__file__).parent
 # The first part of a test's path below tests/, and its tier. docs/explanation/test-tiers.md says when each runs.
 TIER_OF: dict[str, Tier] = {
     "core": "unit",
+    "data": "unit",
+    "privacy": "unit",
+    "contract": "unit",
+    "call": "unit",
     "authority": "unit",
     "resilience": "unit",
     "test_tiers.py": "unit",

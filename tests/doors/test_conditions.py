@@ -27,8 +27,8 @@ from interlock.registry.source import load
 from interlock.store.sealing import Box
 from tests import sample
 from tests.authority.fake_vault import TOKEN, FakeVault
+from tests.contract.test_manifest import REQUIRED
 from tests.core.test_errors import listed
-from tests.core.test_manifest import REQUIRED
 from tests.doors.test_rest import COMPLETE, World, refused, serving, until_ended
 from tests.doors.test_server import place
 from tests.gateway import isolated_tools as cell

@@ -92,7 +92,7 @@ import hashlib
 import hmac
 import json
 from interlock.data.canonical import canonical, derive_key, digest
-from tests.core.test_canonical import BYTES, DIGESTS, KEYS
+from tests.data.test_canonical import BYTES, DIGESTS, KEYS
 print(json.dumps({
     "bytes": [canonical(value).hex() for _, value, _ in BYTES],
     "digests": [digest(value) for _, value, _ in DIGESTS],
